@@ -1,0 +1,28 @@
+# Everything sets itself up: a machine needs Python 3.10 to 3.13, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+PACKAGES := shared loader_server trainer_client tests
+
+.PHONY: demo test lint clean
+
+demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
+	$(BIN)/loader-server demo
+
+test: $(STAMP) lint ## ruff, mypy and all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/mypy
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[loader,trainer-cpu,test]'
+	touch $(STAMP)
+
+clean: ## what `make` made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,115 @@
+"""The worker's one building thread, and the few threads that read ahead for it.
+
+Rules: jobs are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds it; an
+exception becomes an outcome too, never a silent end of the thread. No sockets here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.builder import Builder, Built, Prepared
+    from loader_server.trial import Trial
+    from shared.layout import BucketShape
+    from shared.messages import Want
+
+__all__ = ["BuildThread", "Job", "Outcome"]
+
+#: Threads that read ahead: enough to keep a disk busy, few enough to leave the core to the builder.
+_READERS = 4
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A want of one trainer; `buffer(nbytes)` gives the place where the batch belongs, once its size is known."""
+
+    trainer: bytes
+    want: Want
+    buffer: Callable[[int], NDArray[np.uint8]]
+    cancelled: bool = False
+    prepared: Future[Prepared] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job: built into `payload`, or failed, or (neither) cancelled."""
+
+    job: Job
+    shape: BucketShape | None = None
+    built: Built | None = None
+    payload: NDArray[np.uint8] | None = None
+    error: BaseException | None = None
+    culprits: tuple[int, ...] = ()
+
+
+class BuildThread:
+    """Takes jobs, leaves outcomes in `outcomes`, and calls `wake` after each."""
+
+    def __init__(self, builders: dict[str, Builder], trial: Trial, wake: Callable[[], None]) -> None:
+        self.outcomes: deque[Outcome] = deque()
+        #: Jobs taken and not yet ended.
+        self.load = 0
+        self._builders = builders
+        self._trial = trial
+        self._wake = wake
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._readers = ThreadPoolExecutor(_READERS, "stoker-read")
+        self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Take a job: reading starts now, building when its turn comes."""
+        self.load += 1
+        job.prepared = self._readers.submit(self._builders[job.want.stream].prepare, job.want)
+        self._jobs.put(job)
+
+    def taken(self) -> list[Outcome]:
+        """The outcomes since the last call."""
+        done = []
+        while self.outcomes:
+            done.append(self.outcomes.popleft())
+        self.load -= len(done)
+        return done
+
+    def close(self, timeout_s: float) -> None:
+        """End after the job that is being built."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._trial.close()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self.outcomes.append(self._outcome(job))
+            self._wake()
+
+    def _outcome(self, job: Job) -> Outcome:
+        if job.cancelled:
+            return Outcome(job)
+        try:
+            return self._built(job)
+        except Exception as error:  # noqa: BLE001 - a defect of ours or of a plug-in must reach the trainer, not end the thread
+            return Outcome(job, error=error)
+
+    def _built(self, job: Job) -> Outcome:
+        builder = self._builders[job.want.stream]
+        prepared = job.prepared.result()
+        culprits: tuple[int, ...] = ()
+        if job.want.attempt > 0:
+            unknown = [sample for sample in prepared.planned.samples.tolist() if sample not in builder.culprits]
+            culprits = tuple(self._trial.culprits(job.want.stream, job.want.epoch, unknown))
+            builder.culprits |= set(culprits)
+        payload = job.buffer(prepared.layout.nbytes)
+        built = builder.build(job.want, prepared, payload)
+        return Outcome(job, shape=prepared.planned.shape, built=built, payload=payload, culprits=culprits)

@@ -1,0 +1,284 @@
+"""The command `loader-server`: one function a sub-command, each importing what it needs when it runs.
+
+Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import StokerError
+from shared.logs import start_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from loader_server.stream import JobFile
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; ends the process."""
+    options = _parser().parse_args(arguments)
+    start_logging(level=options.log_level)
+    try:
+        code: int = options.run(options)
+    except StokerError as error:
+        print(f"loader-server: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("loader-server: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="loader-server", description="Read, preprocess and batch a data set, and push the batches to trainers.",
+        epilog="example: loader-server run job.toml",
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_index, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
+        command = add(commands)
+        command.add_argument(
+            "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
+        )
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    about: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
+    command.set_defaults(run=run)
+    return command
+
+
+# --- index ---
+
+
+def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Make the index of each stream's source: where each sample is, and how long."
+    command = _command(commands, "index", _index, about, "loader-server index job.toml --strict")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
+    command.add_argument(
+        "--strict", action="store_true", help="refuse a manifest with bad rows instead of leaving them out"
+    )
+    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one a core")
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    return command
+
+
+def _index(options: argparse.Namespace) -> int:
+    from loader_server import indexing
+
+    job = _job(options.job)
+    reports = indexing.index_streams(
+        job, options.stream or list(job.recipes), strict=options.strict, processes=options.processes
+    )
+    indexing.show(reports, as_json=options.json)
+    return 0
+
+
+# --- run ---
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Run the loader side of one machine: a coordinator, and one worker a core."
+    command = _command(commands, "run", _run, about, "loader-server run job.toml --workers 4")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument(
+        "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one a core"
+    )
+    _add_listen(command)
+    return command
+
+
+def _add_listen(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"
+    )
+    command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from loader_server import indexing
+    from loader_server.supervisor import Supervisor, SupervisorSettings
+    from shared.sockets import check_endpoint
+
+    job = _job(options.job)
+    listen = options.listen or job.settings.listen
+    check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
+    indexing.index_missing(job)
+    workers = options.workers or job.settings.workers or os.cpu_count() or 1
+    supervisor = Supervisor(
+        SupervisorSettings(
+            job_path=options.job, listen=listen, workers=workers, insecure=options.insecure, log_level=options.log_level
+        )
+    )
+    _on_stop(supervisor.stop)
+    try:
+        supervisor.start()
+        print(
+            f"Job {job.settings.name} is served at {supervisor.endpoint} by {workers} workers. Ctrl-C ends it.",
+            flush=True,
+        )
+        supervisor.run()
+    finally:
+        supervisor.close()
+    return 0
+
+
+def _on_stop(stop: Callable[[], None]) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+# --- coordinator and worker, for fleets; `run` starts these very commands ---
+
+
+def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Run the coordinator alone: who is alive, and how far the job is."
+    command = _command(
+        commands, "coordinator", _coordinator, about, "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400"
+    )
+    command.add_argument("job", type=Path, help="the job file")
+    _add_listen(command)
+    _add_parent(command)
+    return command
+
+
+def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Run one worker: it builds the batches that trainers ask for."
+    command = _command(
+        commands,
+        "worker",
+        _worker,
+        about,
+        "loader-server worker job.toml --coordinator tcp://loader-1:7400 --listen tcp://0.0.0.0:7410",
+    )
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--name", default="", help="the worker's name; default: host and process")
+    command.add_argument("--coordinator", default="", help="the coordinator's endpoint; default: the job file's")
+    command.add_argument(
+        "--drain-seconds", type=float, default=5.0, help="how long SIGTERM waits for what is being built"
+    )
+    _add_listen(command)
+    _add_parent(command)
+    return command
+
+
+def _add_parent(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+
+
+def _coordinator(options: argparse.Namespace) -> int:
+    from loader_server.coordinator.service import Coordinator
+    from loader_server.processes import end_with_parent, say_ready
+    from shared.keys import ServerKeys
+    from shared.sockets import check_endpoint
+
+    if options.parent:
+        end_with_parent(options.parent)
+    job = _job(options.job)
+    listen = options.listen or job.settings.listen
+    check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
+    coordinator = Coordinator(job, listen, ServerKeys.read(job.keys) if job.keys else None)
+    _on_stop(coordinator.stop)
+    say_ready(options.ready_fd, endpoint=coordinator.endpoint)
+    coordinator.run()
+    return 0
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from loader_server.processes import end_with_parent, say_ready
+    from loader_server.worker import Worker, WorkerSettings
+    from shared.keys import ClientKeys, ServerKeys
+    from shared.sockets import check_endpoint
+
+    if options.parent:
+        end_with_parent(options.parent)
+    job = _job(options.job)
+    listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"
+    check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
+    worker = Worker(
+        WorkerSettings(
+            job_path=options.job,
+            name=options.name or f"{os.uname().nodename}-{os.getpid()}",
+            listen=listen,
+            coordinator=options.coordinator or job.settings.listen,
+            server_keys=ServerKeys.read(job.keys) if job.keys else None,
+            client_keys=ClientKeys.read(job.keys) if job.keys else None,
+        )  # fmt: skip
+    )
+    _on_stop(lambda: worker.drain(options.drain_seconds))
+    say_ready(options.ready_fd, endpoint=worker.endpoint)
+    worker.run()
+    return 0
+
+
+# --- status and keys ---
+
+
+def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = (
+        "Show how a running job stands: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
+    )
+    command = _command(commands, "status", _status, about, "loader-server status tcp://127.0.0.1:7400 --json")
+    command.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
+    command.add_argument("--keys", default="", help="folder with the job's keys")
+    command.add_argument("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer")
+    command.add_argument("--once", action="store_true", help="print the table once, also in a terminal")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _status(options: argparse.Namespace) -> int:
+    from loader_server import status
+
+    status.show(
+        options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds, as_json=options.json, once=options.once
+    )
+    return 0
+
+
+def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Make a folder of keys, for loaders and trainers that talk across machines."
+    command = _command(commands, "keys", _keys, about, "loader-server keys ./keys")
+    command.add_argument("folder", type=Path, help="the folder to make")
+    return command
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from shared.keys import make_keys
+
+    make_keys(options.folder)
+    print(
+        f'Keys are in {options.folder}: write keys = "{options.folder}" in [job]; give trainers server.key, client.key and client.key_secret.'
+    )
+    return 0
+
+
+def _job(path: Path) -> JobFile:
+    from loader_server.stream import JobFile
+
+    return JobFile(path)

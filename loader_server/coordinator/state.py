@@ -1,0 +1,525 @@
+"""What the coordinator knows and decides, without a socket, a disk or a clock.
+
+One door: `handle(event, now_s) -> instructions`. Rules:
+- What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the facts back.
+- A newer incarnation of a rank takes it over; the older one is told so and stops.
+- Ranks of one world hold equal cursors. One that stands elsewhere waits a while, for the others may just be restarting, and is
+  then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them, all at once.
+- The group is the world's size when a stream first starts, unless the job file sets it, and kept from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from shared import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Advanced",
+    "CoordinatorState",
+    "CulpritFound",
+    "Fact",
+    "GroupFixed",
+    "Instruction",
+    "Keep",
+    "Received",
+    "Send",
+    "StreamView",
+    "Ticked",
+]
+
+#: A rank that disagrees with the others is asked to wait for so many heartbeat timeouts before it is refused.
+_PATIENCE_TIMEOUTS = 2
+
+#: A worker or trainer that has been silent for so many heartbeat timeouts is no member any more.
+_GONE_AFTER = 5
+
+
+class StreamView(Protocol):
+    """What the coordinator has to know of a stream; pure."""
+
+    digest: str
+    evaluation: bool
+    fields: tuple[m.WireField, ...]
+    shapes: tuple[m.WireShape, ...]
+
+    def batches(self, epoch: int, group: int) -> int:
+        """How many batches an epoch has."""
+
+    def most_batches(self, group: int) -> int:
+        """No epoch has more."""
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from a peer."""
+
+    peer: bytes
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time went by."""
+
+
+# --- facts: what survives ---
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFixed:
+    """A stream's group."""
+
+    stream: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """How far a stream was trained."""
+
+    stream: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritFound:
+    """A sample that kills its decoder."""
+
+    stream: str
+    sample: int
+
+
+Fact = GroupFixed | Advanced | CulpritFound
+
+
+# --- instructions ---
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write this to the journal before any message that follows is sent."""
+
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this to a peer."""
+
+    peer: bytes
+    message: m.Message
+
+
+Instruction = Keep | Send
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker:
+    peer: bytes
+    address: m.WorkerAddress
+    heard_s: float
+    beat: m.Beat | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seat:
+    """A trainer's claim of ranks."""
+
+    peer: bytes
+    attach: m.Attach
+    cursor: m.Cursor
+    #: Whether the trainer has said where it stands, rather than just come.
+    stated: bool
+    heard_s: float
+    progress: tuple[int, int]
+
+    def ranks(self) -> range:
+        return range(self.attach.rank, self.attach.rank + self.attach.replicas)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    attaches: int = 0
+    refusals: int = 0
+    superseded: int = 0
+    workers_gone: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    view: StreamView
+    group: int = 0
+    progress: tuple[int, int] = (0, 0)
+    seats: dict[int, _Seat] = field(default_factory=dict)
+    waiting_since_s: dict[int, float] = field(default_factory=dict)
+
+
+class CoordinatorState:
+    """The state behind the door."""
+
+    def __init__(
+        self, job: str, streams: dict[str, StreamView], *, builder: str, group: int, heartbeat_timeout_s: float
+    ) -> None:
+        self._job = job
+        self._streams = {name: _Stream(view) for name, view in streams.items()}
+        self._builder = builder
+        self._group_setting = group
+        self._timeout_s = heartbeat_timeout_s
+        self._workers: dict[str, _Worker] = {}
+        self._culprits: set[m.CulpritSample] = set()
+        self._out: list[Instruction] = []
+        self.counts = Counts()
+
+    def handle(self, event: Received | Ticked, now_s: float) -> list[Instruction]:
+        """Take in a fact; what is to be done now, in order."""
+        if isinstance(event, Ticked):
+            self._tick(now_s)
+        else:
+            door = self._doors.get(type(event.message))
+            if door is not None:
+                door(self, event.peer, event.message, now_s)
+        out, self._out = self._out, []
+        return out
+
+    def recover(self, fact: Fact) -> None:
+        """A fact from the journal, at the start."""
+        if isinstance(fact, CulpritFound):
+            self._culprits.add(m.CulpritSample(fact.stream, fact.sample))
+        elif fact.stream in self._streams and isinstance(fact, GroupFixed):
+            self._streams[fact.stream].group = fact.group
+        elif fact.stream in self._streams and isinstance(fact, Advanced):
+            self._streams[fact.stream].progress = (fact.epoch, fact.number)
+
+    def _keep(self, fact: Fact) -> None:
+        self._out.append(Keep(fact))
+        self.recover(fact)
+
+    # --- trainers ---
+
+    def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
+        stream = self._streams.get(attach.stream)
+        problem = self._stranger(attach, stream)
+        if problem is None:
+            assert stream is not None
+            cursor = self._cursor(attach, stream)
+            problem = self._unfit(attach, cursor, stream) or self._disagreement(attach, cursor, stream, now_s)
+        if problem is not None:
+            self.counts.refusals += isinstance(problem, m.Refused)
+            self._out.append(Send(peer, problem))
+            return
+        assert stream is not None
+        self._seat(peer, attach, cursor, now_s)
+
+    def _stranger(self, attach: m.Attach, stream: _Stream | None) -> m.Refused | None:
+        if attach.job not in ("", self._job):
+            return _refused(
+                "job",
+                f"a trainer of job {self._job}",
+                f"job {attach.job}",
+                "Connect to that job's coordinator, or leave job= out.",
+            )
+        if stream is None:
+            names = ", ".join(f'"{name}"' for name in self._streams)
+            return _refused(
+                "stream",
+                f"one of the streams {names}",
+                f'"{attach.stream}"',
+                "Correct stream=, or add it to the job file.",
+            )
+        if attach.rank + attach.replicas > attach.world:
+            return _refused(
+                "rank",
+                "rank + replicas <= world",
+                f"{attach.rank} + {attach.replicas} > {attach.world}",
+                "Correct rank= or world=.",
+            )
+        return None
+
+    def _cursor(self, attach: m.Attach, stream: _Stream) -> m.Cursor:
+        """Where the trainer starts: what it says, or the beginning; a group may change only at the start of an epoch."""
+        group = self._group_setting or stream.group or attach.world
+        if attach.cursor is None:
+            return m.Cursor(0, 0, group, stream.view.digest)
+        said = attach.cursor
+        return m.Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
+
+    def _unfit(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Refused | None:
+        if cursor.plan_digest != stream.view.digest:
+            remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
+            return _refused(
+                "plan", f"a cursor of plan {stream.view.digest}", f"one of plan {cursor.plan_digest}", remedy
+            )
+        if attach.world > cursor.group:
+            remedy = f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. Until then use fewer ranks."
+            return _refused(
+                "world", f"a world of at most group = {cursor.group} ranks", f"a world of {attach.world}", remedy
+            )
+        batches = stream.view.batches(cursor.epoch, cursor.group)
+        if cursor.number > batches:
+            return _refused(
+                "cursor",
+                f"a batch number of at most {batches} in epoch {cursor.epoch}",
+                str(cursor.number),
+                "Restore another checkpoint.",
+            )
+        return None
+
+    def _disagreement(
+        self, attach: m.Attach, cursor: m.Cursor, stream: _Stream, now_s: float
+    ) -> m.Wait | m.Refused | None:
+        """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
+        if stream.view.evaluation:
+            return None
+        mine = range(attach.rank, attach.rank + attach.replicas)
+        for other in list(stream.seats.values()):
+            if now_s - other.heard_s > self._timeout_s or set(mine) & set(other.ranks()):
+                continue
+            problem = _compared(attach, cursor, other)
+            if problem is not None:
+                since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
+                if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
+                    return problem
+                return m.Wait(
+                    reason=f"expected {problem.expected}, got {problem.got}", retry_ms=int(self._timeout_s * 250)
+                )
+        stream.waiting_since_s.pop(attach.incarnation, None)
+        return None
+
+    def _seat(self, peer: bytes, attach: m.Attach, cursor: m.Cursor, now_s: float) -> None:
+        stream = self._streams[attach.stream]
+        if not stream.group and not self._group_setting:
+            self._keep(GroupFixed(attach.stream, cursor.group))
+        mine = set(range(attach.rank, attach.rank + attach.replicas))
+        if not stream.view.evaluation:
+            for rank, other in list(stream.seats.items()):
+                if mine & set(other.ranks()) and other.attach.incarnation != attach.incarnation:
+                    self.counts.superseded += 1
+                    del stream.seats[rank]
+                    self._out.append(Send(other.peer, _superseded(other.attach, attach)))
+        key = attach.incarnation if stream.view.evaluation else attach.rank
+        stream.seats[key] = _Seat(
+            peer=peer,
+            attach=attach,
+            cursor=cursor,
+            stated=attach.cursor is not None,
+            heard_s=now_s,
+            progress=(cursor.epoch, cursor.number),
+        )
+        self.counts.attaches += 1
+        self._out.append(Send(peer, self._attached(attach, cursor, stream)))
+
+    def _attached(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Attached:
+        next_group = self._group_setting or stream.group
+        view = stream.view
+        return m.Attached(
+            job=self._job, stream=attach.stream, evaluation=view.evaluation, cursor=cursor, next_group=next_group,
+            batches=view.batches(cursor.epoch, cursor.group), most_batches=view.most_batches(max(next_group, cursor.group)),
+            fields=view.fields, shapes=view.shapes, heartbeat_timeout_ms=int(1000 * self._timeout_s), workers=self._addresses(),
+        )  # fmt: skip
+
+    def _progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
+        stream = self._streams.get(progress.stream)
+        seat = stream and next(
+            (one for one in stream.seats.values() if one.attach.incarnation == progress.incarnation), None
+        )
+        if stream is None or seat is None:
+            self._out.append(Send(peer, self._unknown_trainer(progress, stream)))
+            return
+        seat.peer, seat.heard_s, seat.progress = peer, now_s, (progress.epoch, progress.number)
+        self._advance(progress.stream, stream)
+        self._out.append(Send(peer, m.Members(workers=self._addresses())))
+
+    def _unknown_trainer(self, progress: m.Progress, stream: _Stream | None) -> m.Refused:
+        holder = stream.seats.get(progress.rank) if stream is not None else None
+        if holder is not None:
+            return _refused(
+                "superseded",
+                f"to be the only trainer of rank {progress.rank}",
+                f"a newer one, {holder.attach.name}",
+                "Stop one of them.",
+            )
+        return _refused(
+            "unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again."
+        )
+
+    def _advance(self, name: str, stream: _Stream) -> None:
+        """A stream is as far as its last rank."""
+        if not stream.view.evaluation:
+            furthest = min(seat.progress for seat in stream.seats.values())
+            if furthest != stream.progress:
+                self._keep(Advanced(name, *furthest))
+
+    def _detach(self, _peer: bytes, detach: m.Detach, _now_s: float) -> None:
+        stream = self._streams.get(detach.stream)
+        if stream is not None:
+            stream.seats = {
+                key: seat for key, seat in stream.seats.items() if seat.attach.incarnation != detach.incarnation
+            }
+
+    # --- workers ---
+
+    def _register(self, peer: bytes, register: m.Register, now_s: float) -> None:
+        if register.builder != self._builder:
+            self.counts.refusals += 1
+            remedy = "Give every loader machine the same job file, index, releases of stoker, numpy, soundfile and soxr, and the same own transforms."
+            self._out.append(
+                Send(
+                    peer,
+                    _refused(
+                        "builder",
+                        f"a worker that builds the same bytes ({self._builder})",
+                        f"{register.worker} with {register.builder}",
+                        remedy,
+                    ),
+                )
+            )
+            return
+        address = m.WorkerAddress(register.worker, register.incarnation, register.endpoint)
+        self._workers[register.worker] = _Worker(peer=peer, address=address, heard_s=now_s)
+        self._out.append(
+            Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s), culprits=self._culprit_list()))
+        )
+        self._tell_members()
+
+    def _beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
+        worker = self._workers.get(beat.worker)
+        if worker is None or worker.address.incarnation != beat.incarnation:
+            self._out.append(
+                Send(
+                    peer,
+                    _refused(
+                        "unknown", "a registered worker", "one that this coordinator has not seen", "Register again."
+                    ),
+                )
+            )
+            return
+        worker.heard_s, worker.beat = now_s, beat
+
+    def _culprit(self, _peer: bytes, message: m.Culprit, _now_s: float) -> None:
+        if message.culprit not in self._culprits:
+            self._keep(CulpritFound(message.culprit.stream, message.culprit.sample))
+            for worker in self._workers.values():
+                self._out.append(Send(worker.peer, m.Culprits(culprits=self._culprit_list())))
+
+    def _leave(self, _peer: bytes, leave: m.Leave, _now_s: float) -> None:
+        worker = self._workers.get(leave.worker)
+        if worker is not None and worker.address.incarnation == leave.incarnation:
+            del self._workers[leave.worker]
+            self._tell_members()
+
+    def _tell_members(self) -> None:
+        members = m.Members(workers=self._addresses())
+        for stream in self._streams.values():
+            self._out.extend(Send(seat.peer, members) for seat in stream.seats.values())
+
+    def _addresses(self) -> tuple[m.WorkerAddress, ...]:
+        return tuple(worker.address for _, worker in sorted(self._workers.items()))
+
+    def _culprit_list(self) -> tuple[m.CulpritSample, ...]:
+        return tuple(sorted(self._culprits, key=lambda one: (one.stream, one.sample)))
+
+    # --- time, and questions ---
+
+    def _tick(self, now_s: float) -> None:
+        gone_s = _GONE_AFTER * self._timeout_s
+        gone = [name for name, worker in self._workers.items() if now_s - worker.heard_s > gone_s]
+        for name in gone:
+            del self._workers[name]
+        self.counts.workers_gone += len(gone)
+        if gone:
+            self._tell_members()
+        for stream in self._streams.values():
+            stream.seats = {key: seat for key, seat in stream.seats.items() if now_s - seat.heard_s <= gone_s}
+
+    def _status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
+        self._out.append(Send(peer, m.Status(report=_json(self.report(now_s)))))
+
+    def report(self, now_s: float) -> dict[str, Any]:
+        """How things stand, for people and scripts."""
+        return {
+            "job": self._job,
+            "streams": {name: self._stream_report(stream, now_s) for name, stream in self._streams.items()},
+            "workers": [self._worker_report(worker, now_s) for _, worker in sorted(self._workers.items())],
+            "culprits": [{"stream": one.stream, "sample": one.sample} for one in self._culprit_list()],
+            "attaches": self.counts.attaches,
+            "refusals": self.counts.refusals,
+        }
+
+    def _stream_report(self, stream: _Stream, now_s: float) -> dict[str, Any]:
+        epoch, number = stream.progress
+        group = self._group_setting or stream.group
+        return {
+            "evaluation": stream.view.evaluation, "group": group, "epoch": epoch, "number": number,
+            "batches": stream.view.batches(epoch, group) if group else None, "plan_digest": stream.view.digest,
+            "trainers": [
+                {
+                    "rank": seat.attach.rank, "replicas": seat.attach.replicas, "world": seat.attach.world, "name": seat.attach.name,
+                    "epoch": seat.progress[0], "number": seat.progress[1], "silent_s": round(now_s - seat.heard_s, 1),
+                }
+                for seat in stream.seats.values()
+            ],
+        }  # fmt: skip
+
+    def _worker_report(self, worker: _Worker, now_s: float) -> dict[str, Any]:
+        beat = worker.beat
+        return {
+            "name": worker.address.worker, "endpoint": worker.address.endpoint, "silent_s": round(now_s - worker.heard_s, 1),
+            "waiting": beat.waiting if beat else 0, "building": beat.building if beat else 0,
+            "built": beat.built if beat else 0, "masked": beat.masked if beat else 0,
+        }  # fmt: skip
+
+    _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
+        m.Attach: _attach,
+        m.Progress: _progress,
+        m.Detach: _detach,
+        m.Register: _register,
+        m.Beat: _beat,
+        m.Culprit: _culprit,
+        m.Leave: _leave,
+        m.StatusQuery: _status,
+    }
+
+
+def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | None:
+    """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
+    who = f"rank {other.attach.rank} ({other.attach.name})"
+    me = f"rank {attach.rank} ({attach.name})"
+    if attach.world != other.attach.world:
+        remedy = "Give all ranks the same world=, or stop the ones of the old world."
+        return _refused(
+            "world", f"a world of {other.attach.world}, as {who} says", f"a world of {attach.world} from {me}", remedy
+        )
+    if attach.cursor is None or not other.stated:
+        return None
+    theirs = other.cursor
+    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
+        remedy = "Restore the same checkpoint on all ranks, and restart them together."
+        expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {who} started"
+        return _refused("cursor", expected, f"epoch {cursor.epoch}, batch {cursor.number} from {me}", remedy)
+    return None
+
+
+def _superseded(old: m.Attach, new: m.Attach) -> m.Refused:
+    return _refused(
+        "superseded", f"to be the only trainer of rank {old.rank}", f"a newer one, {new.name}", "Stop one of them."
+    )
+
+
+def _refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
+    return m.Refused(code=code, expected=expected, got=got, remedy=remedy)
+
+
+def _json(report: dict[str, Any]) -> str:
+    return json.dumps(report)

@@ -1,0 +1,86 @@
+"""Making the indexes that a job needs, with a progress bar, and saying what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from loader_server.sources.index import IndexReport, IndexRequest, make_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from loader_server.stream import JobFile
+
+__all__ = ["index_missing", "index_streams", "progress_bar", "show"]
+
+#: Bad rows that are printed; the index's own report counts all of them.
+_SHOWN = 20
+
+
+def index_missing(job: JobFile) -> None:
+    """Make the indexes that are not there yet."""
+    missing = [name for name in job.recipes if not (job.index_folder(name) / "meta.json").exists()]
+    if missing:
+        show(index_streams(job, missing), as_json=False)
+
+
+def index_streams(
+    job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0
+) -> dict[str, IndexReport]:
+    """Make the indexes of these streams anew."""
+    reports = {}
+    for name in names:
+        recipe = job.recipes[name]
+        with progress_bar(f"index {name}") as progress:
+            reports[name] = make_index(
+                IndexRequest(
+                    folder=job.index_folder(name),
+                    source=recipe.settings.source,
+                    settings=recipe.source,
+                    base=job.base,
+                    chain=recipe.chain(rate=0),
+                    processes=processes,
+                    strict=strict,
+                    progress=progress,
+                )  # fmt: skip
+            )
+    return reports
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while a terminal watches; silence elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
+    """Print what came of it."""
+    if as_json:
+        print(json.dumps({name: _plain(report) for name, report in reports.items()}))
+        return
+    for name, report in reports.items():
+        print(
+            f"{name}: {report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} in {report.folder}"
+        )
+        for bad in report.bad[:_SHOWN]:
+            print(f"  left out: {bad.manifest}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
+        if len(report.bad) > _SHOWN:
+            print(f"  … and {len(report.bad) - _SHOWN} more: {report.bad_counts}", file=sys.stderr)
+
+
+def _plain(report: IndexReport) -> dict[str, object]:
+    return {
+        "samples": report.samples, "rows": report.rows, "fingerprint": report.fingerprint, "folder": str(report.folder),
+        "bad": report.bad_counts,
+        "bad_rows": [{"manifest": str(bad.manifest), "line": bad.line, "reason": bad.reason, "detail": bad.detail} for bad in report.bad],
+    }  # fmt: skip

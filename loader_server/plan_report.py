@@ -1,0 +1,209 @@
+"""What a plan comes to, for people and machines: the `plan` command's facts, tables, plot, `--find` and `--diff`.
+
+Rules: facts are plain numbers, strings, lists and dicts, ready for JSON, and every table is made of them; shares are
+fractions of all padded cells of a pass over the data, in steps of the bucketed key. Must not know job files or the
+command line. matplotlib is imported only to draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from loader_server.planning.fill import groups_needed, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning import EpochPlan, Plan
+
+    Integers = NDArray[np.int64]
+
+__all__ = ["diff", "diff_table", "facts", "find", "plot", "tables"]
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """Batches of one bucket and shape, in blocks: how many samples and batches, and the shape of each."""
+
+    samples: Integers
+    batches: Integers
+    rows: Integers
+    lengths: Integers
+    buckets: Integers
+
+    def padding(self, total: int, unspilled: int) -> dict[str, float]:
+        """Where the cells go that are no sample's: `unspilled` is what samples would take in buckets of their own."""
+        batch = self.rows * self.lengths
+        cells = int((self.batches * batch).sum())
+        filled = int((self.samples * self.lengths).sum())
+        empty = int(((self.batches - -(-self.samples // self.rows)) * batch).sum())
+        parts = {
+            "time": unspilled - total,
+            "leftovers": filled - unspilled,
+            "masked_rows": cells - filled - empty,
+            "empty_batches": empty,
+        }
+        return {"all": 1 - total / cells} | {name: part / cells for name, part in parts.items()}
+
+
+def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
+    """Everything that a plan comes to in one epoch, for groups of `group`."""
+    recipe = plan.recipe
+    opened = plan.epoch(epoch, group)
+    blocks = _blocks_of_counts(plan, group, epoch) if recipe.fixed_shapes else _blocks_of_windows(opened)
+    batches, total = int(blocks.batches.sum()), plan.total(epoch)
+    unspilled = (
+        int((plan.window_counts(epoch).sum(axis=0) * recipe.survey.edges).sum()) if recipe.fixed_shapes else None
+    )
+    filled = int((blocks.samples * blocks.lengths).sum())
+    used = blocks.batches > 0
+    return {
+        "digest": plan.digest,
+        "key": recipe.limits.key,
+        "order": recipe.settings.order,
+        "objective": recipe.settings.objective,
+        "epoch": epoch,
+        "group": group,
+        "samples": int(blocks.samples.sum()),
+        "dropped": dict(plan.dropped),
+        "buckets": _buckets(plan, blocks),
+        "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),
+        "batches": opened.batches,
+        "most_batches": plan.most_batches(group),
+        "batches_ratio": batches * recipe.limits.budget / total,
+        "padding": blocks.padding(total, filled if unspilled is None else unspilled),
+    }
+
+
+def tables(of: Facts) -> tuple[Table, Table]:
+    """The facts for people: one table of buckets, one of totals."""
+    keys = list(of["buckets"][0]["lengths"])
+    buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
+    for number, bucket in enumerate(of["buckets"]):
+        cells = [bucket["lengths"][key] for key in keys] + [bucket["rows"], bucket["samples"], bucket["batches"]]
+        buckets.add_row(str(number), *(f"{cell:,}" for cell in cells))
+    totals = Table("", "", title="Totals", show_header=False)
+    for name, value in _totals(of).items():
+        totals.add_row(name, value)
+    return buckets, totals
+
+
+def _totals(of: Facts) -> dict[str, str]:
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items()) or "none"
+    return {
+        "order": f"{of['order']}, least {of['objective']}, groups of {of['group']}",
+        "samples": f"{of['samples']:,}",
+        "dropped": dropped,
+        "shapes in use": str(of["shapes"]),
+        "batches an epoch": f"{of['batches']:,} (at most {of['most_batches']:,})",
+        "batches x budget / lengths": f"{of['batches_ratio']:.4f}",
+        "padding, all": f"{of['padding']['all']:.2%}",
+        "  in time": f"{of['padding']['time']:.2%}",
+        "  by leftovers in larger buckets": f"{of['padding']['leftovers']:.2%}",
+        "  masked rows": f"{of['padding']['masked_rows']:.2%}",
+        "  empty batches": f"{of['padding']['empty_batches']:.2%}",
+    }
+
+
+def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
+    """In which batches a sample is in an epoch, and which samples it shares them with."""
+    opened = plan.epoch(epoch, group)
+    seats = []
+    for seat in opened.find(sample):
+        batch = opened.batch(seat.batch)
+        shape = {"rows": batch.shape.rows, "lengths": dict(batch.shape.lengths)}
+        place = {"batch": seat.batch, "row": seat.row, "group": seat.batch // group, "bucket": batch.bucket}
+        seats.append(place | {"shape": shape, "samples": batch.samples.tolist()})
+    return {"sample": sample, "epoch": epoch, "seats": seats}
+
+
+def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
+    """Every fact that differs between two plans, by its path; None where one plan lacks it."""
+    left, right = _flat(old), _flat(new)
+    paths = list(dict.fromkeys([*left, *right]))
+    return {path: (left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)}
+
+
+def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
+    """What differs, for people."""
+    table = Table("", "this", "other", title="Differences" if changed else "No difference")
+    for path, (old, new) in changed.items():
+        table.add_row(path, _shown(old), _shown(new))
+    return table
+
+
+def plot(plan: Plan, path: Path) -> None:
+    """Draw the histogram of lengths and the buckets' boundaries into a PNG file."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+
+    survey, limits = plan.recipe.survey, plan.recipe.limits
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(survey.lengths, bins=200, weights=survey.samples, color="tab:blue", alpha=0.7)
+    for edge in survey.edges:
+        axes.axvline(edge, color="tab:red", linewidth=0.8)
+    axes.set_xlabel(f"length of {limits.key}, steps")
+    axes.set_ylabel("samples")
+    axes.set_title(f"{int(survey.samples.sum()):,} samples, {len(survey.edges)} buckets")
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
+    """One block for each bucket of each window: no sample is looked at."""
+    counts, rows = plan.window_counts(epoch), plan.recipe.rows
+    groups = groups_needed(counts, rows, group)
+    windows, buckets = counts.shape
+    return _Blocks(
+        samples=taken(counts, groups * rows * group).ravel(),
+        batches=groups.ravel() * group,
+        rows=np.tile(rows, windows),
+        lengths=np.tile(plan.recipe.survey.edges, windows),
+        buckets=np.tile(np.arange(buckets), windows),
+    )
+
+
+def _blocks_of_windows(opened: EpochPlan) -> _Blocks:
+    """One block for each group, where shapes follow the samples."""
+    limits = opened.recipe.limits
+    planned = list(opened.windows())
+    return _Blocks(
+        samples=np.concatenate([window.stops - window.starts for window in planned]),
+        batches=np.concatenate([np.full(len(window.starts), opened.group) for window in planned]),
+        rows=np.concatenate([window.rows for window in planned]),
+        lengths=np.concatenate([limits.padded(window.longest[limits.key]) for window in planned]),
+        buckets=np.concatenate([window.buckets for window in planned]),
+    )
+
+
+def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
+    size = len(plan.buckets)
+    samples = np.bincount(blocks.buckets, weights=blocks.samples, minlength=size)
+    batches = np.bincount(blocks.buckets, weights=blocks.batches, minlength=size)
+    return [
+        {"lengths": dict(shape.lengths), "rows": shape.rows, "samples": int(samples[at]), "batches": int(batches[at])}
+        for at, shape in enumerate(plan.buckets)
+    ]
+
+
+def _flat(of: object, path: str = "") -> dict[str, object]:
+    """Leaves by their path."""
+    if not isinstance(of, dict | list):
+        return {path: of}
+    inner = of if isinstance(of, dict) else dict(enumerate(of))
+    flat: dict[str, object] = {}
+    for name, item in inner.items():
+        flat |= _flat(item, f"{path}.{name}" if path else str(name))
+    return flat
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,199 @@
+"""Bucket boundaries: the lengths that a list of samples is best padded to.
+
+Rules: pure, integers only; with K boundaries the optimum over the length histogram is found by dynamic programming, in
+O(K·B·log B) for B distinct lengths, because the cost of a padded sample rises with the boundary, so the best cut before
+a boundary never moves down when the boundary moves up. `Costs` says what boundaries cost. Must not know epochs or
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.fill import groups_needed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+__all__ = ["Costs", "Histogram", "best_boundaries", "chosen_boundaries"]
+
+#: Lengths above this share bins of 1/1024 of their size at most, so that a histogram stays small whatever the unit.
+_EXACT = 2048
+#: Steps of work of one batch in integers: 2**31 // rows keeps a billion samples within 64 bits.
+_BATCH = 2**31
+#: The groups that boundaries are chosen for: one trainer, and one machine of eight.
+_GROUPS = (1, 8)
+#: A shape more must save this much: half a point of waste.
+_WORTH = 0.005
+#: With equally many batches, fewer cells are better.
+_TIE = 0.001
+#: How far time padding may rise above the optimum while leftovers are made to fit.
+_SLACK = 0.0015
+
+
+class Histogram:
+    """How many samples have which length; long lengths share bins of 0.1 % width, and each bin keeps its longest."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_EXACT, np.int64)
+        self._longest = np.zeros(_EXACT, np.int64)
+
+    def add(self, lengths: Integers) -> None:
+        """Count these lengths."""
+        if not lengths.size:
+            return
+        bins = _bin(lengths)
+        size = max(int(bins.max()) + 1, len(self._counts))
+        grown = (0, size - len(self._counts))
+        self._counts = np.pad(self._counts, grown) + np.bincount(bins, minlength=size)
+        self._longest = np.pad(self._longest, grown)
+        np.maximum.at(self._longest, bins, lengths)
+
+    def table(self) -> tuple[Integers, Integers]:
+        """The lengths that occur, ascending, and how many samples have each."""
+        used = np.flatnonzero(self._counts)
+        return self._longest[used], self._counts[used]
+
+
+def _bin(lengths: Integers) -> Integers:
+    """The bin of each length: itself while small, then 1024 bins an octave."""
+    octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 11, 0)
+    bins: Integers = octave * 1024 + (lengths >> octave)
+    return bins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What boundaries cost: candidate lengths (ascending), how many samples are at most so long, and rows at each."""
+
+    lengths: Integers
+    below: Integers
+    rows: Integers
+    #: The sum of all lengths, and the budget of a batch.
+    total: int
+    budget: int
+    windows: int
+    objective: str
+
+    def sample(self) -> Integers:
+        """The cost of one sample padded to each length."""
+        if self.objective == "area":
+            return self.lengths
+        steps: Integers = _BATCH // self.rows
+        return steps
+
+    def padding(self, chosen: Integers) -> NDArray[np.float64]:
+        """The share of padding in time for each row of chosen candidates, before anything is spilled."""
+        counts = np.diff(self.below[chosen], axis=1, prepend=0)
+        shares: NDArray[np.float64] = 1 - self.total / (counts * self.lengths[chosen]).sum(axis=1)
+        return shares
+
+    def fills(self, chosen: Integers) -> bool:
+        """Whether each bucket but the last fills two batches of its own: a shape for fewer is not worth compiling."""
+        counts = np.diff(self.below[chosen], prepend=0) // self.windows
+        return bool((counts >= 2 * self.rows[chosen])[:-1].all())
+
+    def waste(self, chosen: Integers) -> NDArray[np.float64]:
+        """The share of work that is no sample's, leftovers counted, for each row of chosen candidates."""
+        counts = np.diff(self.below[chosen], axis=1, prepend=0) // self.windows
+        rows = self.rows[chosen]
+        cells = rows * self.lengths[chosen]
+        wastes = np.zeros(len(chosen))
+        for group in _GROUPS:
+            batches = groups_needed(counts, rows, group) * group * self.windows
+            area = 1 - self.total / (batches * cells).sum(axis=1)
+            steps = 1 - self.total / (batches.sum(axis=1) * self.budget)
+            wastes += area if self.objective == "area" else steps + _TIE * area
+        return wastes / len(_GROUPS)
+
+
+def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
+    """The boundaries: `shapes` of them, or as few as come within half a point of the best up to `most`."""
+    candidates = best_boundaries(costs.below, costs.sample(), shapes or most)
+    chosen = candidates[-1]
+    if shapes is None:
+        filling = [choice for choice in candidates if costs.fills(choice)]
+        wastes = np.array([costs.waste(choice[None])[0] for choice in filling])
+        chosen = filling[int(np.argmax(wastes <= wastes.min() + _WORTH))]
+    return costs.lengths[_fitted(costs, chosen) if costs.windows == 1 else chosen]
+
+
+def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list[Integers]:
+    """For 1, 2, … `shapes` buckets: the candidates that make the sum of all samples' costs least."""
+    last = len(below) - 1
+    least = below * sample_cost
+    cuts: list[Integers] = []
+    found = [np.array([last])]
+    for _ in range(min(shapes, len(below)) - 1):
+        least, cut = _one_more(least, below, sample_cost)
+        cuts.append(cut)
+        found.append(_walked_back(cuts, last))
+    return found
+
+
+def _walked_back(cuts: list[Integers], last: int) -> Integers:
+    chosen = [last]
+    for cut in reversed(cuts):
+        chosen.append(int(cut[chosen[-1]]))
+    return np.unique(np.array(chosen))
+
+
+def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
+    """The least cost with one bucket more up to each candidate, and the cut before it: all of one level at once."""
+    size = len(below)
+    cost, cut = np.empty(size, np.int64), np.empty(size, np.int64)
+    step = 1 << size.bit_length()
+    while step:
+        place = np.arange(step - 1, size, 2 * step)
+        if place.size:
+            first = np.where(place >= step, cut[place - step], 0)
+            after = np.where(place + step < size, cut[np.minimum(place + step, size - 1)], size - 1)
+            cost[place], cut[place] = _least_of_ranges(
+                first, np.minimum(after, place), place, (least, below, sample_cost)
+            )
+        step //= 2
+    return cost, cut
+
+
+def _least_of_ranges(
+    first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
+) -> tuple[Integers, Integers]:
+    least, below, sample_cost = tables
+    lengths = final - first + 1
+    starts = np.cumsum(lengths) - lengths
+    cut = np.arange(lengths.sum()) - np.repeat(starts - first, lengths)
+    at = np.repeat(place, lengths)
+    cost = least[cut] + (below[at] - below[cut]) * sample_cost[at]
+    best = np.minimum.reduceat(cost, starts)
+    hits = np.flatnonzero(cost == np.repeat(best, lengths))
+    return best, cut[hits[np.searchsorted(hits, starts)]]
+
+
+def _fitted(costs: Costs, chosen: Integers) -> Integers:
+    """Move one boundary at a time so that buckets come out in whole groups: in a single window counts are known."""
+    allowed = costs.padding(chosen[None])[0] + _SLACK
+    best = costs.waste(chosen[None])[0]
+    for _ in range(8):
+        before = best
+        for bucket in range(len(chosen) - 1):
+            moved = _moved(chosen, bucket)
+            scores = np.where(costs.padding(moved) <= allowed, costs.waste(moved), np.inf)
+            if scores.min() < best:
+                chosen, best = moved[scores.argmin()], scores.min()
+        if best == before:
+            break
+    return chosen
+
+
+def _moved(chosen: Integers, bucket: int) -> Integers:
+    """The same choice with one boundary at every place between its neighbours."""
+    first = chosen[bucket - 1] + 1 if bucket else 0
+    places = np.arange(first, chosen[bucket + 1])
+    moved = np.repeat(chosen[None], len(places), axis=0)
+    moved[:, bucket] = places
+    return moved

@@ -1,0 +1,181 @@
+"""One epoch of a plan: which samples batch number n holds, and which shape it has.
+
+Rules: pure; opening an epoch looks at segments' bucket counts only; a window's samples are looked at when one of its
+batches is asked for, and the last few windows are kept. Batches are numbered from 0; `group` consecutive ones have one
+shape. Safe to use from several threads: a window planned twice is the same window.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.survey import bucket_of
+from loader_server.planning.windows import Candidates, Filling, WindowPlan, in_buckets, in_sequence
+from shared.layout import BucketShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning.mixing import Mixture, Turns
+    from loader_server.planning.order import Arrangement, Pass
+    from loader_server.planning.settings import Limits, PlanSettings
+    from loader_server.planning.survey import LengthTable, Survey
+
+__all__ = ["EpochPlan", "PlannedBatch", "Recipe", "Seat"]
+
+#: Windows kept planned: the one being served, the next one, and one for whoever lags behind.
+_WINDOWS_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBatch:
+    """One batch: the samples of its valid rows (perhaps none), its bucket, and its padded shape."""
+
+    samples: NDArray[np.int64]
+    bucket: int
+    shape: BucketShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a sample is in an epoch: batch number and row."""
+
+    batch: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What all epochs of a plan share."""
+
+    table: LengthTable
+    settings: PlanSettings
+    limits: Limits
+    survey: Survey
+    shapes: tuple[BucketShape, ...]
+    rows: NDArray[np.int64]
+    mixture: Mixture | None
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether batches have their bucket's shape, and not that of their longest samples."""
+        return self.settings.pad_to == "bucket" and self.settings.shapes != "none"
+
+
+class EpochPlan:
+    """The batches of one epoch by number."""
+
+    def __init__(self, recipe: Recipe, way: Pass, arrangement: Arrangement, group: int) -> None:
+        self.recipe = recipe
+        self.group = group
+        #: How many batches the epoch has: a multiple of the group.
+        self.batches = 0
+        self._way = way
+        self._arrangement = arrangement
+        self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
+        self._before = np.zeros(1, np.int64)
+        self._first = 0
+
+    def schedule(self, groups: NDArray[np.int64] | None, part: int) -> EpochPlan:
+        """Number the batches, given the groups of each window (None: look), and take one part of them."""
+        if groups is None:
+            groups = np.array([len(self._planned(window).starts) for window in range(len(self._arrangement.starts))])
+        self._before = np.concatenate([[0], np.cumsum(groups)])
+        parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
+        self._first = all_groups * part // parts
+        self.batches = (all_groups * (part + 1) // parts - self._first) * self.group
+        return self
+
+    def batch(self, number: int) -> PlannedBatch:
+        """The batch of this number."""
+        window, group, place = self._place(number)
+        plan = self._window(window)
+        rows, end = int(plan.rows[group]), int(plan.stops[group])
+        start = min(int(plan.starts[group]) + place * rows, end)
+        samples = plan.samples[start : min(start + rows, end)]
+        return PlannedBatch(samples=samples, bucket=int(plan.buckets[group]), shape=self._shape(plan, group))
+
+    def prepare(self, number: int) -> None:
+        """Plan the window of this batch ahead of need."""
+        self._window(self._place(number)[0])
+
+    def window_of(self, number: int) -> int:
+        """The window that this batch is in."""
+        return self._place(number)[0]
+
+    def find(self, sample: int) -> Iterator[Seat]:
+        """Where a sample is in this epoch: nowhere if it is dropped or in another part, more than once if repeated."""
+        segment = int(np.searchsorted(self.recipe.table.segments, sample, side="right")) - 1
+        turns = np.flatnonzero(self._arrangement.turns.segments == segment)
+        for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
+            plan = self._window(int(window))
+            for at in np.flatnonzero(plan.samples == sample):
+                group = int(np.flatnonzero((plan.starts <= at) & (at < plan.stops))[0])
+                place, row = divmod(int(at - plan.starts[group]), int(plan.rows[group]))
+                batch = (int(self._before[window]) + group - self._first) * self.group + place
+                if 0 <= batch < self.batches:
+                    yield Seat(batch=batch, row=row)
+
+    def windows(self) -> Iterator[WindowPlan]:
+        """All windows of the epoch's pass in turn."""
+        return (self._planned(window) for window in range(len(self._arrangement.starts)))
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """Window, group within it, and place within the group."""
+        if not 0 <= number < self.batches:
+            raise IndexError(f"batch {number} of an epoch of {self.batches}")
+        group, place = divmod(number, self.group)
+        group += self._first
+        window = int(np.searchsorted(self._before, group, side="right")) - 1
+        return window, group - int(self._before[window]), place
+
+    def _planned(self, window: int) -> WindowPlan:
+        recipe = self.recipe
+        given = self._candidates(self._arrangement.of_window(window))
+        filling = Filling(
+            way=self._way,
+            window=window,
+            rows=recipe.rows,
+            group=self.group,
+            laplace_samples=recipe.settings.laplace_samples,
+        )
+        if recipe.settings.shapes == "none":
+            planned = in_sequence(filling, given, recipe.limits, recipe.survey.edges)
+        else:
+            planned = in_buckets(filling, given, recipe.limits.key)
+        return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
+
+    def _candidates(self, turns: Turns) -> Candidates:
+        """The samples of these segments that take part."""
+        recipe = self.recipe
+        bounds = recipe.table.segments
+        spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
+        wanted = dict.fromkeys((recipe.limits.key, *recipe.limits.budgets))
+        if not recipe.fixed_shapes:
+            wanted |= dict.fromkeys(recipe.survey.others)
+        lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
+        samples = np.concatenate([np.arange(*span) for span in spans])
+        cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
+        buckets = bucket_of(lengths, recipe.limits, recipe.survey.edges)
+        kept = buckets >= 0
+        return Candidates(
+            samples=samples[kept],
+            cycles=cycles[kept],
+            buckets=buckets[kept],
+            lengths={key: of[kept] for key, of in lengths.items()},
+        )
+
+    def _shape(self, planned: WindowPlan, group: int) -> BucketShape:
+        """The padded shape of a group's batches."""
+        recipe = self.recipe
+        if recipe.fixed_shapes:
+            return recipe.shapes[int(planned.buckets[group])]
+        longest = {key: np.maximum(of[group : group + 1], 1) for key, of in planned.longest.items()}
+        lengths = {key: int(recipe.limits.padded(of)[0]) for key, of in longest.items()}
+        return BucketShape(rows=int(planned.rows[group]), lengths=lengths)

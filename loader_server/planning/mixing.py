@@ -1,0 +1,94 @@
+"""Mixing of several sources by weight: which segments a pass takes, and in which order.
+
+Rules: pure; whole segments are interleaved in proportion to the weights, so that every window has its share of each
+source and batches mix by sample; a source that does not cycle ends the pass when it is through, one that does starts
+over in a new order; what a pass did not reach of a source it does not train on. Must not know lengths or samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning.settings import PlanSettings
+
+    Integers = NDArray[np.int64]
+
+__all__ = ["Mixture", "Turns", "mixture_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The segments of a pass in order, and the how-manieth time each has its turn."""
+
+    segments: Integers
+    cycles: Integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Sources, each a range of segments, with the weight of each and whether it starts over when it is through."""
+
+    segments: tuple[tuple[int, int], ...]
+    weights: tuple[float, ...]
+    cycle: tuple[bool, ...]
+
+    def turns(self, sizes: Integers, shuffle: Callable[[Integers, int], Integers]) -> Turns:
+        """Interleave the sources' segments; `shuffle` gives the order of a source's segments in a cycle."""
+        end = self._end(sizes)
+        taken, cycles, at = [], [], []
+        for (first, stop), weight in zip(self.segments, self.weights, strict=True):
+            own = np.arange(first, stop)
+            rounds = math.ceil(end * weight / max(int(sizes[first:stop].sum()), 1))
+            order = np.concatenate([shuffle(own, cycle) for cycle in range(rounds)])
+            begins = (np.cumsum(sizes[order]) - sizes[order]) / weight
+            reached = begins < end
+            taken.append(order[reached])
+            cycles.append(np.repeat(np.arange(rounds), stop - first)[reached])
+            at.append(begins[reached])
+        turn = np.argsort(np.concatenate(at), kind="stable")
+        return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
+
+    def most_turns(self, sizes: Integers) -> Integers:
+        """How often each segment has its turn at most in a pass."""
+        most = np.zeros(len(sizes), np.int64)
+        for (first, stop), weight in zip(self.segments, self.weights, strict=True):
+            most[first:stop] = math.ceil(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1))
+        return most
+
+    def _end(self, sizes: Integers) -> float:
+        """When the pass ends: a source has had its `weight * time` samples by then."""
+        through = [int(sizes[first:stop].sum()) / weight for (first, stop), weight in self._weighted()]
+        ending = [time for time, cycles in zip(through, self.cycle, strict=True) if not cycles]
+        return min(ending)
+
+    def _weighted(self) -> list[tuple[tuple[int, int], float]]:
+        return list(zip(self.segments, self.weights, strict=True))
+
+
+def mixture_of(settings: PlanSettings, sources: Sequence[int], segments: Integers) -> Mixture | None:
+    """The mixture that the settings ask for; `sources` are the sample numbers at which sources start."""
+    if not settings.weights:
+        return None
+    cycle = settings.cycle or (False,) * len(sources)
+    if not len(settings.weights) == len(cycle) == len(sources) or all(cycle):
+        raise SettingsError(
+            expected=f"{len(sources)} weights, one a source, and as many of cycle, not all of them true",
+            got=f"weights = {list(settings.weights)}, cycle = {list(cycle)}",
+            where="weights",
+            remedy="Name one weight a source; a source that does not cycle ends the epoch, so one at least must not.",
+        )
+    starts = [int(start) for start in np.searchsorted(segments, [*sources, segments[-1]])]
+    ranges = tuple(itertools.pairwise(starts))
+    return Mixture(segments=ranges, weights=settings.weights, cycle=cycle)

@@ -1,0 +1,105 @@
+"""In which order segments make windows, samples fill buckets, and groups leave a window.
+
+Rules: pure; shuffles are sorts by keyed hashes, so they are the same everywhere; segments are permuted whole, and
+consecutive ones make a window, all windows of a pass being about equally large. `Pass` names one way through all data.
+Must not know lengths or shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.mixing import Turns
+from shared.hashing import hashed, key_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loader_server.planning.mixing import Mixture
+
+    Integers = NDArray[np.int64]
+
+#: The orders in which a keyed hash decides; the others follow the data.
+SHUFFLING = ("shuffled", "laplace")
+#: Sample numbers fit into these bits.
+_SAMPLE_BITS = 40
+
+__all__ = ["Arrangement", "Pass", "arranged", "group_order", "sample_order", "window_count"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One way through all data: its number, the order asked for, the job's seed and what tells streams apart."""
+
+    number: int
+    order: str
+    seed: int
+    stream: str
+
+    def key(self, what: str, *more: int) -> int:
+        """The key of one of the pass's shuffles."""
+        return key_of(self.seed, self.stream, self.number, what, *more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """The segments of a pass in order, and where among them each window starts."""
+
+    turns: Turns
+    starts: Integers
+
+    def of_window(self, window: int) -> Turns:
+        """The segments of one window."""
+        stop = self.starts[window + 1] if window + 1 < len(self.starts) else len(self.turns.segments)
+        own = slice(int(self.starts[window]), int(stop))
+        return Turns(segments=self.turns.segments[own], cycles=self.turns.cycles[own])
+
+
+def window_count(samples: int, window: int, order: str) -> int:
+    """How many windows a pass has: sorting by length takes all samples at once."""
+    return 1 if order == "sorted" else max(1, round(samples / window))
+
+
+def arranged(way: Pass, sizes: Integers, window: int, mixture: Mixture | None) -> Arrangement:
+    """Permute the segments of these sizes and cut them into windows of about equal size."""
+
+    def shuffle(segments: Integers, cycle: int) -> Integers:
+        if way.order not in SHUFFLING:
+            return segments
+        return segments[np.argsort(hashed(segments, way.key("segments", cycle)), kind="stable")]
+
+    everything = np.arange(len(sizes))
+    plain = Turns(segments=shuffle(everything, 0), cycles=np.zeros_like(everything))
+    turns = mixture.turns(sizes, shuffle) if mixture else plain
+    taken = sizes[turns.segments]
+    before, total = np.cumsum(taken) - taken, int(taken.sum())
+    at = before * window_count(total, window, way.order) // max(total, 1)
+    return Arrangement(turns=turns, starts=np.flatnonzero(np.diff(at, prepend=-1)))
+
+
+def sample_order(way: Pass, samples: Integers, cycles: Integers) -> Integers:
+    """The places of a window's samples in the order in which they fill buckets; `cycles` tells repeated ones apart."""
+    if way.order not in SHUFFLING:
+        return np.arange(len(samples))
+    return np.argsort(hashed(samples + (cycles << _SAMPLE_BITS), way.key("samples")), kind="stable")
+
+
+def group_order(way: Pass, window: int, buckets: Integers, first_samples: Integers, laplace_runs: int) -> Integers:
+    """The order in which a window's groups are served, given each group's bucket and first sample."""
+    if way.order == "sorted":
+        return np.arange(len(buckets))
+    if way.order == "as_is":
+        return np.argsort(first_samples, kind="stable")
+    mixed = np.argsort(hashed(np.arange(len(buckets)), way.key("groups", window)), kind="stable")
+    return mixed if way.order == "shuffled" else _in_runs(mixed, buckets, laplace_runs)
+
+
+def _in_runs(mixed: Integers, buckets: Integers, runs: int) -> Integers:
+    """Cut into runs, and sort each by bucket: rising, falling, rising, …"""
+    run = np.arange(len(mixed)) * runs // max(len(mixed), 1)
+    falling = run % 2 == 1
+    size = np.where(falling, -buckets[mixed], buckets[mixed])
+    return mixed[np.lexsort((size, run))]

@@ -1,0 +1,167 @@
+"""The plan of a stream: from an index, settings and a seed, every minibatch of every epoch.
+
+Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
+on how many ranks or workers there are, only, when an epoch is opened, on the group. Opening an epoch costs O(segments).
+Must not know sockets, clocks or disks: what is to be kept on disk leaves through `arrays` and comes back as `cached`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.epoch import EpochPlan, Recipe
+from loader_server.planning.fill import groups_needed
+from loader_server.planning.mixing import mixture_of
+from loader_server.planning.order import Arrangement, Pass, arranged, window_count
+from loader_server.planning.settings import limits_of
+from loader_server.planning.survey import Survey, surveyed
+from shared.hashing import fingerprint
+from shared.layout import BucketShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning.settings import Limits, PlanSettings
+    from loader_server.planning.survey import LengthTable, Progress
+
+__all__ = ["PLANNER_VERSION", "Plan"]
+
+#: Raised whenever the same inputs would give other batches than before: it is part of every digest.
+PLANNER_VERSION = 1
+
+
+class Plan:
+    """All minibatches of a stream, as a function of epoch, group and batch number."""
+
+    @classmethod
+    def make(  # noqa: PLR0913 - a plan is a function of all these
+        cls,
+        table: LengthTable,
+        settings: PlanSettings,
+        *,
+        key: str,
+        per_second: Mapping[str, float | None],
+        seed: int,
+        sources: Sequence[int] = (0,),
+        cached: Mapping[str, NDArray[np.integer]] | None = None,
+        progress: Progress | None = None,
+    ) -> Plan:
+        """Plan a stream whose samples are bucketed by `key`; `cached` of this very plan saves reading the lengths.
+
+        `sources` are the sample numbers at which sources start, for mixing by weight; each starts a segment.
+        """
+        limits = limits_of(settings, key=key, per_second=per_second)
+        mixture = mixture_of(settings, sources, table.segments)
+        digest = _digest(table, settings, limits, (seed, *sources))
+        if cached is not None and "digest" in cached and np.array_equal(cached["digest"], _mark(digest)):
+            survey = Survey.of_arrays({name: array for name, array in cached.items() if name != "digest"})
+        else:
+            survey = surveyed(table, settings, limits, progress)
+        shapes = _shapes(settings, limits, survey)
+        rows = np.array([shape.rows for shape in shapes])
+        recipe = Recipe(
+            table=table, settings=settings, limits=limits, survey=survey, shapes=shapes, rows=rows, mixture=mixture
+        )
+        return cls(recipe, digest, seed)
+
+    def __init__(self, recipe: Recipe, digest: str, seed: int) -> None:
+        self.recipe = recipe
+        #: Planner version, index, settings, key and seed in one word; not the group.
+        self.digest = digest
+        #: The shapes: all that batches may have, or bounds of them where batches are padded to their longest sample.
+        self.buckets = recipe.shapes
+        #: Why samples take no part, and how many.
+        self.dropped = recipe.survey.dropped_by_reason()
+        self._seed = seed
+        self._sizes = np.diff(recipe.table.segments)
+
+    def arrays(self) -> dict[str, NDArray[np.integer]]:
+        """What to keep, and give back as `cached`."""
+        return self.recipe.survey.arrays() | {"digest": _mark(self.digest)}
+
+    def most_batches(self, group: int) -> int:
+        """A bound on the batches of every epoch; what every epoch has where all samples are one window."""
+        recipe = self.recipe
+        rows = recipe.rows * group
+        times = recipe.mixture.most_turns(self._sizes) if recipe.mixture else np.ones_like(self._sizes)
+        counts = (times @ recipe.survey.counts).astype(np.int64)
+        samples = int((times * self._sizes).sum())
+        windows = max(window_count(samples, recipe.settings.window, order) for order in self._orders())
+        if recipe.settings.shapes == "none":
+            groups = int(counts.sum() // rows.min()) + windows
+        elif windows == 1 and recipe.mixture is None:
+            groups = int(groups_needed(counts[None], recipe.rows, group).sum())
+        else:
+            spilled = float((1 - rows[1:] / rows[:-1]).sum())
+            groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
+        return -(-groups // recipe.settings.epoch_parts) * group
+
+    def epoch(self, epoch: int, group: int) -> EpochPlan:
+        """The batches of one epoch, in groups of `group`."""
+        way, part, arrangement = self._way(epoch)
+        groups = None
+        if self.recipe.settings.shapes != "none":
+            groups = groups_needed(self._counts(arrangement), self.recipe.rows, group).sum(axis=1)
+        return EpochPlan(self.recipe, way, arrangement, group).schedule(groups, part)
+
+    def total(self, epoch: int) -> int:
+        """The sum of all lengths in an epoch's pass."""
+        return int(self.recipe.survey.sums[self._way(epoch)[2].turns.segments].sum())
+
+    def window_counts(self, epoch: int) -> NDArray[np.int64]:
+        """How many samples of each bucket each window of an epoch's pass has."""
+        return self._counts(self._way(epoch)[2])
+
+    def _way(self, epoch: int) -> tuple[Pass, int, Arrangement]:
+        """The pass that an epoch belongs to, its part of that pass, and the pass's windows."""
+        number, part = divmod(epoch, self.recipe.settings.epoch_parts)
+        way = Pass(number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint)
+        return way, part, arranged(way, self._sizes, self.recipe.settings.window, self.recipe.mixture)
+
+    def _counts(self, arrangement: Arrangement) -> NDArray[np.int64]:
+        counts = self.recipe.survey.counts[arrangement.turns.segments]
+        return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
+
+    def _orders(self) -> set[str]:
+        settings = self.recipe.settings
+        return {settings.order} | ({"sorted"} if settings.curriculum_epochs else set())
+
+    def _order(self, number: int) -> str:
+        """The order of a pass: sorted while the curriculum lasts."""
+        settings = self.recipe.settings
+        return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
+
+
+def _shapes(settings: PlanSettings, limits: Limits, survey: Survey) -> tuple[BucketShape, ...]:
+    """Rows and padded lengths of buckets; in plain order, bounds of batches whose longest sample is in the bucket."""
+    lengths = {key: limits.padded(np.maximum(longest, 1)) for key, longest in survey.others.items()}
+    lengths[limits.key] = survey.edges
+    if settings.shapes == "none":
+        shortest = np.maximum(np.append(0, survey.edges[:-1]) + 1, survey.lengths[0])
+        rows = limits.rows({limits.key: limits.padded(shortest)})
+    else:
+        rows = limits.rows(lengths)
+    return tuple(
+        BucketShape(rows=int(rows[bucket]), lengths={key: int(of[bucket]) for key, of in lengths.items()})
+        for bucket in range(len(survey.edges))
+    )
+
+
+def _digest(table: LengthTable, settings: PlanSettings, limits: Limits, more: tuple[int, ...]) -> str:
+    """The settings count as what they mean in steps as well: a key's rate may change under the same text."""
+    said = [f"{field.name}={getattr(settings, field.name)!r}" for field in dataclasses.fields(settings)]
+    meant = [f"{field.name}={getattr(limits, field.name)!r}" for field in dataclasses.fields(limits)]
+    return fingerprint(
+        f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"
+    )
+
+
+def _mark(digest: str) -> NDArray[np.uint8]:
+    """A digest as an array, to lie among the arrays that it marks."""
+    return np.frombuffer(bytes.fromhex(digest), np.uint8)

@@ -1,0 +1,229 @@
+"""What a stream may say about its plan, and the same in integers.
+
+Rules: pure; `PlanSettings` is what the job file says, units included; `Limits` is what the planner works with, integers
+only, so that nothing after this module rounds. An amount in seconds needs a key that has a time; any other unit means
+steps of the key. Must not know tables, samples or epochs.
+"""
+
+# ruff: noqa: RUF009 - setting() is a dataclass field
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping  # noqa: TC003 - dataclasses look at it
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shared.config import Amount, amount, choice, flag, setting, whole
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "limits_of"]
+
+#: `shapes = "auto"` looks no further: each shape is a compilation.
+MOST_SHAPES = 32
+
+Shapes = Literal["auto", "none"] | int | tuple[Amount, ...]
+
+_length = amount("s", "frames", "samples", "tokens", "characters", "bytes", "steps")
+
+
+def _shapes(value: object) -> Shapes:
+    if value in ("auto", "none"):
+        return "auto" if value == "auto" else "none"
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256:
+        return value
+    if isinstance(value, list) and value:
+        return tuple(Amount(float(item), "steps") if isinstance(item, int) else _length(item) for item in value)
+    raise SettingsError(
+        expected='"auto", "none", a number of shapes from 1 to 256, or a list of lengths',
+        got=repr(value),
+        where="shapes",
+        remedy='Write shapes = "auto", shapes = 16, or shapes = ["5 s", "10 s", "20 s"].',
+    )
+
+
+def _limits(value: object) -> Mapping[str, Amount]:
+    if isinstance(value, dict):
+        return {str(key): _length(item) for key, item in value.items()}
+    raise SettingsError(
+        expected="a table of keys and amounts",
+        got=repr(value),
+        where="limits",
+        remedy='Write limits = { text = "4000 characters" }.',
+    )
+
+
+def _weights(value: object) -> tuple[float, ...]:
+    if isinstance(value, list) and all(isinstance(item, int | float) and item > 0 for item in value):
+        return tuple(float(item) for item in value)
+    raise SettingsError(
+        expected="a list of numbers above 0", got=repr(value), where="weights", remedy="Write weights = [3, 1]."
+    )
+
+
+def _flags(value: object) -> tuple[bool, ...]:
+    if isinstance(value, list) and all(isinstance(item, bool) for item in value):
+        return tuple(value)
+    raise SettingsError(
+        expected="a list of true or false", got=repr(value), where="cycle", remedy="Write cycle = [false, true]."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How a stream's samples become batches."""
+
+    budget: Amount = setting(
+        _length,
+        'the most that a batch may hold of the bucketed key, padding included, such as "300 s" or "4096 tokens"',
+    )
+    shapes: Shapes = setting(
+        _shapes,
+        'how many padded shapes: "auto", a number, a list of lengths, or "none" to batch in plain order',
+        default="auto",
+    )
+    order: str = setting(
+        choice("shuffled", "sorted", "laplace", "as_is"), "the order of samples and batches", default="shuffled"
+    )
+    pad_to: str = setting(
+        choice("bucket", "batch"),
+        "pad to the bucket's length (few shapes), or to the longest sample of a batch (or group)",
+        default="bucket",
+    )
+    window: int = setting(whole(1), "samples that are shuffled and bucketed together", default=262_144)
+    max_rows: int = setting(whole(0), "the most rows of a batch; 0: as many as the budget allows", default=0)
+    min_length: Amount | None = setting(_length, "shorter samples are dropped, and counted", default=None)
+    max_length: Amount | None = setting(_length, "longer samples are dropped, and counted", default=None)
+    objective: str = setting(
+        choice("steps", "area"), "what automatic shapes make least: batches, or padded cells", default="steps"
+    )
+    length_multiple: int = setting(whole(1, 2**20), "padded lengths are multiples of this", default=1)
+    rows_multiple: int = setting(whole(1, 4096), "rows are multiples of this where the budget allows", default=1)
+    quadratic_length: Amount | None = setting(
+        _length, "a sample of length l counts l + l*l/this against the budget, for attention", default=None
+    )
+    limits: Mapping[str, Amount] | None = setting(
+        _limits, "the most that a batch may hold of other keys, padding included", default=None
+    )
+    weights: tuple[float, ...] = setting(
+        _weights, "how many samples of each source for how many of the others", default=()
+    )
+    cycle: tuple[bool, ...] = setting(
+        _flags, "for each source: true to start it over when it is through, false to end the epoch", default=()
+    )
+    curriculum_epochs: int = setting(whole(0), "the first epochs, in which samples come sorted by length", default=0)
+    epoch_parts: int = setting(whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters", default=1)
+    largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
+    laplace_samples: int = setting(
+        whole(1), 'with order = "laplace": samples in one run of rising or falling length', default=1000
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The settings' amounts in steps of the keys that they limit."""
+
+    key: str
+    budget: int
+    max_rows: int
+    rows_multiple: int
+    length_multiple: int
+    #: 0 where there is no quadratic term.
+    quadratic: int
+    min_length: int
+    #: None where nothing is too long.
+    max_length: int | None
+    #: Lengths of one's own; empty where they are chosen.
+    boundaries: tuple[int, ...]
+    #: The most steps of other keys in a batch.
+    budgets: Mapping[str, int]
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sample that takes part: with max_length set, at most the last bucket."""
+        if self.max_length is None or not self.boundaries:
+            return self.max_length
+        return min(self.max_length, self.boundaries[-1])
+
+    def padded(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths rounded up to the multiple that was asked for."""
+        return -(-lengths // self.length_multiple) * self.length_multiple
+
+    def rows(self, lengths: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+        """How many rows of these padded lengths fit into a batch: at least one."""
+        own = np.maximum(lengths[self.key], 1)
+        rows = (
+            self.budget * self.quadratic // (own * self.quadratic + own * own) if self.quadratic else self.budget // own
+        )
+        for key, budget in self.budgets.items():
+            if key in lengths:
+                rows = np.minimum(rows, budget // np.maximum(lengths[key], 1))
+        if self.max_rows:
+            rows = np.minimum(rows, self.max_rows)
+        multiple = np.where(rows >= self.rows_multiple, rows // self.rows_multiple * self.rows_multiple, rows)
+        return np.maximum(multiple, 1).astype(np.int64)
+
+
+def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]) -> Limits:
+    """Turn the settings' amounts into integers; an amount whose unit the key does not have is refused."""
+
+    def steps(name: str, given: Amount | None, of: str = key, *, up: bool = False) -> int:
+        if given is None:
+            return 0
+        exact = given.value * _rate(name, given, of, per_second)
+        return math.ceil(exact - 1e-6) if up else math.floor(exact + 1e-6)
+
+    if key not in per_second:
+        raise _unknown_key("length", key, per_second)
+    for other in settings.limits or {}:
+        if other not in per_second or other == key:
+            raise _unknown_key(f"limits.{other}", other, per_second)
+    budget = steps("budget", settings.budget)
+    if budget < 1:
+        raise SettingsError(
+            expected=f'at least one step of "{key}"',
+            got=str(settings.budget),
+            where="budget",
+            remedy="Raise the budget.",
+        )
+    own = settings.shapes if isinstance(settings.shapes, tuple) else ()
+    boundaries = sorted({steps("shapes", length, up=True) for length in own})
+    rounded = -(-np.array(boundaries, np.int64) // settings.length_multiple) * settings.length_multiple
+    return Limits(
+        key=key,
+        budget=budget,
+        max_rows=settings.max_rows,
+        rows_multiple=settings.rows_multiple,
+        length_multiple=settings.length_multiple,
+        quadratic=steps("quadratic_length", settings.quadratic_length),
+        min_length=steps("min_length", settings.min_length, up=True),
+        max_length=None if settings.max_length is None else steps("max_length", settings.max_length),
+        boundaries=tuple(sorted({int(length) for length in rounded})),
+        budgets={other: steps(f"limits.{other}", most, other) for other, most in (settings.limits or {}).items()},
+    )
+
+
+def _rate(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
+    if given.unit != "s":
+        return 1.0
+    rate = per_second[key]
+    if rate is None:
+        raise SettingsError(
+            expected=f'an amount in steps of "{key}", such as "{given.value:g} tokens"',
+            got=f'"{given}"',
+            where=name,
+            remedy=f'The key "{key}" has no time: write {name} = "<number> tokens", or frames, characters, bytes.',
+        )
+    return rate
+
+
+def _unknown_key(name: str, key: str, per_second: Mapping[str, float | None]) -> SettingsError:
+    known = ", ".join(f'"{other}"' for other in per_second)
+    return SettingsError(
+        expected=f"a padded key of this stream ({known})", got=f'"{key}"', where=name, remedy="Name one of these."
+    )

@@ -1,0 +1,226 @@
+"""The two passes over all lengths that come before a plan: one for the buckets, one for each segment's bucket counts.
+
+Rules: pure; linear in the number of samples, a block of segments in memory at a time; the result is a handful of arrays
+that can be kept on disk, so that a plan is opened without reading lengths. No sample is dropped without being counted
+by reason. Must not know epochs, groups or shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from loader_server.planning.buckets import Costs, Histogram, chosen_boundaries
+from loader_server.planning.order import window_count
+from loader_server.planning.settings import MOST_SHAPES
+from shared.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning.settings import Limits, PlanSettings
+
+    Integers = NDArray[np.int64]
+
+__all__ = ["LengthTable", "Progress", "Survey", "bucket_of", "surveyed"]
+
+Progress = Callable[[int, int], None]
+
+#: Samples whose lengths are in memory at once.
+_BLOCK = 2**18
+#: Why samples are dropped, in the order in which the reasons are looked for.
+_REASONS = ("empty", "too_short", "too_long")
+
+
+class LengthTable(Protocol):
+    """What the planner reads of an index."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the index."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The padded keys of a sample, after transforms, the bucketed one among them."""
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """The sample number at which each segment starts, and the number of samples at the end."""
+
+    def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
+        """The lengths, after transforms, of samples `start` to `stop` (excluded)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What the passes found: all that a plan needs to number its batches."""
+
+    #: The padded length of the bucketed key in each bucket, ascending.
+    edges: Integers
+    #: The longest of each other key among samples of each bucket and of the smaller ones, which may spill into it.
+    others: Mapping[str, Integers]
+    #: Samples of each segment in each bucket.
+    counts: NDArray[np.int32]
+    #: Samples dropped, by reason: empty, too_short, too_long.
+    dropped: Integers
+    #: The lengths that occur among planned samples, and how many have each; long ones share bins.
+    lengths: Integers
+    samples: Integers
+    #: The sum of planned samples' lengths in each segment.
+    sums: Integers
+
+    def arrays(self) -> dict[str, NDArray[np.integer]]:
+        """As arrays by name, to be kept."""
+        own = {name: getattr(self, name) for name in ("edges", "counts", "dropped", "lengths", "samples", "sums")}
+        return own | {f"other.{key}": longest for key, longest in self.others.items()}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> Survey:
+        """From what `arrays` gave."""
+        return cls(
+            edges=arrays["edges"].astype(np.int64),
+            others={
+                name.removeprefix("other."): of.astype(np.int64)
+                for name, of in arrays.items()
+                if name.startswith("other.")
+            },
+            counts=arrays["counts"].astype(np.int32, copy=False),
+            dropped=arrays["dropped"].astype(np.int64),
+            lengths=arrays["lengths"].astype(np.int64),
+            samples=arrays["samples"].astype(np.int64),
+            sums=arrays["sums"].astype(np.int64),
+        )
+
+    def dropped_by_reason(self) -> dict[str, int]:
+        """The reasons that occurred, and how many samples each took."""
+        return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=True) if count}
+
+
+def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None) -> Survey:
+    """Read all lengths twice: for the histogram, and for each segment's bucket counts."""
+    tell = progress or (lambda _done, _total: None)
+    size = int(table.segments[-1])
+    histogram, dropped, total = Histogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
+    for start, stop in _blocks(table.segments):
+        lengths = _lengths(table, limits, start, stop)
+        reason = _reason(lengths, limits)
+        dropped += np.bincount(reason, minlength=len(dropped))
+        kept = lengths[limits.key][reason == len(_REASONS)]
+        histogram.add(kept)
+        total += int(kept.sum())
+        tell(stop, 2 * size)
+    lengths_found, samples = histogram.table()
+    if not samples.size:
+        raise _nothing_left(table, dropped)
+    edges = _edges(lengths_found, samples, total, (settings, limits, size))
+    counts, sums, others = _tally(table, limits, edges, lambda done: tell(size + done, 2 * size))
+    return Survey(
+        edges=edges,
+        others=others,
+        counts=counts,
+        dropped=dropped[:-1],
+        lengths=lengths_found,
+        samples=samples,
+        sums=sums,
+    )
+
+
+def bucket_of(lengths: Mapping[str, Integers], limits: Limits, edges: Integers) -> Integers:
+    """The bucket of each sample, -1 where it takes no part."""
+    kept = _reason(lengths, limits) == len(_REASONS)
+    return np.where(kept, np.searchsorted(edges, lengths[limits.key]), -1)
+
+
+def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
+    """Ranges of samples of about one block, each made of whole segments."""
+    first = 0
+    while first < len(segments) - 1:
+        after = max(int(np.searchsorted(segments, segments[first] + _BLOCK, side="right")) - 1, first + 1)
+        yield int(segments[first]), int(segments[after])
+        first = after
+
+
+def _lengths(table: LengthTable, limits: Limits, start: int, stop: int) -> dict[str, Integers]:
+    """The lengths that decide whether a sample takes part."""
+    return {key: table.lengths(key, start, stop) for key in (limits.key, *limits.budgets)}
+
+
+def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
+    """The number of the reason to drop each sample, or that of no reason."""
+    own = lengths[limits.key]
+    too_long = np.zeros(len(own), bool) if limits.longest is None else own > limits.longest
+    for key, budget in limits.budgets.items():
+        too_long |= lengths[key] > budget
+    return np.select([own <= 0, own < limits.min_length, too_long], range(len(_REASONS)), len(_REASONS)).astype(
+        np.int64
+    )
+
+
+def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSettings, Limits, int]) -> Integers:
+    """The buckets' padded lengths: those asked for, or chosen."""
+    settings, limits, size = asked
+    if limits.boundaries:
+        if lengths[-1] > limits.boundaries[-1]:
+            raise _too_long(int(lengths[-1]), limits)
+        return np.array(limits.boundaries, np.int64)
+    padded, last = np.unique(limits.padded(lengths)[::-1], return_index=True)
+    costs = Costs(
+        lengths=padded,
+        below=np.cumsum(samples)[len(samples) - 1 - last],
+        rows=limits.rows({limits.key: padded}),
+        total=total,
+        budget=limits.budget,
+        windows=window_count(size, settings.window, settings.order),
+        objective=settings.objective,
+    )
+    return chosen_boundaries(costs, settings.shapes if isinstance(settings.shapes, int) else None, MOST_SHAPES)
+
+
+def _tally(
+    table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]
+) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
+    """Each segment's bucket counts and sum of lengths, and each other key's longest sample by bucket."""
+    segments, buckets = table.segments, len(edges)
+    counts = np.zeros((len(segments) - 1, buckets), np.int32)
+    sums = np.zeros(len(segments) - 1, np.int64)
+    others = {key: np.zeros(buckets, np.int64) for key in table.keys if key != limits.key}
+    for start, stop in _blocks(segments):
+        lengths = _lengths(table, limits, start, stop)
+        bucket = bucket_of(lengths, limits, edges)
+        kept = bucket >= 0
+        first, after = np.searchsorted(segments, [start, stop])
+        size = int(after - first)
+        segment = np.repeat(np.arange(size), np.diff(segments[first : after + 1]))[kept]
+        within = segment * buckets + bucket[kept]
+        counts[first:after] = np.bincount(within, minlength=size * buckets).reshape(-1, buckets)
+        # Exact: numpy weighs in float64, and a segment's lengths sum to less than 2**53.
+        sums[first:after] = np.bincount(segment, weights=lengths[limits.key][kept], minlength=size)
+        for key, longest in others.items():
+            np.maximum.at(longest, bucket[kept], table.lengths(key, start, stop)[kept])
+        tell(stop)
+    return counts, sums, {key: np.maximum.accumulate(longest) for key, longest in others.items()}
+
+
+def _nothing_left(table: LengthTable, dropped: Integers) -> DataError:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in zip(_REASONS, dropped, strict=False) if count)
+    return DataError(
+        expected="at least one sample to plan",
+        got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
+        where="plan",
+        remedy="Check min_length, max_length and limits, and that the source is the right one.",
+    )
+
+
+def _too_long(length: int, limits: Limits) -> SettingsError:
+    longest = limits.boundaries[-1]
+    return SettingsError(
+        expected=f'samples of at most {longest} steps of "{limits.key}", the longest bucket',
+        got=f"a sample of {length}",
+        where="shapes",
+        remedy=f'Add a bucket of at least {length}, or set max_length = "{longest} steps" to drop what is longer.',
+    )

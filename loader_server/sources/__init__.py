@@ -1,0 +1,1 @@
+"""Sources: where samples live, and the index that says how long each of them is."""

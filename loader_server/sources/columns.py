@@ -1,0 +1,99 @@
+"""Columns on disk: plain .npy files that grow while they are written and are mapped into memory when read.
+
+Rules: never a pickle; memory does not grow with the number of rows, neither in writing nor in opening. Strings are a
+blob of UTF-8 and where each starts. Knows nothing of what the columns mean.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["ColumnWriter", "Strings", "StringsWriter", "mapped", "open_strings"]
+
+
+class ColumnWriter:
+    """One column of numbers, appended to."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._file: BinaryIO = path.open("wb")
+        self._length = 0
+        self._header()
+
+    def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
+        """Write values after those that are there."""
+        array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
+        self._file.write(array.tobytes())
+        self._length += len(array)
+
+    def close(self) -> None:
+        """Finish the file and wait until the disk has it."""
+        self._file.seek(0)
+        self._header()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _header(self) -> None:
+        # numpy leaves room for a first axis of up to 21 digits, so the header keeps its size.
+        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._file, facts)
+
+
+class StringsWriter:
+    """One column of strings, appended to."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._blob = ColumnWriter(folder / f"{name}.text.npy", "uint8")
+        self._starts = ColumnWriter(folder / f"{name}.starts.npy", "int64")
+        self._starts.append([0])
+        self._end = 0
+
+    def append(self, values: Iterable[str]) -> None:
+        """Write strings after those that are there."""
+        encoded = [value.encode() for value in values]
+        ends = self._end + np.cumsum([len(value) for value in encoded], dtype=np.int64)
+        self._blob.append(np.frombuffer(b"".join(encoded), np.uint8))
+        self._starts.append(ends)
+        self._end = int(ends[-1]) if len(ends) else self._end
+
+    def close(self) -> None:
+        """Finish both files."""
+        self._blob.close()
+        self._starts.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """A column of strings, mapped."""
+
+    blob: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, row: int) -> str:
+        return self.blob[self.starts[row] : self.starts[row + 1]].tobytes().decode()
+
+
+def mapped(path: Path) -> NDArray[np.generic]:
+    """A column of numbers as a plain array over the mapped file."""
+    # A scalar out of numpy's memmap class costs ten times one out of a plain array.
+    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
+
+
+def open_strings(folder: Path, name: str) -> Strings:
+    """A column of strings."""
+    blob = mapped(folder / f"{name}.text.npy").view(np.uint8)
+    return Strings(blob, mapped(folder / f"{name}.starts.npy").view(np.int64))

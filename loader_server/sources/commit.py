@@ -1,0 +1,91 @@
+"""How an index replaces another: all or nothing, by one indexer at a time.
+
+Rules: columns are written under a name that nothing refers to; `meta.json` names them, and replacing that one file is
+the moment at which the new index counts. What nothing names is swept away. Knows nothing of what the columns hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from loader_server.sources.index_folder import Meta, meta_json, read_meta
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["COLUMNS", "commit", "locked", "sweep"]
+
+#: What the names of folders with columns start with.
+COLUMNS = "columns-"
+
+
+def commit(folder: Path, made: Path, meta: Meta) -> None:
+    """From here on the new columns are the index."""
+    draft = made / "meta.json"
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(meta_json(meta))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(made)
+    draft.replace(folder / "meta.json")
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove columns that are not the index's: older ones, and what an indexer left that failed or was killed."""
+    named = ""
+    with contextlib.suppress(DataError):
+        named = read_meta(folder).folder
+    for columns in folder.glob(f"{COLUMNS}*"):
+        if columns.name != named:
+            shutil.rmtree(columns, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the folder's only indexer; a folder that was made for nothing goes again."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = _lock(folder / "lock")
+    try:
+        yield
+    finally:
+        (folder / "lock").unlink()
+        os.close(handle)
+        if new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """An open file under an exclusive lock, which its owner unlinks before it closes it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise DataError(
+                expected="to be the only one that makes this index",
+                got="another loader-server index at work",
+                where=str(path.parent),
+                remedy="Wait for it, or end it.",
+            ) from None
+        # The last owner unlinked the file between our opening and locking it.
+        os.close(handle)

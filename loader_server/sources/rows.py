@@ -1,0 +1,170 @@
+"""Rows of manifests: CSV and JSON lines, one after another, the unusable ones with their line and the reason.
+
+Rules: one row at a time, so that a manifest may be larger than memory; a bad row is a fact and not an exception; a
+manifest that cannot be read at all is a DataError. Knows nothing of audio: whether the named files exist is for
+`probe` to see.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["AUDIO_COLUMNS", "TEXT_COLUMNS", "BadRow", "Columns", "Row", "columns_of", "read_rows"]
+
+#: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first that is there counts.
+AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
+#: Names of the column with the transcript.
+TEXT_COLUMNS = ("text", "transcript", "sentence")
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is not indexed, and why, in one word and in full."""
+
+    manifest: str
+    line: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as the manifest says it; `manifest` counts the manifests from 0."""
+
+    manifest: int
+    line: int
+    path: str
+    text: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns of a manifest mean what; `text` is empty where there is no transcript."""
+
+    audio: str
+    text: str
+    others: tuple[str, ...]
+
+
+_Cells: TypeAlias = "Mapping[str, str] | BadRow"
+
+
+def columns_of(manifest: Path) -> Columns:
+    """The columns of a manifest, from its header, or from all its objects."""
+    names: dict[str, None] = {}
+    if _is_csv(manifest):
+        names = dict.fromkeys(_header(manifest))
+    else:
+        for _, cells in _json_cells(manifest):
+            if not isinstance(cells, BadRow):
+                names.update(dict.fromkeys(cells))
+    audio = next((name for name in AUDIO_COLUMNS if name in names), "")
+    text = next((name for name in TEXT_COLUMNS if name in names), "")
+    if not audio:
+        raise DataError(
+            expected="a column " + " or ".join(f'"{name}"' for name in AUDIO_COLUMNS),
+            got=f"the columns {', '.join(names)}" if names else "no columns",
+            where=str(manifest),
+            remedy="Rename the column that names the audio files.",
+        )
+    return Columns(audio, text, tuple(name for name in names if name not in (audio, text)))
+
+
+def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, ...]) -> Iterator[Row | BadRow]:
+    """The rows of a manifest in order; `others` are the further columns of all manifests together."""
+    cells_of = _csv_cells if _is_csv(manifest) else _json_cells
+    for line, cells in cells_of(manifest):
+        if isinstance(cells, BadRow):
+            yield cells
+            continue
+        missing = [name for name in (columns.audio, columns.text) if name and name not in cells]
+        if missing or not cells[columns.audio]:
+            name = missing[0] if missing else columns.audio
+            yield BadRow(str(manifest), line, "missing_column", f'expected a value for the column "{name}", got none')
+            continue
+        text = cells[columns.text] if columns.text else ""
+        row = Row(number, line, cells[columns.audio], text, tuple(cells.get(name, "") for name in others))
+        yield _refused(row, manifest, cells) or row
+
+
+def _refused(row: Row, manifest: Path, cells: Mapping[str, str]) -> BadRow | None:
+    try:
+        "\n".join((row.path, row.text, *row.others)).encode()
+    except UnicodeEncodeError:
+        return BadRow(str(manifest), row.line, "not_utf8", "expected UTF-8, got other bytes")
+    # NeMo cuts utterances out of long recordings by "offset"; the whole file would not be what the text says.
+    if cells.get("offset", "") not in ("", "0", "0.0"):
+        detail = f"expected a whole file, got the part at offset {cells['offset']} s"
+        return BadRow(str(manifest), row.line, "offset", detail)
+    if "\0" in row.path:
+        return BadRow(str(manifest), row.line, "malformed", "expected a path, got one with a zero byte")
+    return None
+
+
+def _is_csv(manifest: Path) -> bool:
+    suffix = manifest.suffix.lower()
+    if suffix not in (".csv", ".jsonl", ".json"):
+        raise DataError(
+            expected="a manifest that ends in .csv, .jsonl or .json (one object a line)",
+            got=f'"{manifest.name}"',
+            where=str(manifest),
+            remedy="Rename it, or convert it.",
+        )
+    return suffix == ".csv"
+
+
+def _header(manifest: Path) -> list[str]:
+    with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        return [name.strip() for name in next(csv.reader(file), [])]
+
+
+def _csv_cells(manifest: Path) -> Iterator[tuple[int, _Cells]]:
+    header = _header(manifest)
+    with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file)
+        next(reader, None)
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                yield line, BadRow(str(manifest), line, "malformed", str(error))
+                continue
+            if cells is None:
+                return
+            if len(cells) > len(header):
+                detail = f"expected {len(header)} columns, got {len(cells)}: put a text with commas in quotes"
+                yield line, BadRow(str(manifest), line, "malformed", detail)
+            elif cells:
+                yield line, dict(zip(header, cells))  # noqa: B905 - a short row lacks its last columns
+
+
+def _json_cells(manifest: Path) -> Iterator[tuple[int, _Cells]]:
+    with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        for line, source in enumerate(file, 1):
+            if source.strip():
+                yield line, _object(source, manifest, line)
+
+
+def _object(source: str, manifest: Path, line: int) -> _Cells:
+    try:
+        found = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        return BadRow(str(manifest), line, "malformed", str(error))
+    if not isinstance(found, dict):
+        return BadRow(str(manifest), line, "malformed", f"expected an object, got {type(found).__name__}")
+    return {key: _text(value) for key, value in found.items() if value is not None}
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

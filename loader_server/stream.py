@@ -1,0 +1,217 @@
+"""A stream of a job, opened: its source, its transforms and its plan, from the job file and the index.
+
+Everybody who needs a stream (coordinator, workers, commands) opens it here and gets the same digest, so that a batch number means
+the same to all. Rules: nothing is written here but the plan's cache; no sockets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.planning import Plan, PlanSettings
+from loader_server.sources.index import open_index
+from loader_server.sources.source import SOURCES
+from loader_server.transforms.chain import Chain
+from shared.config import Job, StreamSettings, parse_job, read_tables
+from shared.errors import DataError, SettingsError
+from shared.hashing import fingerprint
+from shared.layout import fields_of_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.index_folder import Index
+    from loader_server.sources.source import Source
+    from shared.config import JobSettings
+    from shared.layout import Field
+
+__all__ = ["JobFile", "Stream", "StreamRecipe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecipe:
+    """What the job file says of a stream, read and checked; nothing is opened yet."""
+
+    name: str
+    where: str
+    settings: StreamSettings
+    plan: PlanSettings
+    source: Any
+    tables: Mapping[str, Any]
+
+    def chain(self, rate: int) -> Chain:
+        """Its transforms, over raw samples whose files all have this rate (0: they differ)."""
+        raw = tuple(
+            dataclasses.replace(field, per_second=float(rate)) if field.key == "audio" and rate else field
+            for field in SOURCES[self.settings.source].fields
+        )
+        return Chain.make(self.settings.transforms, self.tables, self.where, raw)
+
+
+class JobFile:
+    """A job file and the folder that its relative paths start from."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            toml = self.path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                expected="a job file", got=str(error), where=str(path), remedy="Name an existing job.toml."
+            ) from None
+        self.job: Job = parse_job(toml, str(path))
+        self.base = self.path.resolve().parent
+        self.recipes = {name: self._recipe(name) for name in self.job.streams}
+
+    @property
+    def settings(self) -> JobSettings:
+        """The table [job]."""
+        return self.job.settings
+
+    @property
+    def state(self) -> Path:
+        """Where index, journal and quarantine log live."""
+        return self.base / self.settings.state / self.settings.name
+
+    @property
+    def keys(self) -> Path | None:
+        """The folder with keys, if the job has one."""
+        return self.base / self.settings.keys if self.settings.keys else None
+
+    def index_folder(self, name: str) -> Path:
+        """Where a stream's index lives."""
+        return self.state / f"index-{name}"
+
+    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Stream:
+        """Open a stream; its index has to be there."""
+        return Stream(self, self.recipes[name], progress)
+
+    def _recipe(self, name: str) -> StreamRecipe:
+        table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
+        kind = table.get("source")
+        if kind not in SOURCES:
+            raise SettingsError(
+                expected="source = " + " or ".join(f'"{known}"' for known in SOURCES),
+                got=f'"{kind}"' if kind else "no source",
+                where=where,
+                remedy="Name the kind of source.",
+            )
+        own = {field.name for field in dataclasses.fields(PlanSettings)}
+        tables = {key: value for key, value in table.items() if isinstance(value, dict) and key not in own}
+        classes = (StreamSettings, PlanSettings, SOURCES[kind].settings)
+        flat = {key: value for key, value in table.items() if key not in tables}
+        settings, plan, source = read_tables(classes, flat, where, also_known=tuple(settings_tables(table)))
+        return StreamRecipe(name=name, where=where, settings=settings, plan=plan, source=source, tables=tables)
+
+
+def settings_tables(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The transforms of a stream that may have a sub-table."""
+    names = table.get("transforms", ())
+    return tuple(name for name in names if ":" not in str(name)) if isinstance(names, list) else ()
+
+
+class _Lengths:
+    """The planner's view of an index: lengths after the transforms."""
+
+    def __init__(self, index: Index, chain: Chain) -> None:
+        self._index = index
+        self._chain = chain
+        self.keys = tuple(field.key for field in chain.fields if field.padded)
+        self.segments = index.segments
+        # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
+        # augmentation can go on from a checkpoint.
+        shaping = (step.identity for step in chain.steps if step.declaration is not None and step.declaration.lengths)
+        self.fingerprint = fingerprint(index.fingerprint, repr(chain.fields), *shaping)
+
+    def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
+        if self._chain.measured:
+            return self._index.lengths(self._chain)[key][start:stop]
+        raw = {name: column[start:stop] for name, column in self._index.raw_lengths.items()}
+        return self._chain.lengths(raw)[key]
+
+
+class Stream:
+    """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which."""
+
+    def __init__(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> None:
+        self.name = recipe.name
+        self.settings = recipe.settings
+        self.seed = job.settings.seed
+        folder = job.index_folder(recipe.name)
+        index = open_index(folder)
+        kind = SOURCES[recipe.settings.source]
+        self.samples = index.samples
+        self.bad_rows = index.meta.bad
+        self.source: Source = kind.open(index, job.base)
+        self.chain = index.bound(recipe.chain(index.rate))
+        self.table = _Lengths(index, self.chain)
+        _check_key(recipe, self.chain.fields)
+        self.plan = Plan.make(
+            self.table, recipe.plan, key=recipe.settings.length, seed=self.seed, progress=progress,
+            per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
+            cached=_cached(folder / "plan.npz"),
+        )  # fmt: skip
+        _keep(folder / "plan.npz", self.plan)
+        #: What a batch carries.
+        self.fields = fields_of_batch(self.chain.fields)
+        #: Names the plan and the element spec: batches of equal digest and number are the same batch.
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.plan.buckets))
+
+    @cached_property
+    def builder(self) -> str:
+        """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
+        return self.chain.fingerprint
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self.source.close()
+
+
+def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
+    padded = [field.key for field in fields if field.padded]
+    if recipe.settings.length not in padded:
+        raise SettingsError(
+            expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
+            got=f'"{recipe.settings.length}"',
+            where=f"{recipe.where}, length",
+            remedy="It names the key whose length decides the bucket; the transforms say which keys there are.",
+        )
+
+
+def _cached(path: Path) -> dict[str, NDArray[np.integer]] | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError):
+        return None  # torn: made anew, and kept
+
+
+def _keep(path: Path, plan: Plan) -> None:
+    """Keep the counts for the next opening; several processes may do so at once, each whole."""
+    arrays = plan.arrays()
+    old = _cached(path)
+    if old is not None and "digest" in old and np.array_equal(old["digest"], arrays["digest"]):
+        return
+    draft = path.with_name(f"{path.stem}.{os.getpid()}.npz")
+    try:
+        np.savez(draft, **arrays)  # type: ignore[arg-type]
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise DataError(
+            expected="to keep the plan beside the index",
+            got=str(error),
+            where=str(path),
+            remedy="Make room, or make the folder writable.",
+        ) from error

@@ -1,0 +1,237 @@
+"""The parent of one machine's loader side: a coordinator and one worker a core, restarted when they die, ended with it.
+
+Rules: each child keeps its endpoint across restarts, so that trainers find it again; a child that never became ready is a mistake in
+the set-up and ends everything with its own error; one that died later is restarted after a growing pause. Children end
+when this process ends, kill -9 included (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.errors import StokerError
+from shared.logs import Log
+from shared.sockets import Waker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["Child", "Supervisor", "SupervisorSettings"]
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+#: A child that lived so long is started again without a pause.
+_HEALTHY_S = 10.0
+
+#: A start takes under a second on an idle machine; this is for one that is not.
+_READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorSettings:
+    """What to run."""
+
+    job_path: Path
+    listen: str
+    workers: int
+    insecure: bool = False
+    drain_timeout_s: float = 10.0
+    log_level: str = "info"
+
+
+class StartError(StokerError):
+    """A child ended before it was ready; its own error stands above this one."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process that is kept running."""
+
+    name: str
+    command: Callable[[str], list[str]]
+    listen: str
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    started_s: float = 0.0
+    restarts: int = 0
+    pause_s: float = _FIRST_PAUSE_S
+    again_s: float = 0.0
+    ready: int = field(default=-1)
+
+
+class Supervisor:
+    """`start` returns when all are ready; `run` keeps them so until `stop`."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self.settings = settings
+        self.log = Log("supervisor")
+        self.coordinator = Child("coordinator", self._coordinator_command, settings.listen)
+        host = settings.listen.rpartition(":")[0]
+        self.workers = [Child(f"worker-{n}", self._worker_command(n), f"{host}:*") for n in range(settings.workers)]
+        self._waker = Waker()
+        self._stopping = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where trainers connect to."""
+        return self.coordinator.listen
+
+    @property
+    def children(self) -> list[Child]:
+        """All of them."""
+        return [self.coordinator, *self.workers]
+
+    def _base(self, role: str, listen: str) -> list[str]:
+        insecure = ["--insecure"] if self.settings.insecure else []
+        own = ["--listen", listen, "--parent", str(os.getpid()), "--log-level", self.settings.log_level]
+        return [sys.executable, "-m", "loader_server", role, str(self.settings.job_path), *own, *insecure]
+
+    def _coordinator_command(self, listen: str) -> list[str]:
+        return self._base("coordinator", listen)
+
+    def _worker_command(self, number: int) -> Callable[[str], list[str]]:
+        def command(listen: str) -> list[str]:
+            name = f"{os.uname().nodename}-{number}"
+            return [*self._base("worker", listen), "--name", name, "--coordinator", self.coordinator.listen]
+
+        return command
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Start all; they run when this returns."""
+        self._start(self.coordinator)
+        self._await_ready([self.coordinator])
+        for worker in self.workers:
+            self._start(worker)
+        self._await_ready(self.workers)
+
+    def run(self) -> None:
+        """Keep them running until `stop`, then end them."""
+        try:
+            while not self._stopping:
+                self._wait()
+                self._mend()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End soon; callable from a signal handler."""
+        self._stopping = True
+        self._waker.wake()
+
+    def close(self) -> None:
+        """Drain the workers, then end the coordinator; what does not end in time is killed."""
+        self._stopping = True
+        for group in (self.workers, [self.coordinator]):
+            for child in group:
+                _signal(child, signal.SIGTERM)
+            until_s = time.monotonic() + self.settings.drain_timeout_s
+            for child in group:
+                self._reap(child, until_s)
+
+    def _reap(self, child: Child, until_s: float) -> None:
+        if child.process is None:
+            return
+        try:
+            child.process.wait(max(0.0, until_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.log.warning("killed, for it did not end in time", child=child.name)
+            child.process.kill()
+            child.process.wait()
+        self._forget(child)
+
+    def _start(self, child: Child) -> None:
+        reading, writing = os.pipe()
+        command = [*child.command(child.listen), "--ready-fd", str(writing)]
+        # A session of its own: Ctrl-C at the terminal is for us to pass on, in good order.
+        child.process = subprocess.Popen(command, pass_fds=[writing], start_new_session=True, stdin=subprocess.DEVNULL)
+        os.close(writing)
+        child.ready = reading
+        child.pidfd = os.pidfd_open(child.process.pid)
+        child.started_s = time.monotonic()
+
+    def _await_ready(self, children: Sequence[Child]) -> None:
+        until_s = time.monotonic() + _READY_TIMEOUT_S
+        for child in children:
+            if not self._read_ready(child, until_s):
+                self.close()
+                raise StartError(
+                    expected=f"{child.name} to start",
+                    got="its end before it was ready",
+                    where=str(self.settings.job_path),
+                    remedy="Its own error stands above.",
+                )
+
+    def _read_ready(self, child: Child, until_s: float) -> bool:
+        """Read what the child says when it is ready: its endpoint, kept for restarts."""
+        readable, _, _ = select.select([child.ready], [], [], max(0.0, until_s - time.monotonic()))
+        line = os.read(child.ready, 4096) if readable else b""
+        os.close(child.ready)
+        child.ready = -1
+        if line:
+            child.listen = json.loads(line)["endpoint"]
+            self.log.info(
+                "ready", child=child.name, endpoint=child.listen, pid=child.process.pid if child.process else 0
+            )
+        return bool(line)
+
+    # --- mending ---
+
+    def _wait(self) -> None:
+        """Until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
+        now_s = time.monotonic()
+        alive = [child.pidfd for child in self.children if child.pidfd >= 0]
+        starting = [child.ready for child in self.children if child.ready >= 0]
+        pauses = [child.again_s - now_s for child in self.children if child.process is None]
+        select.select([*alive, *starting, self._waker.fileno()], [], [], max(0.0, min(pauses)) if pauses else None)
+        self._waker.clear()
+
+    def _mend(self) -> None:
+        now_s = time.monotonic()
+        for child in self.children:
+            if child.ready >= 0 and select.select([child.ready], [], [], 0)[0]:
+                self._read_ready(child, now_s)
+            if child.process is not None and child.process.poll() is not None:
+                self._note_death(child, now_s)
+            if child.process is None and now_s >= child.again_s and not self._stopping:
+                child.restarts += 1
+                self._start(child)
+
+    def _note_death(self, child: Child, now_s: float) -> None:
+        assert child.process is not None
+        code = child.process.returncode
+        self._forget(child)
+        child.pause_s = (
+            _FIRST_PAUSE_S if now_s - child.started_s > _HEALTHY_S else min(2 * child.pause_s, _LONGEST_PAUSE_S)
+        )
+        child.again_s = now_s + (child.pause_s if child.restarts else 0.0)
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+        self.log.warning("died and is started again", child=child.name, cause=cause, restarts=child.restarts + 1)
+
+    @staticmethod
+    def _forget(child: Child) -> None:
+        child.process = None
+        for handle in (child.pidfd, child.ready):
+            if handle >= 0:
+                os.close(handle)
+        child.pidfd = child.ready = -1
+
+
+def _signal(child: Child, number: int) -> None:
+    """Through the pidfd: the process id may be another's by now."""
+    if child.pidfd >= 0:
+        try:
+            signal.pidfd_send_signal(child.pidfd, number)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,1 @@
+"""Transforms: what a raw sample becomes before it is put into a batch."""

@@ -1,0 +1,140 @@
+"""`logmel`: audio to logarithmic mel bands, float32, a whole utterance at once.
+
+Rules: as many frames as `frames_of` says, exactly; an utterance shorter than a window is padded with zeros to one
+frame; the bytes of an utterance hang on nothing but its audio and the settings. Pure. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soxr
+
+from loader_server.transforms.declare import Declaration
+from shared.config import duration_s, number, setting, whole
+from shared.errors import SettingsError
+from shared.layout import Field
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loader_server.transforms.declare import Lengths
+
+__all__ = ["LogMel", "LogMelSettings", "frames_of", "mel_matrix", "resampled", "resampled_length"]
+
+#: Energy below this is taken for silence: 100 dB under full scale.
+_FLOOR = np.float32(1e-10)
+#: Bytes of frames that are transformed at once. All at once, glibc gives the memory back to the system after each
+#: utterance, and page faults cost more than the transform: 2.3 s at 8 kHz 0.28 ms so, 0.75 ms all at once.
+_BLOCK_BYTES = 2**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMelSettings:
+    """The table [streams.<name>.logmel]."""
+
+    rate: int = setting(whole(1000, 384_000), "hertz; audio of another rate is resampled to it", default=16_000)
+    bands: int = setting(whole(1, 1024), "mel bands", default=80)
+    window: float = setting(duration_s, 'length of a frame, such as "25 ms"', default=0.025)
+    hop: float = setting(duration_s, 'from one frame to the next, such as "10 ms"', default=0.010)
+    low_hz: float = setting(number(0), "lower edge of the lowest band", default=20.0)
+    high_hz: float = setting(number(0), "upper edge of the highest band; 0: half the rate", default=0.0)
+
+
+class LogMel:
+    """The transform: `audio` becomes float32 `[frames, bands]`."""
+
+    def __init__(self, settings: LogMelSettings, where: str) -> None:
+        self._rate = settings.rate
+        self._window = round(settings.window * settings.rate)
+        self._hop = round(settings.hop * settings.rate)
+        high_hz = settings.high_hz or settings.rate / 2
+        self._refuse_impossible(settings, high_hz, where)
+        self._fft = 1 << (self._window - 1).bit_length()
+        # Symmetric Hann without its zero ends, as Kaldi and torchaudio avoid wasting two points of a short window.
+        self._taper = np.hanning(self._window + 2)[1:-1].astype(np.float32)
+        self._block = max(1, _BLOCK_BYTES // (4 * self._fft))
+        self._mel = mel_matrix(self._fft, settings.rate, settings.bands, (settings.low_hz, high_hz))
+        audio = Field(key="audio", dtype="float32", shape=(None, settings.bands), per_second=settings.rate / self._hop)
+        self.declaration = Declaration(outputs=(audio,), lengths={"audio": self._length})
+
+    def _refuse_impossible(self, settings: LogMelSettings, high_hz: float, where: str) -> None:
+        if self._window < 2 or self._hop < 1:
+            raise SettingsError(
+                expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
+                got=f"{self._window} and {self._hop}",
+                where=where,
+                remedy='Write for instance window = "25 ms" and hop = "10 ms".',
+            )
+        if not settings.low_hz < high_hz <= settings.rate / 2:
+            raise SettingsError(
+                expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
+                got=f"low_hz = {settings.low_hz:g} and high_hz = {high_hz:g}",
+                where=where,
+                remedy="Lower them, or raise the rate.",
+            )
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Replace the audio by its bands."""
+        audio = resampled(sample["audio"], sample["audio_rate"], self._rate)
+        sample["audio"] = self._bands(audio)
+
+    def _bands(self, audio: NDArray[np.float32]) -> NDArray[np.float32]:
+        if 0 < len(audio) < self._window:
+            audio = np.pad(audio, (0, self._window - len(audio)))
+        frames = frames_of(len(audio), self._window, self._hop)
+        step = audio.strides[0]
+        framed = np.lib.stride_tricks.as_strided(
+            audio, (frames, self._window), (self._hop * step, step), writeable=False
+        )
+        bands = np.empty((frames, self._mel.shape[1]), np.float32)
+        tapered = np.zeros((min(frames, self._block), self._fft), np.float32)
+        for start in range(0, frames, self._block):
+            block = framed[start : start + self._block]
+            np.multiply(block, self._taper, out=tapered[: len(block), : self._window])
+            spectrum = np.fft.rfft(tapered[: len(block)])
+            power = np.square(spectrum.real)
+            power += np.square(spectrum.imag)
+            np.matmul(power, self._mel, out=bands[start : start + self._block], casting="same_kind")
+        np.maximum(bands, _FLOOR, out=bands)
+        return np.log(bands, out=bands)
+
+    def _length(self, lengths: Lengths) -> NDArray[np.int64]:
+        samples = resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)
+        return np.where(samples > 0, 1 + np.maximum(samples - self._window, 0) // self._hop, 0)
+
+
+def frames_of(samples: int, window: int, hop: int) -> int:
+    """How many frames an utterance has: whole windows, and at least one where there is any audio."""
+    return 1 + max(samples - window, 0) // hop if samples else 0
+
+
+def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
+    """How many samples `resampled` gives: rounded up, so that audio never becomes nothing."""
+    wide = np.asarray(samples, np.int64)
+    return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
+
+
+def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
+    """Audio at another rate; cut or padded by the sample or so by which libsoxr's length differs from ours."""
+    if rate == new_rate or not len(audio):
+        return audio
+    made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
+    length = -(-len(audio) * new_rate // rate)
+    # libsoxr rounds its length its own way; the index could not foretell it.
+    return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
+
+
+def mel_matrix(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
+    """Triangular filters `[fft // 2 + 1, bands]`, equally spaced in mel; one that meets no bin takes the nearest."""
+    low, high = (2595.0 * np.log10(1.0 + edge / 700.0) for edge in edges_hz)
+    corners = 700.0 * (10.0 ** (np.linspace(low, high, bands + 2) / 2595.0) - 1.0)
+    bins = np.arange(fft // 2 + 1)[:, None] * (rate / fft)
+    rising = (bins - corners[:-2]) / (corners[1:-1] - corners[:-2])
+    falling = (corners[2:] - bins) / (corners[2:] - corners[1:-1])
+    filters = np.maximum(0.0, np.minimum(rising, falling))
+    empty = np.flatnonzero(filters.sum(axis=0) == 0.0)
+    filters[np.rint(corners[1:-1][empty] * fft / rate).astype(int), empty] = 1.0
+    return filters.astype(np.float32)

@@ -1,0 +1,81 @@
+"""`characters`: a transcript to int32 numbers, one a character; 0 is never used, for padding and blanks.
+
+Rules: pure; the n-th character of the alphabet is number n, from 1; a letter whose other case alone is in the
+alphabet counts as that. The declared length is the transcript's: exact, or an upper bound where unknown characters
+are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.transforms.declare import Declaration
+from shared.config import choice, setting, text
+from shared.errors import SampleError, SettingsError
+from shared.layout import Field
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Characters", "CharactersSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CharactersSettings:
+    """The table [streams.<name>.characters]."""
+
+    alphabet: str = setting(
+        text, "the characters that are numbered from 1", default="abcdefghijklmnopqrstuvwxyz '0123456789"
+    )
+    unknown: str = setting(
+        choice("drop", "mask"), "a character outside the alphabet is left out, or masks the sample", default="drop"
+    )
+
+
+class Characters:
+    """The transform: `text`, a string, becomes int32 `[characters]`."""
+
+    def __init__(self, settings: CharactersSettings, where: str) -> None:
+        twice = sorted({c for c in settings.alphabet if settings.alphabet.count(c) > 1})
+        if twice:
+            raise SettingsError(
+                expected="an alphabet that names each character once",
+                got=f"{twice[0]!r} more than once",
+                where=where,
+                remedy="Remove one of them.",
+            )
+        self._masks = settings.unknown == "mask"
+        self._numbers = _numbers(settings.alphabet)
+        field = Field(key="text", dtype="int32", shape=(None,))
+        self.declaration = Declaration(outputs=(field,), lengths={"text": lambda lengths: lengths["text"]})
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Replace the transcript by its numbers."""
+        words: str = sample["text"]
+        points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
+        ids = self._numbers[np.minimum(points, len(self._numbers) - 1)]
+        known = ids > 0
+        if self._masks and not known.all():
+            raise SampleError(
+                reason="unknown_character",
+                expected="characters of the alphabet",
+                got=repr(words[int(np.argmin(known))]),
+                where=f"transform characters, text {words[:80]!r}",
+                remedy='Add it to the alphabet, or set unknown = "drop".',
+            )
+        sample["text"] = ids[known]
+
+
+def _numbers(alphabet: str) -> NDArray[np.int32]:
+    """The number of each code point; the last entry stands for all that lie beyond, which have none."""
+    numbers = {ord(character): place for place, character in enumerate(alphabet, 1)}
+    for character in alphabet:
+        for other in (character.upper(), character.lower()):
+            if len(other) == 1:
+                numbers.setdefault(ord(other), numbers[ord(character)])
+    table = np.zeros(max(numbers) + 2, np.int32)
+    table[list(numbers)] = list(numbers.values())
+    return table

@@ -1,0 +1,450 @@
+"""A worker: one process, one core, that builds the batches it is asked for and pushes them.
+
+Rules: this poll loop owns the sockets and alone decides; building happens in `build_thread`. Every accepted ticket is answered
+exactly once (pushed, unbuilt or cancelled), and only when nothing here can write into its slot any more. The worker keeps nothing
+that it could not rebuild: any other one can take its place at any moment.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import zmq
+
+from loader_server.build_thread import BuildThread, Job, Outcome
+from loader_server.builder import Builder
+from loader_server.quarantine import Quarantine
+from loader_server.registration import Registration
+from loader_server.session import Session
+from loader_server.stream import JobFile
+from loader_server.trial import Trial
+from loader_server.want_queue import WantQueue
+from shared import messages as m
+from shared.codec import VersionError, decode, encode, encode_refusal
+from shared.errors import ProtocolError, StokerError
+from shared.hashing import fingerprint
+from shared.logs import Log
+from shared.messages import WireShape
+from shared.sockets import Waker, bind_router, drained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.keys import ClientKeys, ServerKeys
+    from shared.layout import BucketShape
+    from shared.messages import Message, Ticket
+
+__all__ = ["Worker", "WorkerCounts", "WorkerSettings"]
+
+#: Jobs given to the building thread at a time: one being built, the others being read ahead.
+_AHEAD = 4
+
+#: A trainer that has been silent for so many heartbeat timeouts is gone.
+_GONE_AFTER = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Where a worker serves, and whom it belongs to."""
+
+    job_path: Path
+    name: str
+    listen: str
+    coordinator: str
+    server_keys: ServerKeys | None = None
+    client_keys: ClientKeys | None = None
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """What happened so far."""
+
+    built: int = 0
+    masked: int = 0
+    pushed_bytes: int = 0
+    stale: int = 0
+    garbage: int = 0
+    refused: int = 0
+    build_us: int = 0
+
+
+class Worker:
+    """Made in the process's main thread; `run` returns when it has drained."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.incarnation = secrets.randbits(63)
+        self.counts = WorkerCounts()
+        self.log = Log("worker", worker=settings.name)
+        self._job = JobFile(settings.job_path)
+        self._streams = {name: self._job.open(name) for name in self._job.recipes}
+        self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
+        self._builders = {name: Builder(stream, self._quarantine) for name, stream in self._streams.items()}
+        self._waker = Waker()
+        self._thread = BuildThread(self._builders, Trial(settings.job_path), self._waker.wake)
+        self._queue: WantQueue[bytes, Job] = WantQueue()
+        self._sessions: dict[bytes, Session] = {}
+        self._sending: list[tuple[zmq.MessageTracker, int]] = []
+        self._draining = False
+        self._stop_s = float("inf")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = bind_router(self._context, settings.listen, settings.server_keys)
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._registration = Registration(
+            self._context, settings.coordinator, settings.client_keys,
+            m.Register(worker=settings.name, incarnation=self.incarnation, endpoint=self.endpoint, builder=self._fingerprint()),
+        )  # fmt: skip
+
+    def _fingerprint(self) -> str:
+        """Of the plans and of all that shapes the bytes: workers of a job have it in common."""
+        return fingerprint(
+            *(part for name, stream in sorted(self._streams.items()) for part in (name, stream.digest, stream.builder))
+        )
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        """Serve until drained."""
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._registration.socket, zmq.POLLIN)
+        poller.register(self._waker.fileno(), zmq.POLLIN)
+        try:
+            while not self._is_done():
+                now_s = time.monotonic()
+                ready = {sock for sock, _ in poller.poll(self._pause_ms(now_s))}
+                self._turn(ready)
+        finally:
+            self._close()
+
+    def drain(self, timeout_s: float) -> None:
+        """Finish what is being built, refuse the rest, then end; callable from a signal handler."""
+        self._draining = True
+        self._stop_s = time.monotonic() + timeout_s
+        self._waker.wake()
+
+    def _is_done(self) -> bool:
+        idle = not self._thread.load and not len(self._queue) and all(tracker.done for tracker, _ in self._sending)
+        return self._draining and (idle or time.monotonic() > self._stop_s)
+
+    def _pause_ms(self, now_s: float) -> int:
+        if self._sending:
+            return 5  # libzmq frees a sent buffer without a word: look whether the builder may have it back
+        if self._draining:
+            return 20
+        return max(1, int(1000 * (self._registration.due_s() - now_s)) + 1)
+
+    def _turn(self, ready: set[object]) -> None:
+        now_s = time.monotonic()
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+        for identity, *frames in drained(self._router):
+            self._receive(identity.bytes, frames[0].buffer if frames else b"", now_s)
+        for outcome in self._thread.taken():
+            self._answer(outcome)
+        self._sending = [(tracker, nbytes) for tracker, nbytes in self._sending if not tracker.done]
+        if self._draining:
+            self._refuse_queue()
+        self._feed_builder()
+        self._talk_to_coordinator(now_s)
+        self._forget_silent(now_s)
+
+    def _feed_builder(self) -> None:
+        while self._thread.load < _AHEAD and self._unsent() < self._job.settings.queue_bytes:
+            job = self._queue.take()
+            if job is None:
+                return
+            self._thread.submit(job)
+
+    def _unsent(self) -> int:
+        return sum(nbytes for _, nbytes in self._sending)
+
+    def _talk_to_coordinator(self, now_s: float) -> None:
+        load = m.Beat(
+            worker=self.settings.name, incarnation=self.incarnation, waiting=len(self._queue), building=self._thread.load,
+            built=self.counts.built, masked=self.counts.masked,
+        )  # fmt: skip
+        culprits = self._registration.turn(now_s, load)
+        if culprits is not None:
+            for name, builder in self._builders.items():
+                builder.culprits |= {one.sample for one in culprits if one.stream == name}
+        if self._draining:
+            self._registration.leave()
+
+    def _forget_silent(self, now_s: float) -> None:
+        allowed_s = _GONE_AFTER * self._registration.heartbeat_timeout_s
+        for identity in [one for one, session in self._sessions.items() if now_s - session.heard_s > allowed_s]:
+            self._forget(identity)
+
+    def _forget(self, identity: bytes) -> None:
+        """The trainer is gone: its jobs are void, its memory is let go once nothing of ours can write there."""
+        session = self._sessions[identity]
+        for job in self._queue.drop(identity):
+            del session.jobs[job.want.ticket]
+        for job in session.jobs.values():
+            job.cancelled = True
+        if not session.jobs:
+            session.close()
+            del self._sessions[identity]
+
+    def _close(self) -> None:
+        self._thread.close(timeout_s=1.0)
+        for session in self._sessions.values():
+            session.close()
+        self._registration.close()
+        self._router.close(linger=200)
+        self._context.term()
+        self._waker.close()
+        self._quarantine.close()
+        for stream in self._streams.values():
+            stream.close()
+
+    # --- from trainers ---
+
+    def _receive(self, identity: bytes, frame: memoryview | bytes, now_s: float) -> None:
+        try:
+            message = decode(frame)
+        except VersionError as error:
+            self._send_raw(identity, encode_refusal(error))
+            return
+        except ProtocolError:
+            self.counts.garbage += 1
+            return
+        session = self._sessions.get(identity)
+        if session is not None:
+            session.heard_s = now_s
+        door = self._doors.get(type(message))
+        if door is None:
+            self.counts.garbage += 1
+        else:
+            door(self, identity, session, message, now_s)
+
+    def _hello(self, identity: bytes, session: Session | None, message: m.Hello, now_s: float) -> None:
+        problem = self._stranger(message)
+        if problem is not None:
+            self._send(identity, problem)
+            return
+        if session is None or session.incarnation != message.incarnation:
+            if session is not None:
+                self._forget(identity)
+            session = self._sessions[identity] = Session(message, now_s)
+            self.log.info(
+                "trainer came",
+                stream=message.stream,
+                shared_memory=session.shared is not None,
+                reason=session.why_not_shared,
+            )
+        shared = session.shared is not None
+        self._send(
+            identity,
+            m.Welcome(
+                worker=self.settings.name, incarnation=self.incarnation, shared=shared, reason=session.why_not_shared
+            ),
+        )
+
+    def _stranger(self, message: m.Hello) -> m.Refused | None:
+        known = self._job.settings.name
+        if message.job != known:
+            return m.Refused(
+                code="job",
+                expected=f"a trainer of job {known}",
+                got=f"job {message.job}",
+                remedy="Connect to that job's loaders.",
+            )
+        if message.stream not in self._streams:
+            names = ", ".join(self._streams)
+            return m.Refused(
+                code="stream",
+                expected=f"one of the streams {names}",
+                got=message.stream,
+                remedy="Correct the stream's name.",
+            )
+        return None
+
+    def _want(self, identity: bytes, session: Session | None, want: m.Want, _now_s: float) -> None:
+        ticket = want.ticket
+        refusal = self._objection(session, want)
+        if refusal is not None:
+            self.counts.refused += 1
+            self._send(identity, refusal)
+            return
+        assert session is not None
+        if not session.tickets.accept(ticket):
+            self.counts.stale += 1
+            return
+        job = Job(identity, want, session.buffer(want))
+        session.jobs[ticket] = job
+        self._queue.put(identity, job, urgent=want.urgent)
+
+    def _objection(self, session: Session | None, want: m.Want) -> m.Unbuilt | None:
+        if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
+            return _unbuilt(
+                want.ticket,
+                "unknown",
+                "a want of a trainer that said hello to this incarnation",
+                "another",
+                "worker",
+                "Say hello again.",
+            )
+        if want.in_slot and session.shared is None:
+            return _unbuilt(
+                want.ticket,
+                "unknown",
+                "a want that comes by TCP",
+                "one to be written in place",
+                "worker",
+                "Say hello again.",
+            )
+        if self._draining:
+            return _unbuilt(want.ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+        stream = self._streams.get(want.stream)
+        if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
+            got = stream.digest if stream else f"no stream {want.stream}"
+            return _unbuilt(
+                want.ticket,
+                "plan",
+                f"plan {want.plan_digest}",
+                got,
+                f"worker {self.settings.name}",
+                "Give all machines the same job file and index.",
+            )
+        return None
+
+    def _cancel(self, identity: bytes, session: Session | None, message: m.Cancel, _now_s: float) -> None:
+        """Answered at once if the job is still in the queue; otherwise its outcome is the answer."""
+        job = session.jobs.get(message.ticket) if session is not None else None
+        if session is None or job is None:
+            return
+        job.cancelled = True
+        if self._queue.remove(identity, job):
+            self._end(session, job)
+            self._send(identity, m.Cancelled(ticket=message.ticket))
+
+    def _ping(self, identity: bytes, session: Session | None, message: m.Ping, _now_s: float) -> None:
+        held = session.tickets.held() if session is not None else ()
+        self._send(identity, m.Pong(number=message.number, tickets=held))
+
+    def _epoch_query(self, identity: bytes, session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
+        stream = self._streams.get(message.stream)
+        if stream is not None and stream.digest == message.plan_digest:
+            batches = self._builders[message.stream].batches(message.epoch, message.group)
+            self._send(
+                identity,
+                m.EpochAnswer(stream=message.stream, epoch=message.epoch, group=message.group, batches=batches),
+            )
+
+    _doors: ClassVar[dict[type[Message], Callable[..., None]]] = {
+        m.Hello: _hello,
+        m.Want: _want,
+        m.Cancel: _cancel,
+        m.Ping: _ping,
+        m.EpochQuery: _epoch_query,
+    }
+
+    # --- answers ---
+
+    def _answer(self, outcome: Outcome) -> None:
+        job = outcome.job
+        session = self._sessions.get(job.trainer)
+        for sample in outcome.culprits:
+            self.log.warning("sample kills its decoder", stream=job.want.stream, sample=sample)
+            self._registration.tell(
+                m.Culprit(worker=self.settings.name, culprit=m.CulpritSample(job.want.stream, sample))
+            )
+        if session is None or session.jobs.get(job.want.ticket) is not job:
+            return  # a trainer that is gone, or came back as another incarnation
+        self._end(session, job)
+        if outcome.built is not None and not job.cancelled:
+            self._push(outcome)
+        elif outcome.error is not None:
+            self._report(job, outcome.error)
+        else:
+            self._send(job.trainer, m.Cancelled(ticket=job.want.ticket))
+        if not session.jobs and self._is_gone(session):
+            self._forget(job.trainer)
+
+    def _is_gone(self, session: Session) -> bool:
+        return time.monotonic() - session.heard_s > _GONE_AFTER * self._registration.heartbeat_timeout_s
+
+    def _end(self, session: Session, job: Job) -> None:
+        session.tickets.answer(job.want.ticket)
+        del session.jobs[job.want.ticket]
+
+    def _push(self, outcome: Outcome) -> None:
+        want, built = outcome.job.want, outcome.built
+        assert built is not None
+        assert outcome.shape is not None
+        assert outcome.payload is not None
+        in_slot = want.in_slot
+        header = m.Pushed(
+            ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=in_slot, shape=_wire(outcome.shape),
+            nbytes=outcome.payload.nbytes, digest=built.digest, rows=built.rows, masked=built.masked, build_us=built.build_us,
+        )  # fmt: skip
+        self.counts.built += 1
+        self.counts.masked += built.masked
+        self.counts.build_us += built.build_us
+        self.counts.pushed_bytes += outcome.payload.nbytes
+        if in_slot:
+            self._send(outcome.job.trainer, header)
+        else:
+            self._send_payload(outcome.job.trainer, header, outcome.payload)
+
+    def _send_payload(self, identity: bytes, header: m.Pushed, payload: NDArray[np.uint8]) -> None:
+        try:
+            self._router.send_multipart([identity, encode(header)], zmq.SNDMORE | zmq.DONTWAIT)
+            tracker = self._router.send(memoryview(payload), zmq.DONTWAIT, copy=False, track=True)
+        except zmq.ZMQError:
+            self.log.debug("trainer is gone", number=header.number)
+            return
+        if tracker is not None and not tracker.done:
+            self._sending.append((tracker, payload.nbytes))
+
+    def _report(self, job: Job, error: BaseException) -> None:
+        self.counts.refused += 1
+        if not isinstance(error, StokerError):
+            self.log.error("defect while building", number=job.want.number, error=repr(error))
+        expected = error.expected if isinstance(error, StokerError) else "the batch to be built"
+        got = error.got if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+        where = error.where if isinstance(error, StokerError) else f"batch {job.want.number} of epoch {job.want.epoch}"
+        remedy = error.remedy if isinstance(error, StokerError) else "Look at the worker's log."
+        self._send(job.trainer, _unbuilt(job.want.ticket, "failed", expected, got, where, remedy))
+
+    def _refuse_queue(self) -> None:
+        while (job := self._queue.take()) is not None:
+            session = self._sessions[job.trainer]
+            self._end(session, job)
+            self._send(
+                job.trainer,
+                _unbuilt(
+                    job.want.ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another."
+                ),
+            )
+
+    def _send(self, identity: bytes, message: Message) -> None:
+        self._send_raw(identity, encode(message))
+
+    def _send_raw(self, identity: bytes, frame: bytes) -> None:
+        try:
+            self._router.send_multipart([identity, frame], zmq.DONTWAIT)
+        except zmq.ZMQError:  # EHOSTUNREACH: it hung up; what was for it nobody waits for
+            self.log.debug("trainer is gone")
+
+
+def _wire(shape: BucketShape) -> WireShape:
+    return WireShape(shape.rows, tuple(sorted(shape.lengths.items())))
+
+
+def _unbuilt(ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str) -> m.Unbuilt:  # noqa: PLR0913 - a message
+    def short(text: str) -> str:
+        return text[:4000]
+
+    return m.Unbuilt(
+        ticket=ticket, code=code, expected=short(expected), got=short(got), where=short(where), remedy=short(remedy)
+    )

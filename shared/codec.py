@@ -1,0 +1,96 @@
+"""Messages to bytes and back: one msgpack frame `[version, kind, {field: value}]`.
+
+Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and unfit fields are refused;
+a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. Payload frames never come here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgpack
+
+from shared.errors import ProtocolError
+from shared.messages import KINDS, Message, Part, Refused, Unfit
+
+__all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
+
+#: The protocol's version; see PROTOCOL.md. Raised with every change that an older peer would misread.
+VERSION = 1
+
+#: The longest header or control frame.
+MAX_FRAME = 4 * 2**20
+
+
+class VersionError(ProtocolError):
+    """A peer speaks another version; `theirs` is the one that it named."""
+
+    def __init__(self, theirs: int) -> None:
+        self.theirs = theirs
+        super().__init__(
+            expected=f"protocol version {VERSION}",
+            got=f"version {theirs}",
+            where="message from the other side",
+            remedy="Install the same release of stoker on both sides.",
+        )
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    fields = {name: _plain(getattr(message, name)) for name in message.checks}
+    packed: bytes = msgpack.packb([VERSION, message.kind, fields])
+    return packed
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Part):
+        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message in a frame, every field within its bounds."""
+    if len(frame) > MAX_FRAME:
+        raise _garbage(f"{len(frame)} bytes", f"at most {MAX_FRAME} bytes")
+    try:
+        envelope = msgpack.unpackb(frame, strict_map_key=True)
+    except Exception as error:  # noqa: BLE001 - hostile bytes make msgpack raise many kinds; all mean the same
+        raise _garbage(type(error).__name__, "a msgpack frame") from None
+    return _opened(envelope)
+
+
+def _opened(envelope: Any) -> Message:  # noqa: ANN401 - anything at all
+    if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
+        raise _garbage("another structure", "[version, kind, fields]")
+    version, kind, fields = envelope
+    if version != VERSION and kind != Refused.kind:
+        raise VersionError(version)
+    if type(kind) is not str or kind not in KINDS or type(fields) is not dict:
+        raise _garbage(f"kind {str(kind)[:40]!r}", "a known kind of message and its fields")
+    return _checked(KINDS[kind], fields)
+
+
+def _checked(kind: type[Message], fields: dict[str, Any]) -> Message:
+    checks = kind.checks
+    if fields.keys() != checks.keys():
+        raise _garbage(
+            f"other fields {sorted(map(str, fields.keys() ^ checks.keys()))[:5]}", f"the fields of {kind.kind}"
+        )
+    try:
+        return kind(**{name: check(fields[name]) for name, check in checks.items()})
+    except Unfit as unfit:
+        raise _garbage("something else", f"{unfit} in {kind.kind}") from None
+
+
+def _garbage(got: str, expected: str) -> ProtocolError:
+    return ProtocolError(
+        expected=expected, got=got, where="frame from the other side", remedy="It was dropped; see PROTOCOL.md."
+    )
+
+
+def encode_refusal(error: VersionError) -> bytes:
+    """What a peer of another version is told: the one message that every version reads."""
+    return encode(Refused(code="version", expected=error.expected, got=error.got, remedy=error.remedy))

@@ -1,0 +1,316 @@
+"""Settings: the job file as frozen dataclasses, read once, refusing what it does not know.
+
+Rules: pure (text in, dataclasses out); a setting is declared once, with its parser and its help text, and the README's table
+is held against these declarations by a test; unknown keys are refused with the nearest known one named; numbers carry units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shared.errors import SettingsError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+__all__ = [
+    "Amount",
+    "JobSettings",
+    "StreamSettings",
+    "Table",
+    "amount",
+    "byte_count",
+    "choice",
+    "duration_s",
+    "flag",
+    "number",
+    "parse_job",
+    "read_table",
+    "read_tables",
+    "setting",
+    "text",
+    "texts",
+    "whole",
+]
+
+Table = Mapping[str, Any]
+_T = TypeVar("_T")
+_Parser = Callable[[object], Any]
+
+
+class _Unfit(Exception):
+    """A value that a parser does not take; the reader adds the place and turns it into a SettingsError."""
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+        super().__init__(expected)
+
+
+def setting(parse: _Parser, help_text: str, *, default: Any = dataclasses.MISSING) -> Any:  # noqa: ANN401 - a dataclass field
+    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required)."""
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text})
+
+
+# --- parsers: each takes what TOML gave and returns the value, or says what it expected ---
+
+
+def text(value: object) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise _Unfit("a string")
+    return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """A list of strings; a single string stands for a list of one."""
+    if isinstance(value, str):
+        return (text(value),)
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _Unfit("a list of strings")
+    return tuple(value)
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _Unfit("true or false")
+    return value
+
+
+def whole(minimum: int, maximum: int = 2**62) -> _Parser:
+    """An integer between bounds."""
+
+    def parse(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            above = f"an integer of at least {minimum}"
+            raise _Unfit(above if maximum == 2**62 else f"an integer from {minimum} to {maximum}")
+        return value
+
+    return parse
+
+
+def number(minimum: float, maximum: float = float("inf")) -> _Parser:
+    """A number between bounds."""
+
+    def parse(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise _Unfit(f"a number from {minimum} to {maximum}")
+        return float(value)
+
+    return parse
+
+
+def choice(*names: str) -> _Parser:
+    """One of several names."""
+
+    def parse(value: object) -> str:
+        if value not in names:
+            raise _Unfit("one of " + ", ".join(f'"{name}"' for name in names) + _nearest(value, names))
+        return str(value)
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number with its unit, such as 300 s of audio or 4096 tokens."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}"
+
+
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def amount(*units: str) -> _Parser:
+    """A number with one of these units, written as one string: "300 s"."""
+
+    def parse(value: object) -> Amount:
+        expected = " or ".join(f'"<number> {unit}"' for unit in units)
+        found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            raise _Unfit(f"an amount with its unit, {expected}")
+        if found[2] not in units:
+            raise _Unfit(f"an amount with its unit, {expected}{_nearest(found[2], units)}")
+        return Amount(float(found[1]), found[2])
+
+    return parse
+
+
+def duration_s(value: object) -> float:
+    """A duration such as "2 s" or "500 ms", in seconds."""
+    parsed: Amount = amount(*_SECONDS)(value)
+    return parsed.value * _SECONDS[parsed.unit]
+
+
+def byte_count(value: object) -> int:
+    """A size such as "2 GiB", in bytes."""
+    parsed: Amount = amount(*_BYTES)(value)
+    return int(parsed.value * _BYTES[parsed.unit])
+
+
+# --- the reader ---
+
+
+def read_table(kind: type[_T], table: Table, where: str) -> _T:
+    """Read one dataclass of settings from one table, refusing unknown and missing keys."""
+    return read_tables((kind,), table, where)[0]
+
+
+def read_tables(
+    kinds: tuple[type, ...], table: Table, where: str, *, also_known: tuple[str, ...] = ()
+) -> tuple[Any, ...]:
+    """Read several dataclasses of settings that share one flat table; `also_known` are keys that others read."""
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    for key in table:
+        if key not in known and key not in also_known:
+            raise SettingsError(
+                expected="a known setting" + _nearest(key, (*sorted(known), *also_known)),
+                got=f'"{key}"',
+                where=where,
+                remedy="Known here: " + ", ".join(sorted((*known, *also_known))) + ".",
+            )
+    return tuple(_read(kind, table, where) for kind in kinds)
+
+
+def _read(kind: type[_T], table: Table, where: str) -> _T:
+    values = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in table:
+            values[field.name] = _parsed(field, table[field.name], where)
+        elif field.default is dataclasses.MISSING:
+            raise SettingsError(
+                expected=f'"{field.name}" ({field.metadata["help"]})',
+                got="no such setting",
+                where=where,
+                remedy=f"Add {field.name} = … there.",
+            )
+    return kind(**values)
+
+
+def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
+    try:
+        return field.metadata["parse"](value)
+    except _Unfit as unfit:
+        raise SettingsError(
+            expected=unfit.expected,
+            got=repr(value),
+            where=f"{where}, {field.name}",
+            remedy=f"It means: {field.metadata['help']}.",
+        ) from None
+
+
+def _nearest(got: object, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(got), known, n=1)
+    return f', perhaps "{near[0]}"' if near else ""
+
+
+# --- the job file ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """The table [job]."""
+
+    name: str = setting(text, "the job's name, in metrics, logs and checkpoints")
+    seed: int = setting(whole(0), "the number that all orders and augmentations come from", default=0)
+    listen: str = setting(text, "the coordinator's endpoint", default="tcp://127.0.0.1:7400")
+    group: int = setting(
+        whole(0, 4096),
+        "consecutive batches of one shape; 0: as many as the world has ranks when a stream first starts",
+        default=0,
+    )
+    workers: int = setting(whole(0, 1024), "worker processes on this machine; 0: one a core", default=0)
+    state: str = setting(
+        text, "folder for index, journal and quarantine log, relative to the job file", default=".stoker"
+    )
+    heartbeat_timeout_s: float = setting(
+        duration_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
+    )
+    queue_bytes: int = setting(
+        byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
+    )
+    keys: str = setting(
+        text, "folder with CURVE keys; without it there is no encryption and only loopback is served", default=""
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """What every table [streams.<name>] may say; the source, the planner and the transforms add their own settings."""
+
+    source: str = setting(text, 'the kind of source, such as "manifest"')
+    length: str = setting(text, "the key whose length decides the bucket")
+    transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
+    like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
+    evaluation: bool = setting(
+        flag, "the same epoch each time it is opened; true where `like` is used, unless said otherwise", default=False
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file: the job's settings, and each stream's table with `like` resolved."""
+
+    settings: JobSettings
+    streams: Mapping[str, Table]
+
+
+def parse_job(toml: str, where: str) -> Job:
+    """Read a job file; the streams' tables stay raw until source, planner and transforms have read their parts."""
+    try:
+        document = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(expected="a TOML file", got=str(error), where=where, remedy="Mend the syntax.") from None
+    for key in document:
+        if key not in ("job", "streams"):
+            near = _nearest(key, ("job", "streams"))
+            raise SettingsError(
+                expected=f"the tables [job] and [streams.<name>]{near}",
+                got=f"[{key}]",
+                where=where,
+                remedy="Rename it.",
+            )
+    streams = document.get("streams", {})
+    if not streams or not all(isinstance(table, dict) for table in streams.values()):
+        raise SettingsError(
+            expected="at least one table [streams.<name>]", got="none", where=where, remedy="Add [streams.train]."
+        )
+    settings = read_table(JobSettings, document.get("job", {}), f"{where}, [job]")
+    return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+
+
+def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
+    """The stream's table over that of the stream it is like; sub-tables are merged key by key."""
+    own = streams[name]
+    model = own.get("like")
+    if model is None:
+        return own
+    if model not in streams or "like" in streams[model] or model == name:
+        others = ", ".join(f'"{other}"' for other in streams if other != name and "like" not in streams[other])
+        place = f"{where}, [streams.{name}], like"
+        raise SettingsError(
+            expected=f"the name of a stream that is not like another ({others})",
+            got=f'"{model}"',
+            where=place,
+            remedy="Name one of these.",
+        )
+    merged: dict[str, Any] = {"evaluation": True}
+    for table in (streams[model], own):
+        for key, value in table.items():
+            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = {**merged[key], **value} if both else value
+    return merged

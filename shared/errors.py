@@ -1,0 +1,106 @@
+"""The exceptions of Stoker: one small tree that tells whose fault it is.
+
+StokerError
+├── SettingsError      the user's: a job file, a flag, a call
+├── DataError          the user's data: a manifest, an index, a file
+│   ├── SampleError    one sample whose bytes are whole but cannot be used: masked, counted, named
+│   └── ReadError      input or output failed: retried, elsewhere too, then the job stops
+├── PeerError          the other side's: it refused, vanished or sent what it must not
+│   ├── ProtocolError  bytes that are no message of ours
+│   ├── RefusedError   it understood and said no
+│   └── LostError      it does not answer
+└── ClosedError        ours: used after close
+
+Rules: every message says what was expected, what was got, where, and what to do. No key material in any of them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "DataError",
+    "LostError",
+    "PeerError",
+    "ProtocolError",
+    "ReadError",
+    "RefusedError",
+    "SampleError",
+    "SettingsError",
+    "StokerError",
+]
+
+
+class StokerError(Exception):
+    """The root: catch this to catch all that Stoker raises on purpose."""
+
+    def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
+        self.expected = expected
+        self.got = got
+        self.where = where
+        self.remedy = remedy
+        super().__init__(f"{where}: expected {expected}, got {got}. {remedy}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
+
+
+def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:
+    return kind(expected=expected, got=got, where=where, remedy=remedy)
+
+
+class SettingsError(StokerError):
+    """A job file, a flag or a call asks for what cannot be."""
+
+
+class DataError(StokerError):
+    """The data set, its index or a file of it is not what it has to be."""
+
+
+class SampleError(DataError):
+    """One sample cannot be decoded or transformed; its row is masked and `reason` counts it."""
+
+    def __init__(self, *, reason: str, expected: str, got: str, where: str, remedy: str) -> None:
+        self.reason = reason
+        super().__init__(expected=expected, got=got, where=where, remedy=remedy)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt_sample, (self.reason, self.expected, self.got, self.where, self.remedy)
+
+
+def _rebuilt_sample(reason: str, expected: str, got: str, where: str, remedy: str) -> SampleError:
+    return SampleError(reason=reason, expected=expected, got=got, where=where, remedy=remedy)
+
+
+class ReadError(DataError):
+    """Reading failed after retries; never masks a sample."""
+
+
+class PeerError(StokerError):
+    """The other side of a socket is at fault."""
+
+
+class ProtocolError(PeerError):
+    """The bytes are no message of this protocol."""
+
+
+class RefusedError(PeerError):
+    """The other side understood and said no; `code` says why in one word."""
+
+    def __init__(self, *, code: str, expected: str, got: str, where: str, remedy: str) -> None:
+        self.code = code
+        super().__init__(expected=expected, got=got, where=where, remedy=remedy)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuilt_refusal, (self.code, self.expected, self.got, self.where, self.remedy)
+
+
+def _rebuilt_refusal(code: str, expected: str, got: str, where: str, remedy: str) -> RefusedError:
+    return RefusedError(code=code, expected=expected, got=got, where=where, remedy=remedy)
+
+
+class LostError(PeerError):
+    """The other side does not answer, for longer than was allowed."""
+
+
+class ClosedError(StokerError):
+    """Something was used after it was closed."""

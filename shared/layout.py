@@ -1,0 +1,103 @@
+"""The shape of batches: which tensors there are, and where each lies in the one contiguous payload.
+
+Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a copy;
+a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["ALIGNMENT", "DTYPES", "BucketShape", "Field", "Layout", "Tensor", "fields_of_batch", "layout_of"]
+
+ALIGNMENT = 64
+
+#: The dtypes that may cross: fixed width, no objects, no strings.
+DTYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One value of a sample: its dtype and shape; None is the padded axis, and only the first may be None.
+
+    `per_second` is how many steps along the padded axis make a second of the recording (None: it has no time).
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    per_second: float | None = None
+
+    @property
+    def padded(self) -> bool:
+        """Whether samples differ along the first axis."""
+        return bool(self.shape) and self.shape[0] is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketShape:
+    """The one padded shape of a bucket: rows, and the padded length of each padded key."""
+
+    rows: int
+    lengths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor inside a payload."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors of a payload of `nbytes` bytes, in order of their offsets."""
+
+    tensors: tuple[Tensor, ...]
+    nbytes: int
+
+    def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
+        """Views of the payload, one for each tensor, without a copy."""
+        return {t.key: payload[t.offset : t.offset + t.nbytes].view(t.dtype).reshape(t.shape) for t in self.tensors}
+
+
+def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """The fields of a sample as a batch carries them: with lengths of padded keys, `weight` and `tag`."""
+    lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
+    own = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
+    return (*fields, *lengths, *own)
+
+
+def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
+    """Where each tensor of a batch of this shape lies; `fields` are those of a batch."""
+    tensors = []
+    end = 0
+    for field in fields:
+        sample = tuple(shape.lengths[field.key] if axis is None else axis for axis in field.shape)
+        tensor = Tensor(field.key, field.dtype, (shape.rows, *sample), end)
+        tensors.append(tensor)
+        end = _aligned(end + tensor.nbytes)
+    return Layout(tuple(tensors), end)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,76 @@
+"""Logs: a constant event name and fields, JSON lines unless someone is watching at a terminal.
+
+Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is configured at
+import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import Any, TextIO
+
+__all__ = ["Log", "start_logging"]
+
+
+class Log:
+    """A logger with fields bound to it."""
+
+    def __init__(self, name: str, **bound: object) -> None:
+        self._logger = logging.getLogger(f"stoker.{name}")
+        self._bound = bound
+
+    def bind(self, **more: object) -> Log:
+        """The same logger with more fields."""
+        log = Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
+        return log
+
+    def debug(self, event: str, **fields: object) -> None:
+        """For those who look for a defect."""
+        self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """What an operator wants to have read afterwards."""
+        self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something is not as it should be, and work goes on."""
+        self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Work stops."""
+        self._write(logging.ERROR, event, fields)
+
+    def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, extra={"fields": {**self._bound, **fields}})
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {"at": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+        return json.dumps(line, default=str)
+
+
+class _Readable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).astimezone().strftime("%H:%M:%S")
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        words = " ".join(f"{key}={value}" for key, value in fields.items())
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        return f"{when}  {level}{record.getMessage()}  {words}".rstrip()
+
+
+def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
+    """Write our logs to `stream` (standard error): readable at a terminal, JSON lines elsewhere."""
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Readable() if stream.isatty() else _JsonLines())
+    logger = logging.getLogger("stoker")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False

@@ -1,0 +1,522 @@
+"""Every message that crosses a socket, as a frozen dataclass whose fields carry their bounds.
+
+Rules: pure; a field is checked where it is declared, by `wire(check)`; nothing is allocated from a number that was not bounded
+first; each class is described in PROTOCOL.md, under the same name. Who sends what: see the sections below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from shared.layout import DTYPES
+
+__all__ = [
+    "Attach",
+    "Attached",
+    "Beat",
+    "Cancel",
+    "Cancelled",
+    "Culprit",
+    "Culprits",
+    "Cursor",
+    "Detach",
+    "EpochAnswer",
+    "EpochQuery",
+    "Hello",
+    "Leave",
+    "Members",
+    "Message",
+    "Ping",
+    "Pong",
+    "Progress",
+    "Pushed",
+    "Refused",
+    "Register",
+    "Registered",
+    "SharedSlots",
+    "Status",
+    "StatusQuery",
+    "Ticket",
+    "Unbuilt",
+    "Wait",
+    "Want",
+    "Welcome",
+    "WireField",
+    "WireShape",
+    "WorkerAddress",
+]
+
+Check = Callable[[Any], Any]
+
+
+class Unfit(ValueError):
+    """A value that is outside its bounds."""
+
+
+def wire(check: Check) -> Any:  # noqa: ANN401 - a dataclass field
+    """A field of a message, with the check that bounds it."""
+    return dataclasses.field(metadata={"check": check})
+
+
+def _integer(minimum: int, maximum: int) -> Check:
+    def check(value: object) -> int:
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise Unfit(f"an integer from {minimum} to {maximum}")
+        return value
+
+    return check
+
+
+def _text(longest: int) -> Check:
+    def check(value: object) -> str:
+        if type(value) is not str or len(value) > longest:
+            raise Unfit(f"a string of at most {longest} characters")
+        return value
+
+    return check
+
+
+def _blob(longest: int) -> Check:
+    def check(value: object) -> bytes:
+        if type(value) is not bytes or len(value) > longest:
+            raise Unfit(f"at most {longest} bytes")
+        return value
+
+    return check
+
+
+def _boolean(value: object) -> bool:
+    if type(value) is not bool:
+        raise Unfit("true or false")
+    return value
+
+
+def _rate(value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) is not float or not 0 < value < 1e9:
+        raise Unfit("a positive number or null")
+    return value
+
+
+def _maybe(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _many(check: Check, most: int) -> Check:
+    def check_all(value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > most:
+            raise Unfit(f"a list of at most {most}")
+        return tuple([check(item) for item in value])
+
+    return check_all
+
+
+def _pairs(value: object) -> tuple[tuple[Any, Any], ...]:
+    """Up to 64 (name, integer) pairs."""
+    if type(value) is not list or len(value) > 64:
+        raise Unfit("a list of at most 64 pairs")
+    for pair in value:
+        if type(pair) is not list or len(pair) != 2:
+            raise Unfit("pairs of a name and a number")
+    return tuple((_name(key), _count(number)) for key, number in value)
+
+
+def _dtype(value: object) -> str:
+    if value not in DTYPES:
+        raise Unfit("an allowed dtype")
+    return str(value)
+
+
+def _part(kind: type[Part]) -> Check:
+    """A nested record, as the list of its fields in order."""
+    checks = [field.metadata["check"] for field in dataclasses.fields(kind)]
+
+    def check(value: object) -> Part:
+        if type(value) is not list or len(value) != len(checks):
+            raise Unfit(f"a {kind.__name__} of {len(checks)} fields")
+        return kind(*[check(item) for check, item in zip(checks, value)])
+
+    return check
+
+
+_name = _text(200)
+_prose = _text(4000)
+_count = _integer(0, 2**48)
+_epoch = _integer(0, 2**31)
+_id = _integer(0, 2**64 - 1)
+_size = _integer(0, 2**40)
+_slot = _integer(0, 2**16)
+_rank = _integer(0, 4095)
+_world = _integer(1, 4096)
+_ms = _integer(0, 10**9)
+
+
+class Part:
+    """A record inside a message."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Part):
+    """A slot, and how often it has been lent: names one credit."""
+
+    slot: int = wire(_slot)
+    generation: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor(Part):
+    """The first batch number not yet trained on, and what it counts in."""
+
+    epoch: int = wire(_epoch)
+    number: int = wire(_count)
+    group: int = wire(_world)
+    plan_digest: str = wire(_name)
+
+
+@dataclass(frozen=True, slots=True)
+class WireField(Part):
+    """`shared.layout.Field` on the wire."""
+
+    key: str = wire(_name)
+    dtype: str = wire(_dtype)
+    shape: tuple[int | None, ...] = wire(_many(_maybe(_size), 8))
+    per_second: float | None = wire(_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class WireShape(Part):
+    """`shared.layout.BucketShape` on the wire."""
+
+    rows: int = wire(_integer(1, 2**24))
+    lengths: tuple[tuple[str, int], ...] = wire(_pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress(Part):
+    """Where a worker listens for wants."""
+
+    worker: str = wire(_name)
+    incarnation: int = wire(_id)
+    endpoint: str = wire(_name)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSlots(Part):
+    """The trainer's slots as a memfd that a worker on the same host may open."""
+
+    boot_id: str = wire(_name)
+    uid: int = wire(_integer(0, 2**32))
+    pid: int = wire(_integer(1, 2**31))
+    fd: int = wire(_integer(0, 2**20))
+    nonce: bytes = wire(_blob(16))
+    slots: int = wire(_slot)
+    slot_bytes: int = wire(_size)
+    lock_byte: int = wire(_integer(0, 2**20))
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritSample(Part):
+    """A sample that kills the process that decodes it."""
+
+    stream: str = wire(_name)
+    sample: int = wire(_count)
+
+
+class Message:
+    """A whole message; `kind` is its name on the wire."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    checks: ClassVar[dict[str, Check]]
+
+
+#: Every message class by its name on the wire.
+KINDS: dict[str, type[Message]] = {}
+
+
+def _message(kind: type[Message]) -> type[Message]:
+    kind.kind = kind.__name__
+    kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    KINDS[kind.kind] = kind
+    return kind
+
+
+# --- a trainer and the coordinator ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach(Message):
+    """A trainer claims ranks `rank` to `rank + replicas` of a stream's world."""
+
+    job: str = wire(_name)
+    stream: str = wire(_name)
+    rank: int = wire(_rank)
+    replicas: int = wire(_world)
+    world: int = wire(_world)
+    incarnation: int = wire(_id)
+    name: str = wire(_name)
+    cursor: Cursor | None = wire(_maybe(_part(Cursor)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached(Message):
+    """All that a trainer has to know of the stream, and where it starts."""
+
+    job: str = wire(_name)
+    stream: str = wire(_name)
+    evaluation: bool = wire(_boolean)
+    cursor: Cursor = wire(_part(Cursor))
+    next_group: int = wire(_world)
+    batches: int = wire(_count)
+    most_batches: int = wire(_count)
+    fields: tuple[WireField, ...] = wire(_many(_part(WireField), 64))
+    shapes: tuple[WireShape, ...] = wire(_many(_part(WireShape), 4096))
+    heartbeat_timeout_ms: int = wire(_ms)
+    workers: tuple[WorkerAddress, ...] = wire(_many(_part(WorkerAddress), 4096))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(Message):
+    """Not ready yet: ask again after `retry_ms`."""
+
+    reason: str = wire(_prose)
+    retry_ms: int = wire(_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Message):
+    """Understood, and no. The one message whose form is the same in every version."""
+
+    code: str = wire(_name)
+    expected: str = wire(_prose)
+    got: str = wire(_prose)
+    remedy: str = wire(_prose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Message):
+    """A trainer's heartbeat: how far it has trained."""
+
+    stream: str = wire(_name)
+    rank: int = wire(_rank)
+    incarnation: int = wire(_id)
+    epoch: int = wire(_epoch)
+    number: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members(Message):
+    """The workers that are there now; the answer to `Progress`, and sent when they change."""
+
+    workers: tuple[WorkerAddress, ...] = wire(_many(_part(WorkerAddress), 4096))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach(Message):
+    """A trainer leaves in good order."""
+
+    stream: str = wire(_name)
+    rank: int = wire(_rank)
+    incarnation: int = wire(_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusQuery(Message):
+    """Anyone asks how things stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(Message):
+    """How things stand, as JSON for people and scripts."""
+
+    report: str = wire(_text(2**20))
+
+
+# --- a worker and the coordinator ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Register(Message):
+    """A worker is ready to build; its digests must be the job's."""
+
+    worker: str = wire(_name)
+    incarnation: int = wire(_id)
+    endpoint: str = wire(_name)
+    builder: str = wire(_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered(Message):
+    """The worker belongs to the job."""
+
+    heartbeat_timeout_ms: int = wire(_ms)
+    culprits: tuple[CulpritSample, ...] = wire(_many(_part(CulpritSample), 2**16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat(Message):
+    """A worker's heartbeat."""
+
+    worker: str = wire(_name)
+    incarnation: int = wire(_id)
+    waiting: int = wire(_count)
+    building: int = wire(_count)
+    built: int = wire(_count)
+    masked: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit(Message):
+    """A worker found the sample that kills its decoder."""
+
+    worker: str = wire(_name)
+    culprit: CulpritSample = wire(_part(CulpritSample))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprits(Message):
+    """All samples known to kill decoders: mask them unread. Answer to `Beat`, and sent when one is found."""
+
+    culprits: tuple[CulpritSample, ...] = wire(_many(_part(CulpritSample), 2**16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Message):
+    """A worker drains: no new wants for it."""
+
+    worker: str = wire(_name)
+    incarnation: int = wire(_id)
+
+
+# --- a trainer and a worker ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """A trainer opens its session with a worker, and may offer its slots."""
+
+    job: str = wire(_name)
+    stream: str = wire(_name)
+    incarnation: int = wire(_id)
+    shared: SharedSlots | None = wire(_maybe(_part(SharedSlots)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """The worker serves this trainer, through shared memory or (and why) not."""
+
+    worker: str = wire(_name)
+    incarnation: int = wire(_id)
+    shared: bool = wire(_boolean)
+    reason: str = wire(_prose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want(Message):
+    """Build batch `number`, push it when it is ready, here is the credit."""
+
+    job: str = wire(_name)
+    stream: str = wire(_name)
+    epoch: int = wire(_epoch)
+    number: int = wire(_count)
+    empty: bool = wire(_boolean)
+    group: int = wire(_world)
+    plan_digest: str = wire(_name)
+    attempt: int = wire(_integer(0, 1000))
+    trainer: int = wire(_id)
+    worker: int = wire(_id)
+    ticket: Ticket = wire(_part(Ticket))
+    in_slot: bool = wire(_boolean)
+    urgent: bool = wire(_boolean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Message):
+    """The credit is wanted back; the answer says when it is."""
+
+    ticket: Ticket = wire(_part(Ticket))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """A trainer's heartbeat to a worker."""
+
+    number: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong(Message):
+    """The worker lives, and holds these tickets of the asker."""
+
+    number: int = wire(_count)
+    tickets: tuple[Ticket, ...] = wire(_many(_part(Ticket), 2**16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochQuery(Message):
+    """How many batches has this epoch? Any worker can say."""
+
+    stream: str = wire(_name)
+    plan_digest: str = wire(_name)
+    epoch: int = wire(_epoch)
+    group: int = wire(_world)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochAnswer(Message):
+    """That many."""
+
+    stream: str = wire(_name)
+    epoch: int = wire(_epoch)
+    group: int = wire(_world)
+    batches: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed(Message):
+    """The batch: in the slot, or in the payload frame that follows."""
+
+    ticket: Ticket = wire(_part(Ticket))
+    epoch: int = wire(_epoch)
+    number: int = wire(_count)
+    empty: bool = wire(_boolean)
+    in_slot: bool = wire(_boolean)
+    shape: WireShape = wire(_part(WireShape))
+    nbytes: int = wire(_size)
+    digest: int = wire(_id)
+    rows: int = wire(_count)
+    masked: int = wire(_count)
+    build_us: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbuilt(Message):
+    """The worker cannot or will not build it; no thread of it can write into the slot any more."""
+
+    ticket: Ticket = wire(_part(Ticket))
+    code: str = wire(_name)
+    expected: str = wire(_prose)
+    got: str = wire(_prose)
+    where: str = wire(_prose)
+    remedy: str = wire(_prose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(Message):
+    """The credit is back; no thread of the worker can write into the slot any more."""
+
+    ticket: Ticket = wire(_part(Ticket))
+
+
+for _kind in (
+    Attach, Attached, Wait, Refused, Progress, Members, Detach, StatusQuery, Status,
+    Register, Registered, Beat, Culprit, Culprits, Leave,
+    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, Pushed, Unbuilt, Cancelled,
+):  # fmt: skip
+    _message(_kind)

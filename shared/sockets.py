@@ -1,0 +1,176 @@
+"""ZeroMQ as Stoker uses it: one context a process, the same options everywhere, and a way to wake a poll loop.
+
+Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they drop
+silently at their high-water mark and for unknown peers. DEALERs queue only on finished connections; one DEALER a peer.
+Nothing lingers: what is unsent at close was answered for or will be asked again. libzmq's own heartbeats only notice dead
+connections; whether Python still turns is the business of our pings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket as posix
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+import zmq.utils.monitor
+
+from shared.codec import MAX_FRAME
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shared.keys import ClientKeys, ServerKeys
+
+__all__ = ["Waker", "bind_router", "check_endpoint", "connect_dealer", "drained", "watch_connection"]
+
+#: A payload frame may be as long as the largest slot; headers are bounded by the codec.
+MAX_PAYLOAD = 2**31
+
+#: Kernel buffers of data sockets: measured with 10 MB batches on loopback, more brings nothing.
+_KERNEL_BUFFER = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What became of a connection: it is up, or it is gone."""
+
+    up: bool
+
+
+def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
+    """Refuse what is no TCP endpoint, and a bind beyond loopback without keys."""
+    host, port = _split(endpoint, where)
+    if encrypted or insecure or _is_loopback(host):
+        return
+    raise SettingsError(
+        expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
+        got=f"{endpoint} without keys: anyone who reaches it could feed on it",
+        where=where,
+        remedy=f"Name a key directory (keys = …, made with `loader-server keys`), or write --insecure to serve port {port} openly.",
+    )
+
+
+def _split(endpoint: str, where: str) -> tuple[str, str]:
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or (port.isdigit() and int(port) < 65536)):
+        raise SettingsError(
+            expected="an endpoint like tcp://127.0.0.1:7400",
+            got=repr(endpoint),
+            where=where,
+            remedy="Write scheme, host and port.",
+        )
+    return host.strip("[]"), port
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
+    """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` tells the port that it got."""
+    router = context.socket(zmq.ROUTER)
+    _set_common(router)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+    router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    if keys is not None:
+        keys.serve(router)
+    try:
+        router.bind(endpoint)
+    except zmq.ZMQError as error:
+        router.close()
+        raise SettingsError(
+            expected=f"{endpoint} to be free",
+            got=str(error),
+            where="bind",
+            remedy="Another loader may run there: stop it, or change `listen`.",
+        ) from None
+    return router
+
+
+def connect_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
+) -> zmq.Socket[bytes]:
+    """A DEALER to one peer, under an identity of this incarnation alone."""
+    dealer = context.socket(zmq.DEALER)
+    _set_common(dealer)
+    dealer.setsockopt(zmq.ROUTING_ID, identity)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+    if keys is not None:
+        keys.use(dealer)
+    dealer.connect(endpoint)
+    return dealer
+
+
+def _set_common(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight, message by message
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.SNDBUF, _KERNEL_BUFFER)
+    socket.setsockopt(zmq.RCVBUF, _KERNEL_BUFFER)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 10000)
+
+
+def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that tells when the dealer's connection comes and goes; read it with `connection_events`."""
+    return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+
+
+def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
+    """What happened to the connection since the last look."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            event = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
+            yield Watched(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def drained(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Frame]]:
+    """Multipart messages that wait on a socket, up to `most`, so that no peer starves the others."""
+    with contextlib.suppress(zmq.Again):
+        for _ in range(most):
+            yield socket.recv_multipart(zmq.DONTWAIT, copy=False)
+
+
+class Waker:
+    """Wakes a poll loop from any thread, and from finalisers: it takes no lock and never blocks."""
+
+    def __init__(self) -> None:
+        self._receiving, self._sending = posix.socketpair()
+        self._receiving.setblocking(False)
+        self._sending.setblocking(False)
+
+    def fileno(self) -> int:
+        """What the loop polls for reading."""
+        return self._receiving.fileno()
+
+    def wake(self) -> None:
+        """Let the loop turn once more; harmless when it is gone."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._sending.send(b"!")
+
+    def clear(self) -> None:
+        """The loop turned."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._receiving.recv(4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        """No more waking."""
+        self._receiving.close()
+        self._sending.close()

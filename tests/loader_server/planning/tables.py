@@ -1,0 +1,58 @@
+"""A table of lengths in memory, as the planner reads an index, and ways to walk an epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loader_server.planning import EpochPlan, Plan, PlannedBatch, PlanSettings
+from shared.config import read_table
+from shared.hashing import fingerprint, hashed
+
+__all__ = ["RATES", "Lengths", "batches_of", "log_normal", "plan_of", "settings_of"]
+
+RATES = {"audio": 100.0, "text": None}
+
+
+class Lengths:
+    """Lengths by key, in segments of a fixed size."""
+
+    def __init__(self, segment: int = 64, **lengths) -> None:
+        self.by_key = {key: np.asarray(of, np.int64) for key, of in lengths.items()}
+        self.keys = tuple(lengths)
+        size = len(next(iter(self.by_key.values())))
+        self.segments = np.append(np.arange(0, size, segment), size).astype(np.int64)
+        self.fingerprint = fingerprint(*(of.tobytes() for of in self.by_key.values()))
+        self.reads = 0
+
+    def lengths(self, key, start, stop):
+        self.reads += 1
+        return self.by_key[key][start:stop]
+
+
+def log_normal(size: int, median: float = 1200.0, spread: float = 0.5, seed: int = 1) -> np.ndarray:
+    """Lengths like those of speech: a sum of twelve hashed uniforms stands for a normal deviate."""
+    uniform = hashed(np.arange(size * 12), seed).reshape(size, 12) / 2**64
+    return np.maximum(1, np.exp(np.log(median) + spread * (uniform.sum(axis=1) - 6))).astype(np.int64)
+
+
+def settings_of(**table) -> PlanSettings:
+    return read_table(PlanSettings, {"budget": "300 s"} | table, "test")
+
+
+def plan_of(
+    lengths, *, segment: int = 64, seed: int = 7, key: str = "audio", cached=None, sources=(0,), **table
+) -> Plan:
+    given = lengths if isinstance(lengths, dict) else {key: lengths}
+    return Plan.make(
+        Lengths(segment, **given),
+        settings_of(**table),
+        key=key,
+        per_second=RATES,
+        seed=seed,
+        sources=sources,
+        cached=cached,
+    )
+
+
+def batches_of(epoch: EpochPlan) -> list[PlannedBatch]:
+    return [epoch.batch(number) for number in range(epoch.batches)]

@@ -1,0 +1,87 @@
+"""Bucket boundaries: the optimum, the choice of how many, and histograms."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader_server.planning.buckets import Costs, Histogram, best_boundaries, chosen_boundaries
+from tests.loader_server.planning.tables import log_normal
+
+
+def costs_of(samples, objective="area", budget=30_000, windows=1):
+    lengths, counts = np.unique(samples, return_counts=True)
+    return Costs(
+        lengths=lengths,
+        below=np.cumsum(counts),
+        rows=np.maximum(budget // lengths, 1),
+        total=int(samples.sum()),
+        budget=budget,
+        windows=windows,
+        objective=objective,
+    )
+
+
+def cost(chosen, below, unit):
+    return int((np.diff(below[chosen], prepend=0) * unit[chosen]).sum())
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=9, unique=True),
+    st.lists(st.integers(1, 9), min_size=9, max_size=9),
+    st.integers(1, 5),
+)
+def test_the_boundaries_are_the_best_of_all_choices(lengths, counts, shapes):
+    unit = np.array(sorted(lengths))
+    below = np.cumsum(counts[: len(unit)])
+    found = best_boundaries(below, unit, shapes)
+    for buckets, chosen in enumerate(found, start=1):
+        last = len(unit) - 1
+        every = itertools.combinations(range(last), buckets - 1)
+        best = min(cost(np.array([*inner, last]), below, unit) for inner in every)
+        assert cost(chosen, below, unit) == best
+    assert len(found) == min(shapes, len(unit))
+
+
+@pytest.mark.parametrize("objective", ["area", "steps"])
+def test_as_many_shapes_as_asked_for_at_hardly_more_padding_than_the_optimum(objective):
+    costs = costs_of(log_normal(20_000), objective)
+    best = best_boundaries(costs.below, costs.sample(), 16)[15]
+    chosen = np.searchsorted(costs.lengths, chosen_boundaries(costs, 16, 32))
+    assert len(chosen) == 16
+    assert costs.padding(chosen[None])[0] <= costs.padding(best[None])[0] + 0.002
+    assert costs.waste(chosen[None])[0] <= costs.waste(best[None])[0]
+
+
+def test_automatic_shapes_are_the_fewest_within_half_a_point():
+    costs = costs_of(log_normal(200_000), windows=2)
+    wastes = [costs.waste(chosen[None])[0] for chosen in best_boundaries(costs.below, costs.sample(), 32)]
+    found = len(chosen_boundaries(costs, None, 32))
+    assert wastes[found - 1] <= min(wastes) + 0.005
+    assert min(wastes[: found - 1]) > min(wastes) + 0.005
+
+
+def test_a_small_corpus_gets_few_shapes():
+    few = chosen_boundaries(costs_of(speech := log_normal(1_500, spread=0.3)), None, 32)
+    many = chosen_boundaries(costs_of(log_normal(50_000, spread=0.3)), None, 32)
+    assert len(few) < 16 < len(many)
+    filled = np.bincount(np.searchsorted(few, speech)) // (30_000 // few)
+    assert (filled[:-1] >= 1).all()
+
+
+def test_a_histogram_is_exact_for_short_lengths_and_within_a_thousandth_for_long_ones():
+    short, long = log_normal(5_000, 400, 0.3), log_normal(5_000, 10**6, 1.0)
+    histogram = Histogram()
+    for part in (short[:2_000], short[2_000:], long, long[:0]):
+        histogram.add(part)
+    lengths, counts = histogram.table()
+    assert counts.sum() == 10_000
+    assert lengths[-1] == long.max()
+    everything = np.sort(np.concatenate([short, long]))
+    binned = np.repeat(lengths, counts)
+    assert (binned >= everything).all()
+    assert (binned - everything <= everything / 1000).all()
+    exact = everything < 2048
+    assert (binned[exact] == everything[exact]).all()

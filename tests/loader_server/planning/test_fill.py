@@ -1,0 +1,42 @@
+"""Filling buckets by counts: spill upward, complete what would overfill, lose nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader_server.planning.fill import groups_needed, taken
+
+
+def filled(counts, rows, group):
+    counts, rows = np.array([counts]), np.array(rows)
+    groups = groups_needed(counts, rows, group)
+    return groups[0].tolist(), taken(counts, groups * rows * group)[0].tolist()
+
+
+@pytest.mark.heritage("R6")
+def test_leftovers_spill_into_the_next_bucket_and_end_in_the_last():
+    assert filled([13, 7, 3], [10, 8, 4], 1) == ([1, 1, 2], [10, 8, 5])
+
+
+def test_a_leftover_that_would_overfill_the_next_bucket_is_completed():
+    assert filled([19, 1], [10, 4], 1) == ([2, 1], [19, 1])
+
+
+def test_groups_are_completed_as_a_whole():
+    assert filled([40, 10], [10, 8], 2) == ([2, 1], [40, 10])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 500), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.lists(st.integers(1, 60), min_size=4, max_size=4),
+    st.integers(1, 16),
+)
+def test_no_sample_is_lost_and_no_group_is_empty(counts, rows, group):
+    given_counts, falling = np.array(counts), np.array(sorted(rows, reverse=True))
+    groups = groups_needed(given_counts, falling, group)
+    sizes = taken(given_counts, groups * falling * group)
+    assert (sizes.sum(axis=1) == given_counts.sum(axis=1)).all()
+    # Samples only move up: the first k buckets never take more than belongs there.
+    assert (np.cumsum(sizes, axis=1) <= np.cumsum(given_counts, axis=1)).all()
+    assert (sizes > (groups - 1) * falling * group).all()

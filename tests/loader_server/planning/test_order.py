@@ -1,0 +1,58 @@
+"""Orders: permutations that stay the same, windows of equal size, groups as asked."""
+
+import numpy as np
+import pytest
+
+from loader_server.planning.order import Pass, arranged, group_order, sample_order
+
+
+def way(order="shuffled", number=0, seed=7):
+    return Pass(number=number, order=order, seed=seed, stream="stream")
+
+
+def samples_in(number=0, seed=7):
+    everything = np.arange(1000)
+    return sample_order(way(number=number, seed=seed), everything, np.zeros(1000, np.int64)).tolist()
+
+
+def test_windows_are_whole_segments_of_about_equal_size():
+    sizes = np.full(100, 64)
+    found = arranged(way(), sizes, 1000, None)
+    windows = [found.of_window(window).segments for window in range(len(found.starts))]
+    assert len(windows) == 6
+    assert sorted(np.concatenate(windows)) == list(range(100))
+    assert {len(segments) for segments in windows} <= {16, 17}
+    assert np.concatenate(windows).tolist() != list(range(100))
+
+
+def test_an_unshuffled_order_keeps_segments_in_place():
+    assert arranged(way("as_is"), np.full(10, 64), 128, None).turns.segments.tolist() == list(range(10))
+    assert len(arranged(way("sorted"), np.full(10, 64), 128, None).starts) == 1
+
+
+def test_shuffles_differ_by_pass_and_seed_only():
+    assert samples_in() == samples_in()
+    assert sorted(samples_in()) == list(range(1000))
+    assert samples_in() != samples_in(number=1)
+    assert samples_in(number=1) != samples_in(seed=8)
+
+
+def test_shuffles_stay_what_they_were_on_all_machines():
+    assert samples_in()[:8] == [627, 980, 314, 751, 44, 13, 59, 295]
+
+
+def test_repeated_samples_are_told_apart():
+    twice = np.array([5, 5])
+    cycles = np.array([0, 1])
+    orders = {tuple(sample_order(way(number=number), twice, cycles).tolist()) for number in range(20)}
+    assert orders == {(0, 1), (1, 0)}
+
+
+@pytest.mark.heritage("R12")
+def test_laplace_rises_and_falls():
+    buckets = np.repeat(np.arange(5), 8)
+    turn = group_order(way("laplace"), 0, buckets, np.arange(40), 4)
+    runs = np.diff(buckets[turn].reshape(4, 10), axis=1)
+    assert (runs[::2] >= 0).all()
+    assert (runs[1::2] <= 0).all()
+    assert sorted(turn.tolist()) == list(range(40))

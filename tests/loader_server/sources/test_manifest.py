@@ -1,0 +1,158 @@
+"""The manifest source: opens from its index, reads, decodes, and refuses what has changed."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import soundfile
+
+from loader_server.sources.index import IndexRequest, make_index, open_index
+from loader_server.sources.manifest import ManifestSettings
+from loader_server.sources.source import SOURCES
+from shared.errors import DataError, ReadError, SampleError
+from tests.support.corpora import make_corpus, utterances
+
+
+def indexed(base, *paths):
+    make_index(IndexRequest(folder=base / "index", settings=ManifestSettings(paths=paths), base=base))
+    return opened(base)
+
+
+def opened(base):
+    return SOURCES["manifest"].open(open_index(base / "index"), base)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return indexed(tmp_path, make_corpus(tmp_path, samples=4).name)
+
+
+def write_audio(path, frames=800, rate=8000, channels=1):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, np.full((frames, channels), 0.25, np.float32), rate)
+
+
+@pytest.mark.parametrize(
+    ("style", "suffix"), [("csv", "wav"), ("deepspeech", "flac"), ("jsonl", "ogg"), ("nemo", "mp3")]
+)
+def test_every_style_and_format_gives_audio_text_and_columns(tmp_path, style, suffix):
+    source = indexed(tmp_path, make_corpus(tmp_path, samples=3, style=style, suffix=suffix).name)
+    for number, utterance in enumerate(utterances(3, suffix=suffix)):
+        sample = source.decode(number, source.read(number))
+        assert source.name(number) == utterance.path
+        assert sample["text"] == utterance.text
+        assert (sample["audio"].dtype, sample["audio"].shape) == (np.float32, utterance.audio.shape)
+        assert np.corrcoef(sample["audio"], utterance.audio)[0, 1] > (0.999 if suffix in ("wav", "flac") else 0.9)
+        assert sample["audio_rate"] == 8000
+    assert set(sample) - {"audio", "audio_rate", "text"} == {"deepspeech": {"wav_filesize"}, "nemo": {"duration"}}.get(
+        style, set()
+    )
+    source.close()
+
+
+@pytest.mark.heritage("D16")
+def test_several_manifests_are_merged_with_paths_relative_to_each(tmp_path):
+    first = make_corpus(tmp_path / "a", samples=2)
+    second = make_corpus(tmp_path / "b" / "deep", samples=3, style="nemo", suffix="flac")
+    source = indexed(tmp_path, *(str(path.relative_to(tmp_path)) for path in (second, first)))
+    assert source.samples == 5
+    assert [source.name(n) for n in range(5)] == [f"clips/0000{n}.flac" for n in range(3)] + [
+        "clips/00000.wav",
+        "clips/00001.wav",
+    ]
+    assert [source.decode(n, source.read(n))["text"] for n in (0, 3)] == [utterances(1)[0].text] * 2
+    assert source.decode(3, source.read(3))["duration"] == ""
+
+
+def test_channels_are_averaged(tmp_path):
+    (tmp_path / "m.csv").write_text("audio\ntwo.wav\n")
+    soundfile.write(tmp_path / "two.wav", np.tile(np.array([[0.5, 0.0]], np.float32), (100, 1)), 8000, subtype="FLOAT")
+    source = indexed(tmp_path, "m.csv")
+    assert source.decode(0, source.read(0))["audio"].tolist() == [0.25] * 100
+
+
+def test_audio_has_time_where_all_files_have_one_rate(tmp_path, source):
+    assert source.fields[0].per_second == 8000.0
+    write_audio(tmp_path / "x" / "a.wav", rate=16000)
+    write_audio(tmp_path / "x" / "b.wav", rate=8000)
+    (tmp_path / "x" / "m.csv").write_text("audio\na.wav\nb.wav\n")
+    assert indexed(tmp_path / "x", "m.csv").fields[0].per_second is None
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("change", ["longer", "same_size", "shorter"])
+def test_a_file_that_changed_is_named(tmp_path, source, change):
+    path = tmp_path / source.name(2)
+    content = path.read_bytes()
+    path.write_bytes({"longer": content + b"x", "same_size": content[::-1], "shorter": content[:-1]}[change])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(
+        ReadError,
+        match=r"clips/00002.wav \(.*csv.csv, line 4\): expected the file that was indexed \(\d+ bytes\), got one of",
+    ):
+        source.read(2)
+    assert source.read(1)
+
+
+def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
+    (tmp_path / source.name(0)).unlink()
+    with pytest.raises(FileNotFoundError, match=r"clips/00000.wav"):
+        source.read(0)
+
+
+@pytest.mark.fault(7)
+@pytest.mark.parametrize(
+    ("raw", "reason", "message"),
+    [
+        (
+            b"this is no audio at all, but a text",
+            "undecodable",
+            r"clips/00001.wav \(.*line 3\): expected WAV, FLAC, OGG or MP3",
+        ),
+        (b"", "undecodable", r"expected WAV, FLAC, OGG or MP3"),
+        (None, "truncated", r"expected \d+ frames, as the file's header says, got \d+"),
+    ],
+)
+def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reason, message):
+    with pytest.raises(SampleError, match=message) as caught:
+        source.decode(1, source.read(1)[:-100] if raw is None else raw)
+    assert caught.value.reason == reason
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_manifest_that_was_only_touched_or_copied_is_the_same(tmp_path, source):
+    os.utime(tmp_path / "csv.csv", ns=(5, 5))
+    assert opened(tmp_path).samples == source.samples
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_an_index_of_another_manifest_is_refused(tmp_path, source, same_size):
+    manifest = tmp_path / "csv.csv"
+    content = manifest.read_text()
+    manifest.write_text(content.replace("zero", "hero") if same_size else content + "more.wav,x\n")
+    os.utime(manifest, ns=(5, 5))
+    with pytest.raises(
+        DataError,
+        match=r"csv.csv, index .*: expected the manifest .* made from another manifest: run loader-server index",
+    ):
+        opened(tmp_path)
+
+
+def test_a_manifest_that_is_not_there_is_refused(tmp_path, source):
+    (tmp_path / "csv.csv").unlink()
+    with pytest.raises(
+        DataError, match=r"csv.csv: expected a manifest that can be read, got No such file .*Mend `paths`"
+    ):
+        opened(tmp_path)
+    with pytest.raises(DataError, match=r"nowhere.csv: expected a manifest that can be read, got No such file"):
+        indexed(tmp_path, "nowhere.csv")
+
+
+def test_a_transcript_in_some_manifests_only_is_refused(tmp_path):
+    first = make_corpus(tmp_path, samples=2)
+    (tmp_path / "other.csv").write_text("audio\nclips/00000.wav\n")
+    with pytest.raises(
+        DataError, match=r"expected a transcript in all manifests or in none, got no such column in .*other.csv"
+    ):
+        indexed(tmp_path, first.name, "other.csv")

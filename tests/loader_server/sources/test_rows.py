@@ -1,0 +1,91 @@
+"""Manifests are read row by row; each bad row has its line."""
+
+import json
+
+import pytest
+
+from loader_server.sources.rows import BadRow, Columns, columns_of, read_rows
+from shared.errors import DataError
+
+
+def written(tmp_path, name, content, encoding="utf-8"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(encoding))
+    return path
+
+
+def rows_of(path):
+    columns = columns_of(path)
+    return list(read_rows(path, 0, columns, columns.others))
+
+
+def shown(rows):
+    return [(r.line, r.reason) if isinstance(r, BadRow) else (r.line, r.path, r.text, *r.others) for r in rows]
+
+
+def test_csv_of_deepspeech(tmp_path):
+    path = written(
+        tmp_path, "m.csv", 'wav_filename,wav_filesize,transcript\na.wav,12,one two\nb.wav,13,"three, four"\n'
+    )
+    assert columns_of(path) == Columns("wav_filename", "transcript", ("wav_filesize",))
+    assert shown(rows_of(path)) == [(2, "a.wav", "one two", "12"), (3, "b.wav", "three, four", "13")]
+
+
+def test_json_lines_of_nemo(tmp_path):
+    rows = [
+        {"audio_filepath": "a.wav", "duration": 1.5, "text": "one"},
+        {"audio_filepath": "b.wav", "duration": 2, "text": ""},
+    ]
+    path = written(tmp_path, "m.json", "\n".join(map(json.dumps, rows)))
+    assert shown(rows_of(path)) == [(1, "a.wav", "one", "1.5"), (2, "b.wav", "", "2")]
+
+
+def test_columns_of_json_are_those_of_any_object_and_may_be_missing(tmp_path):
+    path = written(
+        tmp_path, "m.jsonl", '{"audio":"a","text":"x"}\n\n{"audio":"b","text":"y","speaker":null,"tags":["é"]}\n'
+    )
+    assert columns_of(path).others == ("speaker", "tags") or columns_of(path).others == ("tags",)
+    assert shown(rows_of(path))[1][:3] == (3, "b", "y")
+    assert shown(rows_of(path))[1][-1] == '["é"]'
+
+
+def test_lines_count_from_where_a_quoted_row_begins(tmp_path):
+    path = written(tmp_path, "m.csv", '\ufeffaudio,text\na.wav,"one\ntwo"\n\nb.wav,three\n')
+    assert shown(rows_of(path)) == [(2, "a.wav", "one\ntwo"), (5, "b.wav", "three")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("m.csv", "audio,text\na.wav\nb.wav,x\n", [(2, "missing_column"), (3, "b.wav", "x")]),
+        ("m.csv", "audio,text\n,x\n", [(2, "missing_column")]),
+        ("m.csv", "audio,text\na.wav,one, two\n", [(2, "malformed")]),
+        ("m.csv", b"audio,text\na.wav,caf\xe9\nb.wav,x\n", [(2, "not_utf8"), (3, "b.wav", "x")]),
+        ("m.csv", "audio,text\n" + "x" * 200_000 + ",y\nb.wav,x\n", [(2, "malformed"), (3, "b.wav", "x")]),
+        ("m.jsonl", '{"audio":"a","text":"x"}\n{"audio":"b"}\n', [(1, "a", "x"), (2, "missing_column")]),
+        ("m.jsonl", '{"audio":"a"}\nnonsense\n[1]\n', [(1, "a", ""), (2, "malformed"), (3, "malformed")]),
+        ("m.jsonl", '{"audio":"a"}\n{"audio":"\\ud800"}\n', [(1, "a", ""), (2, "not_utf8")]),
+        ("m.jsonl", '{"audio":"a\\u0000b"}\n', [(1, "malformed")]),
+        ("m.jsonl", '{"audio":"a","offset":0}\n{"audio":"a","offset":2.5}\n', [(1, "a", "", "0"), (2, "offset")]),
+    ],
+)
+def test_bad_rows_have_line_and_reason(tmp_path, name, content, expected):
+    assert shown(rows_of(written(tmp_path, name, content))) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "m.tsv",
+            "audio\ta\n",
+            r'expected a manifest that ends in \.csv, \.jsonl or \.json \(one object a line\), got "m\.tsv"',
+        ),
+        ("m.csv", "file,words\na,b\n", r'expected a column "audio" or .*"path", got the columns file, words\. Rename'),
+        ("m.csv", "", r"got no columns"),
+        ("m.jsonl", "\n", r"got no columns"),
+    ],
+)
+def test_a_manifest_that_says_nothing_of_audio_is_refused(tmp_path, name, content, message):
+    with pytest.raises(DataError, match=message):
+        columns_of(written(tmp_path, name, content))

@@ -1,0 +1,70 @@
+"""The plan command's facts: shares add up, tables show them, samples are found, plans compared."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from loader_server.plan_report import diff, diff_table, facts, find, plot, tables
+from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
+
+SPEECH = log_normal(2_000)
+
+
+def shown(*renderables):
+    console = Console(file=io.StringIO(), width=160)
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "variant", [{}, {"shapes": 4, "window": 600}, {"shapes": "none", "order": "laplace"}, {"pad_to": "batch"}], ids=str
+)
+@pytest.mark.parametrize("group", [1, 8])
+def test_facts_are_those_of_the_batches(variant, group):
+    plan = plan_of(SPEECH, **variant)
+    found = facts(plan, group)
+    batches = batches_of(plan.epoch(0, group))
+    cells = sum(batch.shape.rows * batch.shape.lengths["audio"] for batch in batches)
+    empty = sum(batch.shape.rows * batch.shape.lengths["audio"] for batch in batches if not len(batch.samples))
+    padding = found["padding"]
+    assert found["batches"] == len(batches)
+    assert found["samples"] == 2_000
+    assert padding["all"] == pytest.approx(1 - SPEECH.sum() / cells)
+    assert padding["empty_batches"] == pytest.approx(empty / cells)
+    parts = [padding[name] for name in ("time", "leftovers", "masked_rows", "empty_batches")]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(padding["all"])
+    assert found["shapes"] == len({(batch.shape.rows, batch.shape.lengths["audio"]) for batch in batches})
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_dropped_samples_are_visible():
+    plan = plan_of(SPEECH, max_length="20 s")
+    text = shown(*tables(facts(plan, 1)))
+    assert f"{plan.dropped['too_long']} too_long" in text
+    assert "padding, all" in text
+
+
+def test_a_sample_is_found_with_its_batch():
+    found = find(plan_of(SPEECH), 77, 4)
+    (seat,) = found["seats"]
+    assert seat["samples"][seat["row"]] == 77
+    assert find(plan_of(SPEECH, max_length="20 s"), int(SPEECH.argmax()), 4)["seats"] == []
+
+
+def test_plans_are_compared():
+    one, other = facts(plan_of(SPEECH), 1), facts(plan_of(SPEECH, order="sorted"), 1)
+    assert diff(one, one) == {}
+    changed = diff(one, other)
+    assert changed["order"] == ("shuffled", "sorted")
+    assert "shuffled" in shown(diff_table(changed))
+    assert "No difference" in shown(diff_table({}))
+
+
+def test_the_histogram_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot(plan_of(SPEECH), tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,110 @@
+"""`logmel`: the right numbers, and exactly as many frames as were foretold."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader_server.transforms.audio import LogMel, LogMelSettings, mel_matrix, resampled, resampled_length
+from shared.config import read_table
+from shared.errors import SettingsError
+from tests.support.corpora import tone
+
+RNG = np.random.default_rng(0)
+
+
+def bands_of(audio, **settings):
+    sample = {"audio": audio, "audio_rate": 8000}
+    LogMel(LogMelSettings(**settings), "job.toml")(sample, RNG)
+    return sample["audio"]
+
+
+def reference(audio):
+    """The definition, a frame at a time, in float64: 40 bands of audio at 8 kHz."""
+    window, hop = 200, 80
+    fft = 1 << (window - 1).bit_length()
+    taper = np.hanning(window + 2)[1:-1]
+    mel = mel_matrix(fft, 8000, 40, (20.0, 4000.0)).astype(np.float64)
+    starts = range(0, max(len(audio) - window, 0) + 1, hop)
+    frames = [np.abs(np.fft.rfft(audio[s : s + window].astype(np.float64) * taper, fft)) ** 2 for s in starts]
+    return np.log(np.maximum(np.stack(frames) @ mel, 1e-10))
+
+
+def test_the_bands_are_those_of_the_definition():
+    audio = np.concatenate([tone(3, 1600, 8000), tone(7, 1600, 8000)])
+    made = bands_of(audio, rate=8000, bands=40)
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, reference(audio), atol=2e-2)
+
+
+def test_a_higher_tone_lies_in_a_higher_band():
+    low, high = (bands_of(tone(digit, 4000, 8000), rate=8000, bands=40)[20].argmax() for digit in (0, 9))
+    assert low < high
+
+
+def test_the_same_audio_gives_the_same_bytes_again():
+    audio = tone(4, 9000, 8000)
+    transform = LogMel(LogMelSettings(rate=8000), "job.toml")
+    first, second = ({"audio": audio.copy(), "audio_rate": 8000} for _ in range(2))
+    transform(first, RNG)
+    transform({"audio": tone(1, 3000, 8000), "audio_rate": 8000}, RNG)
+    transform(second, RNG)
+    assert first["audio"].tobytes() == second["audio"].tobytes()
+
+
+def test_the_audio_that_came_in_is_left_alone():
+    audio = tone(4, 2000, 8000)
+    before = audio.copy()
+    bands_of(audio, rate=8000)
+    assert (audio == before).all()
+
+
+@given(
+    frames=st.integers(0, 5000),
+    file_rate=st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]),
+    rate=st.sampled_from([8000, 16000, 22050]),
+    window=st.sampled_from([0.02, 0.025, 0.032]),
+    hop=st.sampled_from([0.005, 0.01, 0.0125]),
+)
+def test_there_are_as_many_frames_as_the_declared_length(frames, file_rate, rate, window, hop):
+    transform = LogMel(LogMelSettings(rate=rate, bands=8, window=window, hop=hop), "job.toml")
+    sample = {"audio": np.zeros(frames, np.float32), "audio_rate": file_rate}
+    transform(sample, RNG)
+    lengths = {"audio": np.array([frames]), "audio_rate": np.array([file_rate])}
+    (rule,) = transform.declaration.lengths.values()
+    assert len(sample["audio"]) == rule(lengths)[0]
+    assert sample["audio"].shape[1] == 8
+
+
+@pytest.mark.parametrize(("frames", "expected"), [(0, 0), (1, 1), (199, 1), (200, 1), (279, 1), (280, 2), (360, 3)])
+def test_frames_are_whole_windows_and_at_least_one(frames, expected):
+    assert len(bands_of(np.ones(frames, np.float32), rate=8000)) == expected
+
+
+@given(frames=st.integers(1, 4000), rates=st.tuples(*[st.sampled_from([8000, 11025, 16000, 44100])] * 2))
+def test_resampling_gives_the_length_that_was_foretold(frames, rates):
+    made = resampled(np.ones(frames, np.float32), *rates)
+    assert len(made) == resampled_length(np.array([frames]), np.array([rates[0]]), rates[1])[0]
+    assert made.dtype == np.float32
+
+
+def test_no_band_is_empty_however_narrow():
+    assert (mel_matrix(256, 8000, 80, (20.0, 4000.0)).sum(axis=0) > 0).all()
+    assert (mel_matrix(256, 8000, 80, (20.0, 4000.0)) >= 0).all()
+
+
+def test_settings_carry_units():
+    settings = read_table(LogMelSettings, {"window": "32 ms", "hop": "0.016 s"}, "job.toml, logmel")
+    assert (settings.window, settings.hop) == (0.032, 0.016)
+
+
+def test_an_impossible_window_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"job: expected a window of at least 2 samples .* at 8000 Hz, got 1 and 80"
+    ):
+        LogMel(LogMelSettings(rate=8000, window=0.0001), "job")
+
+
+def test_an_edge_above_half_the_rate_is_refused():
+    with pytest.raises(SettingsError, match=r"expected low_hz < high_hz <= 4000, half the rate, got .*high_hz = 7000"):
+        LogMel(LogMelSettings(rate=8000, high_hz=7000.0), "job")

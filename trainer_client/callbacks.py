@@ -1,0 +1,321 @@
+"""`FeedCheckpoint`: the model and the cursor of what it was trained on, committed together and restored together.
+
+Rules it keeps:
+- Counted is what a train step took, never what was read ahead: callbacks of Keras do not know that, so the model's train
+  function is wrapped and given a Python iterator that counts and times.
+- A checkpoint is one file, written under another name, synced and renamed: there is a whole one or none. What is torn
+  nevertheless fails its checksum and is passed over.
+- Weights, seeds of random layers and the optimizer's state are in it, as plain arrays; nothing is pickled.
+
+It must not know how a feed works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import warnings
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shared.errors import DataError, SettingsError
+from trainer_client import interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from trainer_client.feed import Feed
+
+__all__ = ["CheckpointFolder", "EpochTimes", "FeedCheckpoint"]
+
+_RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTimes:
+    """How an epoch's time was spent: waiting for data, or computing."""
+
+    steps: int
+    wait_s: float
+    compute_s: float
+
+
+class CheckpointFolder:
+    """Numbered checkpoint files in a folder, of which the last `keep` stay."""
+
+    def __init__(self, folder: str | Path, keep: int) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
+        """Commit one checkpoint; whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        last = self._paths()[-1:]
+        path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
+        temporary = path.with_suffix(f".tmp{os.getpid()}")
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays, **{_RECORD: np.frombuffer(json.dumps(record).encode(), np.uint8)})  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(self._folder)
+        self._drop_old()
+        return path
+
+    def read_last(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]] | None:
+        """The newest whole checkpoint, if there is any."""
+        for path in reversed(self._paths()):
+            try:
+                with np.load(path, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in file.files}
+                return arrays, json.loads(bytes(arrays.pop(_RECORD)))
+            except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                warnings.warn(f"Checkpoint {path} is torn ({error}); the one before it is taken.", stacklevel=2)
+        return None
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self._folder.glob("*.npz") if path.stem.isdecimal())
+
+    def _drop_old(self) -> None:
+        for path in self._paths()[: -self._keep]:
+            path.unlink(missing_ok=True)
+        for path in self._folder.glob("*.tmp*"):
+            path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Saves model and cursor every `every` batches (None: never) and after each epoch; restores the newest at the start of `fit`.
+
+    `epochs` of `fit` is then absolute: a run that was stopped is continued, a run that was finished trains nothing more.
+    Without a checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's.
+    """
+
+    def __init__(self, feed: Feed, folder: str | Path, *, every: int | None = None, keep: int = 3) -> None:
+        super().__init__()
+        if keep < 1 or (every is not None and every < 1):
+            raise SettingsError(
+                expected="every and keep of at least 1",
+                got=f"every={every}, keep={keep}",
+                where="FeedCheckpoint",
+                remedy="Mend them.",
+            )
+        self.times: EpochTimes | None = None
+        self._feed = feed
+        self._folder = CheckpointFolder(folder, keep)
+        self._every = every
+        self._pending: dict[str, NDArray[np.generic]] | None = None
+        self._epoch = 0
+        self._unsaved = 0
+        self._watch = _StopWatch()
+        self._train_function: Callable[..., Any] | None = None
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+        """Restore, and put the counting iterator in."""
+        self._restore()
+        self._wrap()
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Start the epoch's clock."""
+        self._epoch = epoch
+        self._watch = _StopWatch()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit the epoch; its times go into the logs as well."""
+        self.times = self._watch.times()
+        if logs is not None:
+            logs["data_wait_s"] = self.times.wait_s
+        self._save(next_epoch=epoch + 1)
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Take the counting iterator out."""
+        self._unwrap()
+        if self._pending is not None:
+            raise SettingsError(
+                expected="a built model to restore into", got="one that was never called",
+                where="FeedCheckpoint", remedy="Call or build the model before fit: nothing was left to train.",
+            )  # fmt: skip
+
+    # --- counting ---
+
+    def _wrap(self) -> None:
+        self._unwrap()
+        self._train_function = self.model.train_function
+        self.model.train_function = self._train
+
+    def _unwrap(self) -> None:
+        """Also after a `fit` that ended in an error and so never came to `on_train_end`."""
+        if self._train_function is not None and self.model.train_function == self._train:
+            self.model.train_function = self._train_function
+        self.model._initial_epoch = None  # noqa: SLF001 - see _restore
+        self._train_function = None
+
+    def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
+        """One execution of the train function, over batches that are counted as they are taken."""
+        assert self._train_function is not None
+        taken = _Taken(iterator, self._feed, self._watch)
+        try:
+            first = next(taken)
+            self._restore_pending(first)
+            logs = self._train_function(itertools.chain((first,), taken))
+            taken.finish()
+        except StopIteration:
+            raise
+        except BaseException:
+            self._unwrap()
+            raise
+        self._unsaved += taken.count
+        if self._every is not None and self._unsaved >= self._every:
+            self._save(next_epoch=self._epoch)
+        return logs
+
+    # --- saving ---
+
+    def _save(self, next_epoch: int) -> None:
+        """Every process reads its variables, since that may need all of them; one writes."""
+        if self._pending is not None:
+            return
+        arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
+        record = {
+            "format": 1,
+            "epoch": next_epoch,
+            "feed": self._feed.state(),
+            "dtypes": [v.dtype for v in self._variables()],
+        }
+        if self.model.distribute_strategy.extended.should_checkpoint:
+            self._folder.write(arrays, record)
+        self._unsaved = 0
+
+    def _variables(self) -> list[Any]:
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            with self.model.distribute_strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+        return [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
+
+    # --- restoring ---
+
+    def _restore(self) -> None:
+        """The cursor and the epoch at once; the variables too, unless the model is still without them."""
+        self._pending = None
+        self._unsaved = 0
+        found = self._folder.read_last()
+        if found is None:
+            self._feed.rewind()
+            return
+        arrays, record = found
+        self._feed.restore(record["feed"])
+        self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
+        self._pending = arrays
+        if self.model.built:
+            self._assign()
+
+    def _restore_pending(self, batch: Any) -> None:  # noqa: ANN401 - an element
+        """A model without variables is built by calling it on the batch that it is about to be trained on."""
+        if self._pending is not None:
+            inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self.model(inputs)
+            self._assign()
+
+    def _assign(self) -> None:
+        assert self._pending is not None
+        variables = self._variables()
+        arrays = [self._pending[str(at)] for at in range(len(self._pending))]
+        if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
+            raise DataError(
+                expected=f"the model's {len(variables)} variables", got=f"{len(arrays)} of other shapes",
+                where="the checkpoint", remedy="Train the same model with the same optimizer, or use another folder.",
+            )  # fmt: skip
+        with self.model.distribute_strategy.scope():
+            for variable, array in zip(variables, arrays, strict=True):
+                variable.assign(_like(variable, array))
+        self._pending = None
+
+
+def _plain(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable
+    """Its value in a dtype that a file of plain arrays can hold; float32 holds every bfloat16 exactly."""
+    value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
+    return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
+
+
+def _like(variable: Any, array: NDArray[np.generic]) -> Any:  # noqa: ANN401 - a tensor
+    return tf.cast(array, variable.dtype)
+
+
+class _StopWatch:
+    """Adds up waiting, and takes the rest of the time for computing."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._wait_s = 0.0
+        self._began_s = time.monotonic()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What is inside is a wait for data."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._wait_s += time.monotonic() - began_s
+
+    def times(self) -> EpochTimes:
+        """Until now."""
+        total_s = time.monotonic() - self._began_s
+        return EpochTimes(steps=self.steps, wait_s=self._wait_s, compute_s=total_s - self._wait_s)
+
+
+class _Taken:
+    """Times the wait for each batch, and counts it as trained on when the next is asked for, or at `finish`."""
+
+    def __init__(self, iterator: Iterator[Any], feed: Feed, watch: _StopWatch) -> None:
+        self.count = 0
+        self._iterator = iterator
+        self._feed = feed
+        self._watch = watch
+        self._in_step = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        self.finish()
+        with self._watch.waiting():
+            batch = self._wait_next()
+        self._in_step = True
+        return batch
+
+    def finish(self) -> None:
+        """The step that took the last batch is done."""
+        if self._in_step:
+            self._in_step = False
+            self.count += 1
+            self._watch.steps += 1
+            self._feed.trained()
+
+    def _wait_next(self) -> Any:  # noqa: ANN401 - an element
+        try:
+            return next(self._iterator)
+        except (tf.errors.OpError, RuntimeError):
+            interrupts.raise_pending()
+            if self._feed.error is None:
+                raise
+            raise self._feed.error from None

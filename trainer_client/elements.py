@@ -1,0 +1,96 @@
+"""What an element of a dataset is made of: which arrays of a batch, in which structure.
+
+Rules: each part mirrors what the user names: a key gives a tensor, a tuple of keys a tuple, a mapping a dict. It serves arrays,
+tensors and specs alike, so it must not know TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import SettingsError
+from shared.layout import layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from trainer_client.feed import Feed
+
+__all__ = ["Elements", "masked_batches", "shapes_of"]
+
+_MASKED_TAG = -1
+
+Part = str | tuple[str, ...] | Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements:
+    """Inputs, targets and weights as `fit` takes them; without any, an element is a dict of all keys, which `map` may change."""
+
+    inputs: Part | None = None
+    targets: Part | None = None
+    weights: Part | None = None
+    map: Callable[[dict[str, Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("inputs", "targets", "weights") if getattr(self, name) is not None]
+        if named and (self.map is not None or self.inputs is None):
+            raise SettingsError(
+                expected="inputs (with targets and weights, if any), or map alone",
+                got=" and ".join([*named, "map"] if self.map is not None else named),
+                where="feed.dataset",
+                remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
+            )
+
+    def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
+        """The element with these values in its places, before `map`."""
+        if self.inputs is None:
+            return dict(values)
+        inputs = _filled(self.inputs, values)
+        if self.targets is None and self.weights is None:
+            return inputs
+        targets = () if self.targets is None else _filled(self.targets, values)
+        return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
+
+
+def _filled(part: Part, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part
+    if isinstance(part, str):
+        return _value(part, values)
+    if isinstance(part, Mapping):
+        return {name: _value(key, values) for name, key in part.items()}
+    return tuple(_value(key, values) for key in part)
+
+
+def _value(key: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an array, a tensor or a spec
+    if key not in values:
+        raise SettingsError(
+            expected="a key of the batches (" + ", ".join(values) + ")",
+            got=f'"{key}"',
+            where="feed.dataset",
+            remedy="Name one of these, or let a transform of the stream make it.",
+        )
+    return values[key]
+
+
+def shapes_of(feed: Feed) -> dict[str, tuple[int | None, ...]]:
+    """One shape for all buckets: a dimension has a size where all of them agree."""
+    layouts = [layout_of(feed.fields, shape) for shape in feed.shapes]
+    tensors = zip(*(layout.tensors for layout in layouts), strict=True)
+    return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
+
+
+def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
+    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+
+
+def masked_batches(feed: Feed) -> Iterator[dict[str, NDArray[np.generic]]]:
+    """A batch of each padded shape whose every row is masked, largest first."""
+    layouts = sorted((layout_of(feed.fields, shape) for shape in feed.shapes), key=lambda layout: -layout.nbytes)
+    for layout in layouts:
+        yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}

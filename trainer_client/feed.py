@@ -1,0 +1,341 @@
+"""What users call: `connect(...)` gives a `Feed`; iterating it gives numpy minibatches, `dataset()` gives them to TensorFlow.
+
+Rules: the cursor moves by what was trained on, never by what was read: an iterator opens at the cursor, and only `trained(n)`, or
+draining an iterator to its end without having called it, moves it. This module must not know sockets, and imports TensorFlow
+only when asked for a dataset.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from shared.layout import Layout
+from shared.messages import Cursor
+from shared.rounds import rounds, rounds_left
+from trainer_client.batch import Batch, owned
+from trainer_client.course import Position, Seat
+from trainer_client.receiver import Item, Line, Receiver, ReceiverSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+    import tensorflow as tf
+
+    from shared.layout import BucketShape, Field
+
+__all__ = ["Feed", "Reading", "connect"]
+
+#: How long a consumer that is short of slots waits for one before it gets a copy.
+_PATIENCE_S = 0.02
+
+
+def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a default
+    endpoint: str,
+    *,
+    stream: str = "train",
+    job: str = "",
+    rank: int = 0,
+    replicas: int = 1,
+    world: int = 0,
+    strategy: tf.distribute.Strategy | None = None,
+    prefetch: int = 8,
+    prefetch_bytes: int = 2**30,
+    shared_memory: bool = True,
+    verify: bool = False,
+    keys: str = "",
+    connect_timeout_s: float = 60.0,
+    lost_timeout_s: float = 60.0,
+) -> Feed:
+    """Attach to a stream of a running job.
+
+    `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it occupies;
+    a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead, within `prefetch_bytes` of buffers.
+    """
+    if strategy is not None:
+        from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
+
+        rank, replicas, world = ranks_of(strategy)
+    seat = Seat(rank=rank, replicas=replicas, world=world or replicas)
+    if not 0 <= seat.rank <= seat.world - seat.replicas or seat.replicas < 1:
+        raise SettingsError(
+            expected="rank >= 0 and rank + replicas <= world",
+            got=f"rank {rank}, replicas {replicas}, world {seat.world}",
+            where="connect",
+            remedy="Ranks count from 0; world counts all ranks of the job.",
+        )
+    if prefetch < 1:
+        raise SettingsError(expected="prefetch of at least 1", got=str(prefetch), where="connect", remedy="8 is usual.")
+    return Feed(
+        ReceiverSettings(
+            endpoint=endpoint,
+            job=job,
+            stream=stream,
+            seat=seat,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            shared_memory=shared_memory,
+            verify=verify,
+            keys=keys,
+            connect_timeout_s=connect_timeout_s,
+            lost_timeout_s=lost_timeout_s,
+        )  # fmt: skip
+    )
+
+
+class Feed:
+    """A stream's batches for one trainer, and the cursor of what it has trained on."""
+
+    def __init__(self, settings: ReceiverSettings) -> None:
+        self._receiver = Receiver(settings)
+        self._seat = settings.seat
+        #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go of some.
+        self.on_short_of_slots: Callable[[], None] | None = None
+        #: Seconds that consumers have waited in `next`.
+        self.waited_s = 0.0
+        self.copied = 0
+        self._told_of_copies = False
+        self._opened = False
+        try:
+            answer = self._receiver.attach(None)
+        except BaseException:
+            self.close()
+            raise
+        self._next_group = answer.next_group
+        self._at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+
+    # --- what the stream is ---
+
+    @property
+    def _facts(self) -> Any:  # noqa: ANN401 - StreamFacts, present once attached
+        return self._receiver.facts
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Key, dtype and shape of one row, for each array of a batch."""
+        fields: tuple[Field, ...] = self._facts.fields
+        return fields
+
+    @property
+    def shapes(self) -> tuple[BucketShape, ...]:
+        """The padded shapes that batches come in."""
+        shapes: tuple[BucketShape, ...] = self._facts.shapes
+        return shapes
+
+    @property
+    def replicas(self) -> int:
+        """How many batches this trainer gets a round, one for each of its ranks."""
+        return self._seat.replicas
+
+    @property
+    def evaluation(self) -> bool:
+        """Whether each opening gives the same epoch."""
+        return bool(self._facts.evaluation)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the cursor."""
+        return self._at.epoch
+
+    @property
+    def cursor(self) -> int:
+        """The first batch number of the epoch that was not yet trained on."""
+        return self._at.number
+
+    @property
+    def error(self) -> BaseException | None:
+        """What stopped the feed, kept for those whose framework swallowed it."""
+        return self._receiver.error
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[Batch]:
+        with self.open() as reading:
+            yield from reading
+
+    def open(self) -> Reading:
+        """Read from the cursor to the end of its epoch; moves nothing."""
+        self._opened = True
+        return Reading(self, self._receiver, self._at)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Whoever waits for a batch, or comes to wait, gets this error."""
+        self._receiver.interrupt(error)
+
+    # --- the cursor ---
+
+    def trained(self, rounds: int = 1) -> None:
+        """So many more rounds (steps of the whole world) were trained on: the cursor moves behind them."""
+        for _ in range(0 if self.evaluation else rounds):
+            self._step()
+
+    def _step(self) -> None:
+        batches = self._batches()
+        one = next(rounds(self._at.number, batches, self._at.group, self._seat.world))
+        self._move(Position(self._at.epoch, one.stop, self._at.group), batches)
+
+    def _move(self, to: Position, batches: int) -> None:
+        self._at = to if to.number < batches else Position(to.epoch + 1, 0, self._next_group)
+        self._receiver.trained_to = (self._at.epoch, self._at.number)
+
+    def drained(self, reading: Reading) -> None:
+        """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
+        if not self.evaluation and self._at == reading.start:
+            self._move(Position(self._at.epoch + 1, 0, self._next_group), 1)
+
+    def rounds_left(self) -> int:
+        """Rounds from the cursor to the end of its epoch."""
+        return rounds_left(self._at.number, self._batches(), self._at.group, self._seat.world)
+
+    def most_rounds(self) -> int:
+        """No epoch has more rounds than this."""
+        group = max(self._at.group, self._next_group)
+        return rounds_left(0, -(-int(self._facts.most_batches) // group) * group, group, self._seat.world)
+
+    def _batches(self) -> int:
+        return self._receiver.batches(self._at.epoch, self._at.group)
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as plain values for a checkpoint of your own."""
+        at = self._at
+        return {
+            "job": self._facts.job, "stream": self._facts.stream, "plan_digest": self._facts.plan_digest,
+            "epoch": at.epoch, "number": at.number, "group": at.group,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a cursor that `state` gave; refused if it belongs to another plan, or if other ranks stand elsewhere."""
+        mine = self.state()
+        for name in ("job", "stream", "plan_digest"):
+            if state.get(name) != mine[name]:
+                raise SettingsError(
+                    expected=f"a cursor of {name} {mine[name]}",
+                    got=str(state.get(name)),
+                    where="restore",
+                    remedy="The job file or the data changed since the checkpoint: restore them, or start without the checkpoint.",
+                )
+        self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
+
+    def rewind(self) -> None:
+        """Go to the very beginning: a model without a checkpoint has trained on nothing."""
+        if (self._at.epoch, self._at.number) != (0, 0):
+            self._reattach(Position(0, 0, self._at.group))
+
+    def _reattach(self, at: Position) -> None:
+        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._facts.plan_digest))
+        self._next_group = answer.next_group
+        self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)
+
+    # --- TensorFlow ---
+
+    def dataset(self, **form: Any) -> tf.data.Dataset:  # noqa: ANN401 - see tf_dataset.make
+        """A `tf.data.Dataset` of this feed: `inputs=`, `targets=`, `weights=` name keys for `fit`, or `map=` is a function."""
+        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+
+        return tf_dataset.make(self, **form)
+
+    def distributed(self, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - as above
+        """The per-replica dataset of a strategy; the feed was connected with it."""
+        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+
+        return tf_dataset.distributed(self, strategy, **form)
+
+    # --- the end ---
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Leave the job; batches that are still looked at stay whole."""
+        self._receiver.close(timeout_s)
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- handing out ---
+
+    def _batch(self, item: Item) -> Batch:
+        layout: Layout = self._facts.layout(item.header.shape)
+        memory = self._receiver.memory
+        assert memory is not None
+        data = memory.slot(item.slot)[: layout.nbytes]
+        copied = self._is_short_of_slots()
+        if copied:
+            data = data.copy()
+        else:
+            data = owned(data, _Return(self._receiver, item.slot))
+        self._receiver.hand_out(item.slot, copied=copied)
+        header = item.header
+        return Batch(
+            layout.arrays(data), epoch=header.epoch, number=header.number, empty=header.empty, digest=header.digest,
+            rows=header.rows, masked=header.masked,
+        )  # fmt: skip
+
+    def _is_short_of_slots(self) -> bool:
+        """Whether the consumer holds so many slots that this batch has to be copied out."""
+        receiver = self._receiver
+        if receiver.out() < receiver.most_out:
+            return False
+        if self.on_short_of_slots is not None:
+            self.on_short_of_slots()
+            until_s = time.monotonic() + _PATIENCE_S
+            while receiver.out() >= receiver.most_out and time.monotonic() < until_s:
+                time.sleep(0.0005)
+            if receiver.out() < receiver.most_out:
+                return False
+        self.copied += 1
+        if not self._told_of_copies:
+            self._told_of_copies = True
+            receiver.log.warning("batches are copied out, because the consumer keeps many", slots=receiver.most_out)
+        return True
+
+
+class _Return:
+    """Gives one slot back; a class of its own, so that a finaliser holds no more than it needs."""
+
+    __slots__ = ("_receiver", "_slot")
+
+    def __init__(self, receiver: Receiver, slot: int) -> None:
+        self._receiver = receiver
+        self._slot = slot
+
+    def __call__(self) -> None:
+        self._receiver.give_back(self._slot)
+
+
+class Reading:
+    """One pass from where it was opened to the end of that epoch."""
+
+    def __init__(self, feed: Feed, receiver: Receiver, start: Position) -> None:
+        self.start = start
+        self._feed = feed
+        self._receiver = receiver
+        self._line = Line(start)
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> Batch:
+        began_s = time.perf_counter()
+        item = self._receiver.take(self._line)
+        self._feed.waited_s += time.perf_counter() - began_s
+        if item is None:
+            self._feed.drained(self)
+            raise StopIteration
+        return self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
+
+    def close(self) -> None:
+        """End early; moves nothing."""
+        self._receiver.leave(self._line)
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

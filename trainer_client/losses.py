@@ -1,0 +1,92 @@
+"""Losses that masked rows do not change: not the value, not the gradient, not even where a masked row's own loss is not finite.
+
+Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or with none) weigh
+as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity times zero is no
+number in a gradient either. Under a strategy a mean is a replica's share: the shares' sum, which Keras takes, is the mean.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid_rows"]
+
+_SURELY = 1e9  # a logit that leaves no probability to others
+
+
+def valid_rows(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    """The values with masked rows replaced by zeros; no gradient flows into those."""
+    keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
+    return tf.where(keep, values, tf.zeros_like(values))
+
+
+def masked_mean(per_row: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+    """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
+    weight = tf.cast(weight, per_row.dtype)
+    total = tf.reduce_sum(weight)
+    replica = tf.distribute.get_replica_context()
+    if replica is not None and replica.num_replicas_in_sync > 1:
+        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)
+    return tf.math.divide_no_nan(tf.reduce_sum(weight * valid_rows(per_row, weight)), total)
+
+
+class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
+    """A loss for `compile` from a function of targets and outputs to a value per row."""
+
+    def __init__(self, per_row: Callable[[Any, Any], Any], name: str = "row_loss") -> None:
+        super().__init__(name=name)
+        self._per_row = per_row
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:  # noqa: ANN401 - tensors
+        """The masked mean; without weights every row counts."""
+        weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
+        return masked_mean(self._per_row(y_true, valid_rows(y_pred, weight)), weight)
+
+
+class CTC(RowLoss):
+    """Connectionist temporal classification for `compile`.
+
+    Targets are padded with the blank, 0, so labels count from 1; outputs are logits, with `blank_after` where rows differ in length.
+    """
+
+    def __init__(self, name: str = "ctc") -> None:
+        super().__init__(_ctc_of_padded, name)
+
+
+def _ctc_of_padded(labels: Any, logits: Any) -> Any:  # noqa: ANN401 - tensors
+    labels = tf.cast(labels, tf.int32)
+    frames = tf.fill(tf.shape(logits)[:1], tf.shape(logits)[1])
+    return _ctc(labels, logits, tf.math.count_nonzero(labels, axis=1, dtype=tf.int32), frames)
+
+
+def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:  # noqa: ANN401
+    """The CTC loss of each row; blank is 0, masked rows give finite values and no gradient."""
+    valid = weight != 0
+    frames = tf.where(valid, tf.cast(logit_length, tf.int32), tf.shape(logits)[1])
+    label_length = tf.where(valid, tf.cast(label_length, tf.int32), 0)
+    return valid_rows(_ctc(labels, valid_rows(logits, weight), label_length, frames), weight)
+
+
+def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:  # noqa: ANN401
+    return tf.nn.ctc_loss(
+        labels=tf.cast(labels, tf.int32),
+        logits=tf.cast(logits, tf.float32),
+        label_length=label_length,
+        logit_length=logit_length,
+        logits_time_major=False,
+        blank_index=0,
+    )
+
+
+def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors
+    """Logits whose frames past each row's length are surely blank: the loss of all frames is then that of the row's own."""
+    shape = tf.shape(logits)
+    own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
+    blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)
+    return tf.where(own, logits, blank)

@@ -1,0 +1,82 @@
+"""What attaching taught us about a stream, and whether a pushed batch fits it.
+
+Rules: pure. A batch that fits has the shape of a bucket (or lies within the largest one where batches are padded to their longest
+row), exactly the layout that follows from it, and is the one that was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.layout import BucketShape, Field, Layout, layout_of
+
+if TYPE_CHECKING:
+    from shared.messages import Attached, Pushed, WireShape
+    from trainer_client.course import Target
+
+__all__ = ["StreamFacts"]
+
+#: Layouts kept; with batches padded to their longest row there may be thousands of shapes.
+_MOST_LAYOUTS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """Fields of a batch, shapes of the buckets, and the name of the plan."""
+
+    job: str
+    stream: str
+    evaluation: bool
+    plan_digest: str
+    fields: tuple[Field, ...]
+    shapes: tuple[BucketShape, ...]
+    most_batches: int
+    heartbeat_timeout_s: float
+    _layouts: dict[WireShape, Layout | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attached: Attached) -> StreamFacts:
+        """The facts in the coordinator's answer."""
+        return cls(
+            job=attached.job,
+            stream=attached.stream,
+            evaluation=attached.evaluation,
+            plan_digest=attached.cursor.plan_digest,
+            fields=tuple(
+                Field(key=f.key, dtype=f.dtype, shape=f.shape, per_second=f.per_second) for f in attached.fields
+            ),
+            shapes=tuple(BucketShape(rows=s.rows, lengths=dict(s.lengths)) for s in attached.shapes),
+            most_batches=attached.most_batches,
+            heartbeat_timeout_s=attached.heartbeat_timeout_ms / 1000,
+        )
+
+    def largest_bytes(self) -> int:
+        """The payload of the largest shape."""
+        return max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
+
+    def layout(self, shape: WireShape) -> Layout | None:
+        """The layout of a batch of this shape; None if no batch of this stream may have it."""
+        if shape not in self._layouts:
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[shape] = self._new_layout(shape)
+        return self._layouts[shape]
+
+    def _new_layout(self, wire: WireShape) -> Layout | None:
+        lengths = dict(wire.lengths)
+        padded = {one.key for one in self.fields if one.padded}
+        fits = any(
+            wire.rows <= shape.rows and all(lengths[key] <= shape.lengths[key] for key in padded)
+            for shape in self.shapes
+            if padded <= lengths.keys()
+        )
+        return layout_of(self.fields, BucketShape(rows=wire.rows, lengths=lengths)) if fits else None
+
+    def fits(self, header: Pushed, target: Target) -> bool:
+        """Whether the header announces the batch that was asked for, in a form that it may have."""
+        asked = (target.position.epoch, target.number, target.empty)
+        if (header.epoch, header.number, header.empty) != asked:
+            return False
+        layout = self.layout(header.shape)
+        return layout is not None and layout.nbytes == header.nbytes and header.rows <= header.shape.rows

@@ -1,0 +1,315 @@
+"""A feed as a `tf.data.Dataset`: what `feed.dataset(...)` and `feed.distributed(...)` return.
+
+Rules it keeps:
+- A batch enters TensorFlow without a copy: arrays are handed on as they are, and slots that TensorFlow still holds come
+  back through `flush_references`, so that a feed is never waited for in vain.
+- Reading moves no cursor. A pass over the feed's own dataset that was consumed to its end counts as trained on, if nobody
+  counted meanwhile: at once where the consumer is Python, else when the dataset is next iterated. What was read ahead does
+  not count, nor what is derived from the dataset (`take`, `map`, an `adapt` on such).
+- The dataset ends in an explicit prefetch: without one TensorFlow injects its own and runs 16 elements ahead.
+
+It must not know sockets, slots or plans: it sees a feed only.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+# Not public, but nothing public lets a dataset say how long it is at most, or its iteration be seen (2.18 to 2.21 alike).
+from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
+
+from shared.errors import SettingsError
+from trainer_client import interrupts
+from trainer_client.elements import Elements, masked_batches, shapes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trainer_client.feed import Feed, Reading
+
+__all__ = ["FeedDataset", "Ranks", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
+
+#: Elements that wait behind the step that runs: one hides the next read, one evens out shapes of different size.
+PREFETCH = 2
+FLUSH_TIMEOUT_S = 0.1
+
+
+def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields of Elements
+    """The feed's dataset for one device."""
+    if feed.replicas > 1:
+        _warn(
+            f"This feed occupies {feed.replicas} ranks, and dataset() yields their batches one after another. "
+            "Under a strategy use feed.distributed(strategy)."
+        )
+    elements = _prepared(feed, form)
+    counting = _Counting(feed)
+    counted = _pipeline(_Openings(feed, elements, counting), _accelerator())
+    return FeedDataset(counting, counted, _pipeline(_Openings(feed, elements, None), None))
+
+
+def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
+    """The per-replica dataset of a feed that was connected with this strategy: replica r gets the r-th of a round."""
+    replicas = ranks_of(strategy).replicas
+    if replicas != feed.replicas:
+        raise SettingsError(
+            expected=f"a feed of {replicas} ranks, one for each replica here",
+            got=f"one of {feed.replicas}",
+            where="feed.distributed",
+            remedy="Connect with connect(..., strategy=strategy).",
+        )
+    counting = _Counting(feed)
+    source = _pipeline(_Openings(feed, _prepared(feed, form), counting), None)
+    source.cardinality = lambda: tf.constant(feed.most_rounds(), tf.int64)  # Keras takes it for steps, and so rounds
+    data = strategy.distribute_datasets_from_function(lambda _context: source)
+    if type(data) is DistributedDatasetsFromFunction:
+        data.__class__ = _DistributedFeedDataset
+        data.counting = counting
+    return data
+
+
+def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
+    feed.on_short_of_slots = flush_references
+    interrupts.watch(feed)
+    # Epochs differ in length. Keras says that it stops at one shorter than the longest; it goes on with the next.
+    warnings.filterwarnings("ignore", message="Your input ran out of data", module=r"keras\.src\.trainers")
+    return Elements(**form)
+
+
+def _pipeline(openings: _Openings, device: str | None) -> tf.data.Dataset:
+    dtypes = {field.key: field.dtype for field in openings.feed.fields}
+    specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
+    data = tf.data.Dataset.from_generator(openings, output_signature=openings.elements.of(specs))
+    if openings.elements.map is not None:
+        data = data.map(openings.elements.map)
+    if device is not None:
+        return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
+    return data.prefetch(PREFETCH)
+
+
+def _accelerator() -> str | None:
+    gpus = tf.config.list_logical_devices("GPU")
+    return gpus[0].name if gpus else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Openings:
+    """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
+
+    feed: Feed
+    elements: Elements
+    counting: _Counting | None
+
+    def __call__(self) -> _Pass:
+        reading = self.feed.open()
+        if self.counting is not None:
+            self.counting.opened(reading)
+        return _Pass(reading, self.elements)
+
+
+class _Pass:
+    """One pass; unlike a generator it keeps raising what stopped it, for TensorFlow may ask again and an error is no end."""
+
+    def __init__(self, reading: Reading, elements: Elements) -> None:
+        self._reading = reading
+        self._elements = elements
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._elements.of(next(self._reading))
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def __del__(self) -> None:
+        self._reading.close()
+
+
+# --- counting passes that nobody else counts ---
+
+
+class _Counting:
+    """Finds out whether the last pass over a feed's own dataset was consumed to its end."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self._iterator: Any = None
+        self._reading: Reading | None = None
+
+    def began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
+        """The dataset is iterated anew; the iterator reads nothing before it is asked."""
+        self._iterator, self._reading = iterator, None
+
+    def opened(self, reading: Reading) -> None:
+        """The iterator was asked."""
+        self._reading = reading
+
+    def ended(self) -> None:
+        """Its consumer has seen the end."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self.feed.drained(reading)
+
+    def settle(self) -> None:
+        """A consumer inside a graph is not seen: whether it left anything is asked once it cannot want it any more."""
+        if self._reading is None or self.feed.evaluation or self.feed.error is not None:
+            return
+        if not bool(self._iterator.get_next_as_optional().has_value()):
+            self.ended()
+
+
+class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # TensorFlow has no types
+    """A feed's own dataset: it is iterated over one pipeline, and what is derived from it reads the other."""
+
+    def __init__(self, counting: _Counting, counted: tf.data.Dataset, uncounted: tf.data.Dataset) -> None:
+        self._counting = counting
+        self._counted = counted
+        self._warned = False
+        super().__init__(uncounted, uncounted._variant_tensor)  # noqa: SLF001 - how one dataset stands for another
+
+    def cardinality(self) -> tf.Tensor:
+        """The length of the longest epoch: with less, or with none, Keras would cut epochs to the length of the first."""
+        feed = self._counting.feed
+        return tf.constant(feed.most_rounds() * feed.replicas, tf.int64)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._warn_of_replicas()
+        if not tf.executing_eagerly():
+            return iter(self._counted)
+        self._counting.settle()
+        iterator = _Iterator(self._counted)
+        iterator.counting = self._counting
+        self._counting.began(iterator)
+        return iterator
+
+    def _warn_of_replicas(self) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1 and not self._warned:
+            self._warned = True
+            _warn(
+                f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are not one "
+                "for each replica. Use feed.distributed(strategy)."
+            )
+
+
+class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
+    """Says when its consumer sees the end, and raises what stopped the feed instead of TensorFlow's account of it."""
+
+    counting: _Counting
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        try:
+            return super().__next__()
+        except StopIteration:
+            self.counting.ended()
+            raise
+        except (tf.errors.OpError, RuntimeError):
+            interrupts.raise_pending()
+            if self.counting.feed.error is None:
+                raise
+            raise self.counting.feed.error from None
+
+
+class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[misc] # TensorFlow has no types
+    """As TensorFlow made it, and its iteration is seen."""
+
+    counting: _Counting
+
+    def __iter__(self) -> Iterator[Any]:
+        if not tf.executing_eagerly():
+            return super().__iter__()  # type: ignore[no-any-return]
+        self.counting.settle()
+        iterator = super().__iter__()
+        self.counting.began(iterator)
+        return iterator  # type: ignore[no-any-return]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+# --- slots that TensorFlow still holds ---
+
+
+class _Flusher:
+    """A thread that runs a tiny eager op when asked: on entering TensorFlow, arrays that it no longer needs are dropped."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Semaphore(0)
+        self._done = threading.Semaphore(0)
+        threading.Thread(target=self._run, name="stoker-flush", daemon=True).start()
+
+    def wait_flushed(self, timeout_s: float) -> None:
+        self._asked.release()
+        self._done.acquire(timeout=timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            self._asked.acquire()
+            with tf.device("/cpu:0"):
+                tf.constant(1.0)
+            self._done.release()
+
+
+_flusher_lock = threading.Lock()
+_flusher: list[_Flusher] = []
+
+
+def flush_references() -> None:
+    """Make TensorFlow drop the references that it queued: in a thread of ours, waited for only so long."""
+    with _flusher_lock:
+        if not _flusher:
+            _flusher.append(_Flusher())
+    _flusher[0].wait_flushed(FLUSH_TIMEOUT_S)
+
+
+# --- strategies ---
+
+
+class Ranks(NamedTuple):
+    """The ranks that this process occupies: `replicas` consecutive ones from `rank`, of `world`."""
+
+    rank: int
+    replicas: int
+    world: int
+
+
+def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
+    """Where this process stands in a strategy; tasks of a cluster are a chief, if it has one, and then its workers."""
+    world = int(strategy.num_replicas_in_sync)
+    resolver = strategy.cluster_resolver
+    if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return Ranks(0, world, world)
+    cluster = resolver.cluster_spec().as_dict()
+    chiefs, workers = (len(cluster.get(job, ())) for job in ("chief", "worker"))
+    replicas = world // max(1, chiefs + workers)
+    task = int(resolver.task_id or 0) + (chiefs if resolver.task_type == "worker" else 0)
+    return Ranks(task * replicas, replicas, world)
+
+
+# --- warm-up ---
+
+
+def warm_up(feed: Feed, step: Callable[[Any], Any], **form: Any) -> None:  # noqa: ANN401 - the fields of Elements
+    """Run `step` once on each padded shape, largest first, with elements whose every row is masked.
+
+    Shapes are then compiled before training, and one that does not fit into memory fails at once.
+    """
+    elements = Elements(**form)
+    for batch in masked_batches(feed):
+        element = elements.of({key: tf.constant(array) for key, array in batch.items()})
+        step(element if elements.map is None else elements.map(element))

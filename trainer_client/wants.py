@@ -1,0 +1,610 @@
+"""Which batch is asked of which worker, and when again: every decision of a trainer, without a socket or a clock.
+
+One door: `handle(event, now_s) -> instructions`. Rules, each from an interleaving that failed without it:
+- A want goes to the worker with the least unanswered work; never twice to one that already has it or refused it.
+- Silent is suspect, not dead: a silent worker gets nothing new, its wants are asked elsewhere in the order of the line, and what
+  it still pushes counts if it is the first valid answer. Each further asking of one want waits twice as long as the last.
+- Its slots stay out of the pool until it answers or is proved dead (see ledger).
+- A proved death raises `attempt` of the wants that the worker held: the next builder builds them in a child process.
+- The head of the line always has a slot: the furthest ready batch makes room, else the reserve slot serves, by TCP.
+- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
+It must not know messages, sockets, memory or TensorFlow.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.errors import LostError, StokerError
+from trainer_client.ledger import Ledger
+
+if TYPE_CHECKING:
+    from shared.messages import Ticket
+    from trainer_client.course import Target
+
+__all__ = [
+    "Arrived", "Consumed", "Deliver", "Event", "Extended", "Fail", "GaveUp", "Heard", "Held", "Instruction", "Refocused", "Retract",
+    "Retracted", "SendCancel", "SendWant", "SlotReturned", "Ticked", "WantSettings", "Wants", "WorkerCut", "WorkerDead",
+    "WorkerLeft", "WorkerUp",
+]  # fmt: skip
+
+#: At most one want in so many is asked of a second worker although the first is well.
+HEDGED_SHARE = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantSettings:
+    """How far ahead, and how patient."""
+
+    prefetch: int
+    heartbeat_timeout_s: float
+    #: Without any live worker for so long, the feed stops with an error.
+    lost_timeout_s: float
+    #: A head that waits so long, and three times the usual answer, is hedged.
+    hedge_floor_s: float = 0.25
+
+
+# --- events: facts ---
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """A worker welcomed us; `in_slot`: it writes into our slots in place."""
+
+    worker: int
+    name: str
+    in_slot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Something came from the worker."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDead:
+    """Proved: it can write nowhere any more. `crashed` is false where it ended in good order."""
+
+    worker: int
+    crashed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCut:
+    """The connection is gone and what was on it is lost; whether the worker lives is not known."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """It drains: what it has it may still answer, but it takes nothing new."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An answer with a batch, checked (`valid`) against ticket, digest and layout."""
+
+    worker: int
+    ticket: Ticket
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """An answer without a batch: cancelled (`error` is None), `passing` (a reason that will pass), or an error."""
+
+    worker: int
+    ticket: Ticket
+    error: StokerError | None
+    passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The answer to ping `number`: the tickets of ours that the worker holds."""
+
+    worker: int
+    number: int
+    tickets: frozenset[Ticket]
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The course goes on with these."""
+
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refocused:
+    """Another course is read from now on; what was asked for the last one is void. Its first number is `head`."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The consumer took the batches before `head`."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """The batch `seq` was taken back from the inbox; its slot is empty again (None: the consumer was faster)."""
+
+    seq: int
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReturned:
+    """The ledger has a free slot more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time went by."""
+
+
+Event = (
+    WorkerUp | Heard | WorkerDead | WorkerCut | WorkerLeft | Arrived | GaveUp | Held | Extended | Refocused | Consumed | Retracted
+    | SlotReturned | Ticked
+)  # fmt: skip
+
+
+# --- instructions: orders ---
+
+
+@dataclass(frozen=True, slots=True)
+class SendWant:
+    """Ask this worker for it."""
+
+    worker: int
+    target: Target
+    ticket: Ticket
+    attempt: int
+    in_slot: bool
+    urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Ask this worker for the credit back."""
+
+    worker: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class SendPing:
+    """Ask this worker for a sign of life."""
+
+    worker: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Number `seq` lies whole in `slot`: put it into the inbox."""
+
+    seq: int
+    slot: int
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """Take number `seq` back from the inbox, and tell with `Retracted`."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The feed cannot go on."""
+
+    error: StokerError
+
+
+Instruction = SendWant | SendCancel | SendPing | Deliver | Retract | Fail
+
+
+class _Health(enum.Enum):
+    LIVE = "live"
+    SUSPECT = "suspect"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
+class _Ask:
+    seq: int
+    in_slot: bool
+    sent_s: float
+    #: The last ping that was sent before this want: an answer to a later one must list it.
+    after_ping: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    in_slot: bool
+    heard_s: float
+    pinged_s: float
+    health: _Health = _Health.LIVE
+    pings: int = 0
+    asks: dict[Ticket, _Ask] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Entry:
+    target: Target
+    attempt: int = 0
+    ready: bool = False
+    hedged: bool = False
+    #: Asked elsewhere because of silence no earlier than this; moves out by doubling.
+    again_s: float = 0.0
+    patience_s: float = 0.0
+    refused: dict[int, StokerError] = field(default_factory=dict)
+    #: Workers that hold a ticket for it.
+    askers: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class WantCounts:
+    """What happened so far, for metrics and tests."""
+
+    asked: int = 0
+    asked_again: int = 0
+    hedged: int = 0
+    stale: int = 0
+    rejected: int = 0
+    lost_on_the_way: int = 0
+    retracted: int = 0
+    suspected: int = 0
+
+
+class Wants:
+    """The state behind the door."""
+
+    def __init__(self, settings: WantSettings, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._workers: dict[int, _Worker] = {}
+        #: By number; from the head on, as far as the course is known.
+        self._entries: dict[int, _Entry] = {}
+        self._head = 0
+        self._end = 0
+        self._usual_answer_s = 0.0
+        self._alone_since_s: float | None = None
+        self._tried: dict[str, str] = {}
+        self._retracting: set[int] = set()
+        self._out: list[Instruction] = []
+        self.counts = WantCounts()
+        self._doors = {
+            WorkerUp: self._worker_up,
+            Heard: self._heard,
+            WorkerDead: self._worker_dead,
+            WorkerCut: self._worker_cut,
+            WorkerLeft: self._worker_left,
+            Arrived: self._arrived,
+            GaveUp: self._gave_up,
+            Held: self._held,
+            Extended: self._extended,
+            Refocused: self._refocused,
+            Consumed: self._consumed,
+            Retracted: self._retracted,
+            SlotReturned: self._nothing,
+            Ticked: self._ticked,
+        }
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Take in a fact; what is to be done now."""
+        self._doors[type(event)](event, now_s)  # type: ignore[operator]
+        self._ask(now_s)
+        out, self._out = self._out, []
+        return out
+
+    def expects(self, worker: int, ticket: Ticket) -> bool:
+        """Whether this worker's answer to this ticket is awaited; anything else is stale."""
+        return worker in self._workers and ticket in self._workers[worker].asks
+
+    def is_needed(self, worker: int, ticket: Ticket) -> bool:
+        """Whether an expected batch would still be used."""
+        entry = self._entries.get(self._workers[worker].asks[ticket].seq)
+        return entry is not None and not entry.ready
+
+    def target(self, worker: int, ticket: Ticket) -> Target | None:
+        """What the ticket was lent for, if it is still wanted."""
+        entry = self._entries.get(self._workers[worker].asks[ticket].seq)
+        return entry.target if entry else None
+
+    def room(self) -> int:
+        """How many more targets may be taken in before the horizon is reached."""
+        return self._head + self._settings.prefetch - self._end
+
+    def wake_at_s(self, now_s: float) -> float:
+        """When to come back with `Ticked` at the latest."""
+        return now_s + self._settings.heartbeat_timeout_s / 8
+
+    def silent_writers(self) -> list[int]:
+        """Workers that are not live but hold slots that they could write into: is there proof of death?"""
+        return [
+            one for one, worker in self._workers.items()
+            if worker.health is not _Health.LIVE and any(ask.in_slot for ask in worker.asks.values())
+        ]  # fmt: skip
+
+    # --- workers ---
+
+    def _worker_up(self, event: WorkerUp, now_s: float) -> None:
+        known = self._workers.get(event.worker)
+        if known is None:
+            self._workers[event.worker] = _Worker(event.name, event.in_slot, heard_s=now_s, pinged_s=now_s)
+        else:  # the same incarnation after a cut: what it still holds it will list in its next pong
+            known.health, known.heard_s, known.in_slot = _Health.LIVE, now_s, event.in_slot
+        self._tried[event.name] = "alive"
+
+    def _heard(self, event: Heard, now_s: float) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is not None:
+            worker.heard_s = now_s
+            if worker.health is _Health.SUSPECT:
+                worker.health = _Health.LIVE
+                self._tried[worker.name] = "alive"
+
+    def _worker_dead(self, event: WorkerDead, now_s: float) -> None:
+        worker = self._workers.pop(event.worker, None)
+        if worker is None:
+            return
+        self._tried[worker.name] = "died" if event.crashed else "left"
+        for ticket, ask in worker.asks.items():
+            self._ledger.release(ticket)
+            entry = self._entries.get(ask.seq)
+            if entry is not None:
+                entry.attempt += event.crashed
+                entry.askers.discard(event.worker)
+
+    def _worker_cut(self, event: WorkerCut, now_s: float) -> None:
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        self._suspect(worker)
+        for ticket in [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]:
+            self._ledger.release(ticket)
+            _, entry = self._close(event.worker, ticket)
+            if entry is not None:
+                entry.attempt += 1  # it may have died of this batch, and nobody will tell
+
+    def _worker_left(self, event: WorkerLeft, now_s: float) -> None:
+        if event.worker in self._workers:
+            self._workers[event.worker].health = _Health.LEAVING
+
+    def _suspect(self, worker: _Worker) -> None:
+        if worker.health is _Health.LIVE:
+            worker.health = _Health.SUSPECT
+            self._tried[worker.name] = "silent"
+            self.counts.suspected += 1
+
+    # --- answers ---
+
+    def _arrived(self, event: Arrived, now_s: float) -> None:
+        self._heard(Heard(event.worker), now_s)
+        ask, entry = self._close(event.worker, event.ticket)
+        if not event.valid:
+            self.counts.rejected += 1
+            self._ledger.release(event.ticket)
+            if entry is not None:
+                entry.refused[event.worker] = _wrong_bytes(self._workers[event.worker].name, entry.target)
+                self._give_up_if_nobody_is_left(entry)
+            return
+        if entry is None or entry.ready:
+            self.counts.stale += 1
+            self._ledger.release(event.ticket)
+            return
+        self._ledger.fill(event.ticket)
+        entry.ready = True
+        answer_s = now_s - ask.sent_s
+        self._usual_answer_s += 0.1 * (answer_s - self._usual_answer_s) if self._usual_answer_s else answer_s
+        self._out.append(Deliver(ask.seq, event.ticket.slot, entry.target))
+        self._cancel_asks(ask.seq)
+
+    def _gave_up(self, event: GaveUp, now_s: float) -> None:
+        self._heard(Heard(event.worker), now_s)
+        _, entry = self._close(event.worker, event.ticket)
+        self._ledger.release(event.ticket)
+        if entry is not None and event.error is not None and not entry.ready:
+            entry.refused[event.worker] = event.error
+            if event.passing:
+                self._workers[event.worker].health = _Health.LEAVING
+            else:
+                self._give_up_if_nobody_is_left(entry)
+
+    def _give_up_if_nobody_is_left(self, entry: _Entry) -> None:
+        """An error is elsewhere's chance, but not an endless one: when every worker refused, the job stops."""
+        others = {one for one, worker in self._workers.items() if worker.health is not _Health.LEAVING}
+        if others <= entry.refused.keys() and not entry.ready:
+            self._out.append(Fail(list(entry.refused.values())[-1]))
+
+    def _held(self, event: Held, now_s: float) -> None:
+        self._heard(Heard(event.worker), now_s)
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        for ticket, ask in list(worker.asks.items()):
+            if ask.after_ping < event.number and ticket not in event.tickets:
+                self.counts.lost_on_the_way += 1
+                self._ledger.release(ticket)
+                self._close(event.worker, ticket)
+
+    def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
+        """The ticket is answered, or void."""
+        ask = self._workers[one].asks.pop(ticket)
+        entry = self._entries.get(ask.seq)
+        if entry is not None:
+            entry.askers.discard(one)
+        return ask, entry
+
+    # --- the line ---
+
+    def _extended(self, event: Extended, now_s: float) -> None:
+        for target in event.targets:
+            self._entries[self._end] = _Entry(target)
+            self._end += 1
+
+    def _refocused(self, event: Refocused, now_s: float) -> None:
+        seqs = list(self._entries)
+        self._entries.clear()
+        for seq in seqs:
+            self._cancel_asks(seq)
+        self._head = self._end = event.head
+        self._retracting.clear()
+
+    def _consumed(self, event: Consumed, now_s: float) -> None:
+        for seq in range(self._head, event.head):
+            del self._entries[seq]
+        self._head = max(self._head, event.head)
+
+    def _retracted(self, event: Retracted, now_s: float) -> None:
+        self._retracting.discard(event.seq)
+        entry = self._entries.get(event.seq)
+        if event.slot is not None and entry is not None:
+            entry.ready = False
+            self.counts.retracted += 1
+
+    def _nothing(self, event: SlotReturned, now_s: float) -> None:
+        """The ledger knows already; asking goes on."""
+
+    def _ticked(self, event: Ticked, now_s: float) -> None:
+        timeout_s = self._settings.heartbeat_timeout_s
+        for one, worker in self._workers.items():
+            if now_s - worker.heard_s > timeout_s:
+                self._suspect(worker)
+            if now_s - worker.pinged_s >= timeout_s / 4:
+                worker.pings += 1
+                worker.pinged_s = now_s
+                self._out.append(SendPing(one, worker.pings))
+        self._watch_loneliness(now_s)
+        self._hedge(now_s)
+        head = self._entries.get(self._head)
+        if head is not None and head.refused:
+            self._give_up_if_nobody_is_left(head)
+
+    def _watch_loneliness(self, now_s: float) -> None:
+        waiting = self._head in self._entries and not self._entries[self._head].ready
+        if not waiting or any(worker.health is _Health.LIVE for worker in self._workers.values()):
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
+        elif now_s - self._alone_since_s > self._settings.lost_timeout_s:
+            self._out.append(Fail(_nobody_left(self._tried, self._settings.lost_timeout_s)))
+
+    # --- asking ---
+
+    def _ask(self, now_s: float) -> None:
+        """Ask for what is wanted and not asked of a live worker, in the order of the line, while credit lasts."""
+        for seq in range(self._head, min(self._end, self._head + self._settings.prefetch)):
+            entry = self._entries[seq]
+            if entry.ready or now_s < entry.again_s:
+                continue
+            if any(self._workers[one].health is not _Health.SUSPECT for one in entry.askers):
+                continue
+            if not self._ask_one(seq, entry, now_s):
+                return
+
+    def _ask_one(self, seq: int, entry: _Entry, now_s: float) -> bool:
+        chosen = self._least_busy(entry)
+        if chosen is None:
+            return True
+        ticket = self._slot_for(seq)
+        if ticket is None:
+            return False
+        if entry.askers:  # silence, the second time and later: wait twice as long before the next
+            entry.patience_s = 2 * entry.patience_s or self._settings.heartbeat_timeout_s
+            entry.again_s = now_s + entry.patience_s
+        self._send(seq, chosen, ticket, now_s)
+        return True
+
+    def _least_busy(self, entry: _Entry) -> int | None:
+        fit = [
+            (len(worker.asks), worker.name, one) for one, worker in self._workers.items()
+            if worker.health is _Health.LIVE and one not in entry.askers and one not in entry.refused
+        ]  # fmt: skip
+        return min(fit)[2] if fit else None
+
+    def _send(self, seq: int, one: int, ticket: Ticket, now_s: float) -> None:
+        worker, entry = self._workers[one], self._entries[seq]
+        in_slot = worker.in_slot and ticket.slot != self._ledger.reserve
+        again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused)
+        worker.asks[ticket] = _Ask(seq, in_slot, now_s, worker.pings)
+        entry.askers.add(one)
+        self.counts.asked += 1
+        self.counts.asked_again += again
+        self._out.append(
+            SendWant(one, entry.target, ticket, entry.attempt, in_slot, urgent=again and seq == self._head)
+        )
+
+    def _slot_for(self, seq: int) -> Ticket | None:
+        """A free slot; the head makes room for itself if there is none."""
+        ticket = self._ledger.lend()
+        if ticket is not None or seq != self._head:
+            return ticket
+        ready = [later for later, entry in self._entries.items() if entry.ready and later not in self._retracting]
+        if ready:
+            furthest = max(ready)
+            self._retracting.add(furthest)
+            self._out.append(Retract(furthest))
+            return None
+        if self._retracting or self._a_live_worker_holds_a_slot():
+            return None
+        return self._ledger.lend_reserve()
+
+    def _a_live_worker_holds_a_slot(self) -> bool:
+        return any(worker.asks for worker in self._workers.values() if worker.health is _Health.LIVE)
+
+    def _hedge(self, now_s: float) -> None:
+        entry = self._entries.get(self._head)
+        if entry is None or entry.ready or entry.hedged or self.counts.hedged * HEDGED_SHARE >= self.counts.asked:
+            return
+        sent_s = [
+            ask.sent_s for one in entry.askers for ask in self._workers[one].asks.values() if ask.seq == self._head
+        ]
+        if not sent_s or now_s - max(sent_s) < max(self._settings.hedge_floor_s, 3 * self._usual_answer_s):
+            return
+        chosen = self._least_busy(entry)
+        ticket = self._slot_for(self._head) if chosen is not None else None
+        if chosen is not None and ticket is not None:
+            entry.hedged = True
+            self.counts.hedged += 1
+            self._send(self._head, chosen, ticket, now_s)
+
+    def _cancel_asks(self, seq: int) -> None:
+        for one, worker in self._workers.items():
+            for ticket, ask in worker.asks.items():
+                if ask.seq == seq:
+                    self._out.append(SendCancel(one, ticket))
+
+
+def _wrong_bytes(worker: str, target: Target) -> StokerError:
+    return LostError(
+        expected="a batch with the digest and layout that its header names",
+        got="other bytes, from every worker that was asked",
+        where=f"batch {target.number} of epoch {target.position.epoch}, last from worker {worker}",
+        remedy="Look at that machine's memory and network; run with one worker to see which is at fault.",
+    )
+
+
+def _nobody_left(tried: dict[str, str], timeout_s: float) -> StokerError:
+    names = ", ".join(f"{name} ({state})" for name, state in sorted(tried.items())) or "none was ever there"
+    return LostError(
+        expected="a live worker",
+        got=f"none for {timeout_s:g} s; tried: {names}",
+        where="feed",
+        remedy="Start workers with `loader-server run` or `loader-server worker`, or look at their logs.",
+    )
