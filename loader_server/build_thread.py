@@ -1,7 +1,7 @@
 """The worker's one building thread, and the few threads that read ahead for it.
 
-Rules: jobs are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds it; an
-exception becomes an outcome too, never a silent end of the thread. No sockets here.
+Rules: jobs are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds
+it; an exception becomes an outcome too, never a silent end of the thread. No sockets here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class BuildThread:
             return Outcome(job)
         try:
             return self._built(job)
-        except Exception as error:  # noqa: BLE001 - a defect of ours or of a plug-in must reach the trainer, not end the thread
+        except Exception as error:
             return Outcome(job, error=error)
 
     def _built(self, job: Job) -> Outcome:

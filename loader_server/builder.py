@@ -1,7 +1,8 @@
 """Builds a batch into a buffer: the one place where samples become rows.
 
-Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its place; a sample
-that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. No sockets here.
+Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
+place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. No
+sockets here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, ReadError, SampleError
 from shared.hashing import digest64
@@ -21,6 +20,7 @@ from shared.layout import Layout, layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.planning import EpochPlan, PlannedBatch
@@ -107,7 +107,7 @@ class Builder:
         arrays: Any = prepared.layout.arrays(payload)
         samples = [] if want.empty else prepared.planned.samples.tolist()
         masked = 0
-        for row, (sample, raw) in enumerate(zip(samples, prepared.raw)):
+        for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
             values = self._values(want.epoch, sample, raw, arrays)
             if values is None:
                 masked += 1
@@ -117,7 +117,7 @@ class Builder:
         for row in range(len(samples), prepared.planned.shape.rows):
             self._mask(arrays, row, -1)
         self._clear_gaps(prepared.layout, payload)
-        digest = digest64(memoryview(payload))
+        digest = digest64(payload.data)
         return Built(len(samples) - masked, masked, digest, (time.perf_counter_ns() - began_ns) // 1000)
 
     def _values(self, epoch: int, sample: int, raw: bytes, arrays: Any) -> dict[str, NDArray[np.generic]] | None:  # noqa: ANN401
@@ -166,7 +166,7 @@ class Builder:
     def _clear_gaps(layout: Layout, payload: NDArray[np.uint8]) -> None:
         """The bytes between tensors are part of the payload, and of its digest."""
         ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
-        for tensor, end in zip(layout.tensors, ends):
+        for tensor, end in zip(layout.tensors, ends, strict=True):
             payload[tensor.offset + tensor.nbytes : end] = 0
 
 

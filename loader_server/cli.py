@@ -1,6 +1,7 @@
 """The command `loader-server`: one function a sub-command, each importing what it needs when it runs.
 
-Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C with 130.
+Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C
+with 130.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ends the process."""
     options = _parser().parse_args(arguments)
+    # One process is one core here; set before numpy is loaded, which reads it then.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     start_logging(level=options.log_level)
     try:
         code: int = options.run(options)
@@ -44,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="loader-server", description="Read, preprocess and batch a data set, and push the batches to trainers.",
+        prog="loader-server",
+        description="Read, preprocess and batch a data set, and push the batches to trainers.",
         epilog="example: loader-server run job.toml",
-    )  # fmt: skip
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_index, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
         command = add(commands)
@@ -210,13 +214,14 @@ def _coordinator(options: argparse.Namespace) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from loader_server.processes import end_with_parent, say_ready
+    from loader_server.processes import end_with_parent, keep_memory, say_ready
     from loader_server.worker import Worker, WorkerSettings
     from shared.keys import ClientKeys, ServerKeys
     from shared.sockets import check_endpoint
 
     if options.parent:
         end_with_parent(options.parent)
+    keep_memory()
     job = _job(options.job)
     listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
@@ -228,7 +233,7 @@ def _worker(options: argparse.Namespace) -> int:
             coordinator=options.coordinator or job.settings.listen,
             server_keys=ServerKeys.read(job.keys) if job.keys else None,
             client_keys=ClientKeys.read(job.keys) if job.keys else None,
-        )  # fmt: skip
+        )
     )
     _on_stop(lambda: worker.drain(options.drain_seconds))
     say_ready(options.ready_fd, endpoint=worker.endpoint)
@@ -273,7 +278,8 @@ def _keys(options: argparse.Namespace) -> int:
 
     make_keys(options.folder)
     print(
-        f'Keys are in {options.folder}: write keys = "{options.folder}" in [job]; give trainers server.key, client.key and client.key_secret.'
+        f'Keys are in {options.folder}: write keys = "{options.folder}" in [job]; '
+        "give trainers server.key and client.key_secret."
     )
     return 0
 
@@ -281,4 +287,6 @@ def _keys(options: argparse.Namespace) -> int:
 def _job(path: Path) -> JobFile:
     from loader_server.stream import JobFile
 
-    return JobFile(path)
+    job = JobFile(path)
+    job.make_importable()
+    return job

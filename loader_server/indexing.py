@@ -48,7 +48,7 @@ def index_streams(
                     processes=processes,
                     strict=strict,
                     progress=progress,
-                )  # fmt: skip
+                )
             )
     return reports
 
@@ -70,7 +70,8 @@ def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
         return
     for name, report in reports.items():
         print(
-            f"{name}: {report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} in {report.folder}"
+            f"{name}: {report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} "
+            f"in {report.folder}"
         )
         for bad in report.bad[:_SHOWN]:
             print(f"  left out: {bad.manifest}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
@@ -80,7 +81,13 @@ def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
 
 def _plain(report: IndexReport) -> dict[str, object]:
     return {
-        "samples": report.samples, "rows": report.rows, "fingerprint": report.fingerprint, "folder": str(report.folder),
+        "samples": report.samples,
+        "rows": report.rows,
+        "fingerprint": report.fingerprint,
+        "folder": str(report.folder),
         "bad": report.bad_counts,
-        "bad_rows": [{"manifest": str(bad.manifest), "line": bad.line, "reason": bad.reason, "detail": bad.detail} for bad in report.bad],
-    }  # fmt: skip
+        "bad_rows": [
+            {"manifest": str(bad.manifest), "line": bad.line, "reason": bad.reason, "detail": bad.detail}
+            for bad in report.bad
+        ],
+    }

@@ -59,11 +59,10 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     """Everything that a plan comes to in one epoch, for groups of `group`."""
     recipe = plan.recipe
     opened = plan.epoch(epoch, group)
-    blocks = _blocks_of_counts(plan, group, epoch) if recipe.fixed_shapes else _blocks_of_windows(opened)
+    counted = recipe.counted and recipe.fixed_shapes
+    blocks = _blocks_of_counts(plan, group, epoch) if counted else _blocks_of_windows(opened)
     batches, total = int(blocks.batches.sum()), plan.total(epoch)
-    unspilled = (
-        int((plan.window_counts(epoch).sum(axis=0) * recipe.survey.edges).sum()) if recipe.fixed_shapes else None
-    )
+    unspilled = int((plan.window_counts(epoch).sum(axis=0) * recipe.survey.edges).sum()) if counted else None
     filled = int((blocks.samples * blocks.lengths).sum())
     used = blocks.batches > 0
     return {
@@ -73,7 +72,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
         "objective": recipe.settings.objective,
         "epoch": epoch,
         "group": group,
-        "samples": int(blocks.samples.sum()),
+        "samples": int(plan.window_counts(epoch).sum()),
         "dropped": dict(plan.dropped),
         "buckets": _buckets(plan, blocks),
         "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),

@@ -39,9 +39,13 @@ class Quarantine:
                 return
             self._known.add(key)
         line = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "stream": stream, "sample": sample, "name": name,
-            "reason": error.reason, "error": str(error),
-        }  # fmt: skip
+            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "stream": stream,
+            "sample": sample,
+            "name": name,
+            "reason": error.reason,
+            "error": str(error),
+        }
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
     def close(self) -> None:

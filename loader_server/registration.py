@@ -1,7 +1,7 @@
 """A worker's talk with the coordinator: register, heartbeat, learn of samples that kill decoders.
 
-Rules: used in the worker's poll loop only. A coordinator that is away is waited for, and told anew who we are when it is back;
-trainers that are attached are served meanwhile.
+Rules: used in the worker's poll loop only. A coordinator that is away is waited for, and told anew who we are when it
+is back; trainers that are attached are served meanwhile.
 """
 
 from __future__ import annotations

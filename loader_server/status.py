@@ -47,9 +47,9 @@ def ask(endpoint: str, *, keys: str = "", timeout_s: float = 5.0) -> dict[str, A
     dealer = connect_dealer(context, endpoint, ClientKeys.read(keys) if keys else None, secrets.token_bytes(16))
     try:
         until_s = time.monotonic() + timeout_s
-        if dealer.poll(1000 * timeout_s, zmq.POLLOUT):
+        if dealer.poll(int(1000 * timeout_s), zmq.POLLOUT):
             dealer.send(encode(StatusQuery()))
-            if dealer.poll(max(0, 1000 * (until_s - time.monotonic()))):
+            if dealer.poll(max(0, int(1000 * (until_s - time.monotonic())))):
                 answer = decode(dealer.recv())
                 if isinstance(answer, Status):
                     report: dict[str, Any] = json.loads(answer.report)

@@ -1,13 +1,15 @@
 """A stream of a job, opened: its source, its transforms and its plan, from the job file and the index.
 
-Everybody who needs a stream (coordinator, workers, commands) opens it here and gets the same digest, so that a batch number means
-the same to all. Rules: nothing is written here but the plan's cache; no sockets.
+Everybody who needs a stream (coordinator, workers, commands) opens it here and gets the same digest, so that a batch
+number means the same to all. Rules: nothing is written here but the plan's cache; no sockets.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +89,11 @@ class JobFile:
         """The folder with keys, if the job has one."""
         return self.base / self.settings.keys if self.settings.keys else None
 
+    def make_importable(self) -> None:
+        """Let the job file name modules that lie beside it."""
+        if str(self.base) not in sys.path:
+            sys.path.insert(1, str(self.base))
+
     def index_folder(self, name: str) -> Path:
         """Where a stream's index lives."""
         return self.state / f"index-{name}"
@@ -97,11 +104,11 @@ class JobFile:
 
     def _recipe(self, name: str) -> StreamRecipe:
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
-        kind = table.get("source")
+        kind = str(table.get("source", "no source"))
         if kind not in SOURCES:
             raise SettingsError(
                 expected="source = " + " or ".join(f'"{known}"' for known in SOURCES),
-                got=f'"{kind}"' if kind else "no source",
+                got=f'"{kind}"',
                 where=where,
                 remedy="Name the kind of source.",
             )
@@ -148,6 +155,7 @@ class Stream:
         self.seed = job.settings.seed
         folder = job.index_folder(recipe.name)
         index = open_index(folder)
+        index.refuse_other_source(recipe.settings.source, recipe.source)
         kind = SOURCES[recipe.settings.source]
         self.samples = index.samples
         self.bad_rows = index.meta.bad
@@ -156,10 +164,14 @@ class Stream:
         self.table = _Lengths(index, self.chain)
         _check_key(recipe, self.chain.fields)
         self.plan = Plan.make(
-            self.table, recipe.plan, key=recipe.settings.length, seed=self.seed, progress=progress,
+            self.table,
+            recipe.plan,
+            key=recipe.settings.length,
+            seed=self.seed,
+            progress=progress,
             per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
             cached=_cached(folder / "plan.npz"),
-        )  # fmt: skip
+        )
         _keep(folder / "plan.npz", self.plan)
         #: What a batch carries.
         self.fields = fields_of_batch(self.chain.fields)
@@ -169,11 +181,23 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        return self.chain.fingerprint
+        return fingerprint(self.digest, self.chain.fingerprint, processor_features())
 
     def close(self) -> None:
         """Give back what is open."""
         self.source.close()
+
+
+def processor_features() -> str:
+    """What decides which of its loops numpy takes; another loop may round otherwise."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return platform.machine()
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return " ".join(
+        [platform.machine(), *sorted({"avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"} & set(flags))]
+    )
 
 
 def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:

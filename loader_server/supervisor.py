@@ -1,8 +1,9 @@
 """The parent of one machine's loader side: a coordinator and one worker a core, restarted when they die, ended with it.
 
-Rules: each child keeps its endpoint across restarts, so that trainers find it again; a child that never became ready is a mistake in
-the set-up and ends everything with its own error; one that died later is restarted after a growing pause. Children end
-when this process ends, kill -9 included (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
+Rules: each child keeps its endpoint across restarts, so that trainers find it again; a child that never became ready
+is a mistake in the set-up and ends everything with its own error; one that died later is restarted after a growing
+pause. Children end when this process ends, kill -9 included (see processes). The loop wakes when a child ends, a
+signal comes or a pause is over.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
 #: A child that lived so long is started again without a pause.
-_HEALTHY_S = 10.0
+_HEALTHY_S = 2.0
 
 #: A start takes under a second on an idle machine; this is for one that is not.
 _READY_TIMEOUT_S = 60.0
@@ -212,10 +213,9 @@ class Supervisor:
         assert child.process is not None
         code = child.process.returncode
         self._forget(child)
-        child.pause_s = (
-            _FIRST_PAUSE_S if now_s - child.started_s > _HEALTHY_S else min(2 * child.pause_s, _LONGEST_PAUSE_S)
-        )
-        child.again_s = now_s + (child.pause_s if child.restarts else 0.0)
+        healthy = now_s - child.started_s > _HEALTHY_S
+        child.again_s = now_s if healthy else now_s + child.pause_s
+        child.pause_s = _FIRST_PAUSE_S if healthy else min(2 * child.pause_s, _LONGEST_PAUSE_S)
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
         self.log.warning("died and is started again", child=child.name, cause=cause, restarts=child.restarts + 1)
 

@@ -1,12 +1,15 @@
 """Whose slot is it? The worker's half: which tickets of one trainer it may write for.
 
-Rules: pure. A ticket is accepted only if its generation is above the last one of its slot; it is open until it is answered, and it
-is answered only once no thread of this worker can write there any more.
+Rules: pure. A ticket is accepted only if its generation is above the last one of its slot; it is open until it is
+answered, and it is answered only once no thread of this worker can write there any more.
 """
 
 from __future__ import annotations
 
-from shared.messages import Ticket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.messages import Ticket
 
 __all__ = ["Tickets"]
 

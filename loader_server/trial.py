@@ -1,8 +1,9 @@
 """A batch that kills workers is first tried in a child process, sample by sample, to find which of them does it.
 
-The child reads `stream epoch sample` lines, decodes and transforms that sample, throws the result away and answers with a line. If it
-dies, the sample is tried once more alone, in a fresh child, for a child may be killed by others too; if that dies as well, the
-sample is the culprit, and its row is masked from then on. Only wants whose last builder died are tried, so it costs nothing else.
+The child reads `stream epoch sample` lines, decodes and transforms that sample, throws the result away and answers
+with a line. If it dies, the sample is tried once more alone, in a fresh child, for a child may be killed by others
+too; if that dies as well, the sample is the culprit, and its row is masked from then on. Only wants whose last
+builder died are tried, so it costs nothing else.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def _main(job_path: str, parent: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
     job = JobFile(job_path)
+    job.make_importable()
     streams: dict[str, Stream] = {}
     # What a transform prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")

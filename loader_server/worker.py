@@ -1,8 +1,8 @@
 """A worker: one process, one core, that builds the batches it is asked for and pushes them.
 
-Rules: this poll loop owns the sockets and alone decides; building happens in `build_thread`. Every accepted ticket is answered
-exactly once (pushed, unbuilt or cancelled), and only when nothing here can write into its slot any more. The worker keeps nothing
-that it could not rebuild: any other one can take its place at any moment.
+Rules: this poll loop owns the sockets and alone decides; building happens in `build_thread`. Every accepted ticket is
+answered exactly once (pushed, unbuilt or cancelled), and only when nothing here can write into its slot any more. The
+worker keeps nothing that it could not rebuild: any other one can take its place at any moment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import zmq
@@ -33,6 +32,7 @@ from shared.sockets import Waker, bind_router, drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -98,9 +98,13 @@ class Worker:
         self._router = bind_router(self._context, settings.listen, settings.server_keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._registration = Registration(
-            self._context, settings.coordinator, settings.client_keys,
-            m.Register(worker=settings.name, incarnation=self.incarnation, endpoint=self.endpoint, builder=self._fingerprint()),
-        )  # fmt: skip
+            self._context,
+            settings.coordinator,
+            settings.client_keys,
+            m.Register(
+                worker=settings.name, incarnation=self.incarnation, endpoint=self.endpoint, builder=self._fingerprint()
+            ),
+        )
 
     def _fingerprint(self) -> str:
         """Of the plans and of all that shapes the bytes: workers of a job have it in common."""
@@ -168,9 +172,13 @@ class Worker:
 
     def _talk_to_coordinator(self, now_s: float) -> None:
         load = m.Beat(
-            worker=self.settings.name, incarnation=self.incarnation, waiting=len(self._queue), building=self._thread.load,
-            built=self.counts.built, masked=self.counts.masked,
-        )  # fmt: skip
+            worker=self.settings.name,
+            incarnation=self.incarnation,
+            waiting=len(self._queue),
+            building=self._thread.load,
+            built=self.counts.built,
+            masked=self.counts.masked,
+        )
         culprits = self._registration.turn(now_s, load)
         if culprits is not None:
             for name, builder in self._builders.items():
@@ -331,7 +339,7 @@ class Worker:
         held = session.tickets.held() if session is not None else ()
         self._send(identity, m.Pong(number=message.number, tickets=held))
 
-    def _epoch_query(self, identity: bytes, session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
+    def _epoch_query(self, identity: bytes, _session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
         stream = self._streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest:
             batches = self._builders[message.stream].batches(message.epoch, message.group)
@@ -384,9 +392,18 @@ class Worker:
         assert outcome.payload is not None
         in_slot = want.in_slot
         header = m.Pushed(
-            ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=in_slot, shape=_wire(outcome.shape),
-            nbytes=outcome.payload.nbytes, digest=built.digest, rows=built.rows, masked=built.masked, build_us=built.build_us,
-        )  # fmt: skip
+            ticket=want.ticket,
+            epoch=want.epoch,
+            number=want.number,
+            empty=want.empty,
+            in_slot=in_slot,
+            shape=_wire(outcome.shape),
+            nbytes=outcome.payload.nbytes,
+            digest=built.digest,
+            rows=built.rows,
+            masked=built.masked,
+            build_us=built.build_us,
+        )
         self.counts.built += 1
         self.counts.masked += built.masked
         self.counts.build_us += built.build_us
@@ -399,7 +416,7 @@ class Worker:
     def _send_payload(self, identity: bytes, header: m.Pushed, payload: NDArray[np.uint8]) -> None:
         try:
             self._router.send_multipart([identity, encode(header)], zmq.SNDMORE | zmq.DONTWAIT)
-            tracker = self._router.send(memoryview(payload), zmq.DONTWAIT, copy=False, track=True)
+            tracker = self._router.send(payload.data, zmq.DONTWAIT, copy=False, track=True)
         except zmq.ZMQError:
             self.log.debug("trainer is gone", number=header.number)
             return
@@ -441,7 +458,9 @@ def _wire(shape: BucketShape) -> WireShape:
     return WireShape(shape.rows, tuple(sorted(shape.lengths.items())))
 
 
-def _unbuilt(ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str) -> m.Unbuilt:  # noqa: PLR0913 - a message
+def _unbuilt(  # noqa: PLR0913, PLR0917 - a message
+    ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str
+) -> m.Unbuilt:
     def short(text: str) -> str:
         return text[:4000]
 

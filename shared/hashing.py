@@ -1,11 +1,13 @@
 """Stable integer hashing: the same numbers on every machine, library version and day.
 
-Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and generators' seeds come
-from here and never from a library's generator, whose stream may change between versions. Digests of bytes are xxh3.
+Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and generators' seeds
+come from here and never from a library's generator, whose stream may change between versions. Digests of bytes are
+xxh3.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -37,8 +39,15 @@ def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
 
 def key_of(*parts: int | str) -> int:
     """One 64-bit key from integers and strings, told apart by type, length and place."""
-    text = "\x1f".join(f"{type(part).__name__}:{len(str(part))}:{part}" for part in parts)
-    return xxhash.xxh3_64_intdigest(text.encode())
+    return xxhash.xxh3_64_intdigest("\x1f".join(map(_named, parts)).encode())
+
+
+def _named(part: int | str) -> str:
+    """A numpy integer is the integer that it is worth: who counts with what must not change a key."""
+    if isinstance(part, str):
+        return f"str:{len(part)}:{part}"
+    text = str(operator.index(part))
+    return f"int:{len(text)}:{text}"
 
 
 def digest64(data: bytes | memoryview) -> int:

@@ -1,7 +1,7 @@
 """The shape of batches: which tensors there are, and where each lies in the one contiguous payload.
 
-Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a copy;
-a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
+Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
+copy; a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
 """
 
 from __future__ import annotations

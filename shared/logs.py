@@ -1,7 +1,7 @@
 """Logs: a constant event name and fields, JSON lines unless someone is watching at a terminal.
 
-Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is configured at
-import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
+Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is
+configured at import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Log:
 
     def bind(self, **more: object) -> Log:
         """The same logger with more fields."""
-        log = Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
-        return log
+        return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
 
     def debug(self, event: str, **fields: object) -> None:
         """For those who look for a defect."""

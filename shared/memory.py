@@ -1,8 +1,8 @@
 """Shared memory without names: a memfd that the trainer owns, and the lock that proves a writer's life.
 
-The file: one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and holds an open file
-description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process, kill -9 included;
-process ids lie about zombies and reuse. Nothing has a name in /dev/shm, so nothing can be left behind.
+The file: one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and holds an
+open file description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process, kill
+-9 included; process ids lie about zombies and reuse. Nothing has a name in /dev/shm, so nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Attachment:
 
     def _open(self, offer: SharedSlots) -> None:
         size = _PAGE + offer.slots * offer.slot_bytes
+        if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError("the offered file is not sealed: whoever shrinks it would kill this worker")
         if os.fstat(self._fd).st_size != size:
             raise OSError("the offered file has another size than its slots")
         self._map = mmap.mmap(self._fd, size)

@@ -1,25 +1,27 @@
 """Every message that crosses a socket, as a frozen dataclass whose fields carry their bounds.
 
-Rules: pure; a field is checked where it is declared, by `wire(check)`; nothing is allocated from a number that was not bounded
-first; each class is described in PROTOCOL.md, under the same name. Who sends what: see the sections below.
+Rules: pure; a field's check stands where it is declared, in `wire(check)`; nothing is allocated from a number that was
+not bounded first (see bounds); each class is described in PROTOCOL.md, under the same name. Who sends what: see the
+sections below.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.layout import DTYPES
+from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, Rate, Row, Text, record
 
 __all__ = [
+    "KINDS",
     "Attach",
     "Attached",
     "Beat",
     "Cancel",
     "Cancelled",
     "Culprit",
+    "CulpritSample",
     "Culprits",
     "Cursor",
     "Detach",
@@ -29,6 +31,7 @@ __all__ = [
     "Leave",
     "Members",
     "Message",
+    "Part",
     "Ping",
     "Pong",
     "Progress",
@@ -49,110 +52,23 @@ __all__ = [
     "WorkerAddress",
 ]
 
-Check = Callable[[Any], Any]
-
-
-class Unfit(ValueError):
-    """A value that is outside its bounds."""
-
 
 def wire(check: Check) -> Any:  # noqa: ANN401 - a dataclass field
     """A field of a message, with the check that bounds it."""
     return dataclasses.field(metadata={"check": check})
 
 
-def _integer(minimum: int, maximum: int) -> Check:
-    def check(value: object) -> int:
-        if type(value) is not int or not minimum <= value <= maximum:
-            raise Unfit(f"an integer from {minimum} to {maximum}")
-        return value
-
-    return check
-
-
-def _text(longest: int) -> Check:
-    def check(value: object) -> str:
-        if type(value) is not str or len(value) > longest:
-            raise Unfit(f"a string of at most {longest} characters")
-        return value
-
-    return check
-
-
-def _blob(longest: int) -> Check:
-    def check(value: object) -> bytes:
-        if type(value) is not bytes or len(value) > longest:
-            raise Unfit(f"at most {longest} bytes")
-        return value
-
-    return check
-
-
-def _boolean(value: object) -> bool:
-    if type(value) is not bool:
-        raise Unfit("true or false")
-    return value
-
-
-def _rate(value: object) -> float | None:
-    if value is None:
-        return None
-    if type(value) is not float or not 0 < value < 1e9:
-        raise Unfit("a positive number or null")
-    return value
-
-
-def _maybe(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
-
-
-def _many(check: Check, most: int) -> Check:
-    def check_all(value: object) -> tuple[Any, ...]:
-        if type(value) is not list or len(value) > most:
-            raise Unfit(f"a list of at most {most}")
-        return tuple([check(item) for item in value])
-
-    return check_all
-
-
-def _pairs(value: object) -> tuple[tuple[Any, Any], ...]:
-    """Up to 64 (name, integer) pairs."""
-    if type(value) is not list or len(value) > 64:
-        raise Unfit("a list of at most 64 pairs")
-    for pair in value:
-        if type(pair) is not list or len(pair) != 2:
-            raise Unfit("pairs of a name and a number")
-    return tuple((_name(key), _count(number)) for key, number in value)
-
-
-def _dtype(value: object) -> str:
-    if value not in DTYPES:
-        raise Unfit("an allowed dtype")
-    return str(value)
-
-
-def _part(kind: type[Part]) -> Check:
-    """A nested record, as the list of its fields in order."""
-    checks = [field.metadata["check"] for field in dataclasses.fields(kind)]
-
-    def check(value: object) -> Part:
-        if type(value) is not list or len(value) != len(checks):
-            raise Unfit(f"a {kind.__name__} of {len(checks)} fields")
-        return kind(*[check(item) for check, item in zip(checks, value)])
-
-    return check
-
-
-_name = _text(200)
-_prose = _text(4000)
-_count = _integer(0, 2**48)
-_epoch = _integer(0, 2**31)
-_id = _integer(0, 2**64 - 1)
-_size = _integer(0, 2**40)
-_slot = _integer(0, 2**16)
-_rank = _integer(0, 4095)
-_world = _integer(1, 4096)
-_ms = _integer(0, 10**9)
+_name = Text(200)
+_prose = Text(4000)
+_flag = Boolean()
+_count = Integer(0, 2**48)
+_epoch = Integer(0, 2**31)
+_id = Integer(0, 2**64 - 1)
+_size = Integer(0, 2**40)
+_slot = Integer(0, 2**16)
+_rank = Integer(0, 4095)
+_world = Integer(1, 4096)
+_ms = Integer(0, 10**9)
 
 
 class Part:
@@ -184,17 +100,17 @@ class WireField(Part):
     """`shared.layout.Field` on the wire."""
 
     key: str = wire(_name)
-    dtype: str = wire(_dtype)
-    shape: tuple[int | None, ...] = wire(_many(_maybe(_size), 8))
-    per_second: float | None = wire(_rate)
+    dtype: str = wire(Dtype())
+    shape: tuple[int | None, ...] = wire(Many(Maybe(_size), 8))
+    per_second: float | None = wire(Maybe(Rate()))
 
 
 @dataclass(frozen=True, slots=True)
 class WireShape(Part):
     """`shared.layout.BucketShape` on the wire."""
 
-    rows: int = wire(_integer(1, 2**24))
-    lengths: tuple[tuple[str, int], ...] = wire(_pairs)
+    rows: int = wire(Integer(1, 2**24))
+    lengths: tuple[tuple[str, int], ...] = wire(Many(Row((_name, _count)), 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +127,13 @@ class SharedSlots(Part):
     """The trainer's slots as a memfd that a worker on the same host may open."""
 
     boot_id: str = wire(_name)
-    uid: int = wire(_integer(0, 2**32))
-    pid: int = wire(_integer(1, 2**31))
-    fd: int = wire(_integer(0, 2**20))
-    nonce: bytes = wire(_blob(16))
+    uid: int = wire(Integer(0, 2**32))
+    pid: int = wire(Integer(1, 2**31))
+    fd: int = wire(Integer(0, 2**20))
+    nonce: bytes = wire(Blob(16))
     slots: int = wire(_slot)
     slot_bytes: int = wire(_size)
-    lock_byte: int = wire(_integer(0, 2**20))
+    lock_byte: int = wire(Integer(0, 2**20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +177,7 @@ class Attach(Message):
     world: int = wire(_world)
     incarnation: int = wire(_id)
     name: str = wire(_name)
-    cursor: Cursor | None = wire(_maybe(_part(Cursor)))
+    cursor: Cursor | None = wire(Maybe(record(Cursor)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,15 +186,15 @@ class Attached(Message):
 
     job: str = wire(_name)
     stream: str = wire(_name)
-    evaluation: bool = wire(_boolean)
-    cursor: Cursor = wire(_part(Cursor))
+    evaluation: bool = wire(_flag)
+    cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(_world)
     batches: int = wire(_count)
     most_batches: int = wire(_count)
-    fields: tuple[WireField, ...] = wire(_many(_part(WireField), 64))
-    shapes: tuple[WireShape, ...] = wire(_many(_part(WireShape), 4096))
+    fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
+    shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
     heartbeat_timeout_ms: int = wire(_ms)
-    workers: tuple[WorkerAddress, ...] = wire(_many(_part(WorkerAddress), 4096))
+    workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +230,7 @@ class Progress(Message):
 class Members(Message):
     """The workers that are there now; the answer to `Progress`, and sent when they change."""
 
-    workers: tuple[WorkerAddress, ...] = wire(_many(_part(WorkerAddress), 4096))
+    workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +251,7 @@ class StatusQuery(Message):
 class Status(Message):
     """How things stand, as JSON for people and scripts."""
 
-    report: str = wire(_text(2**20))
+    report: str = wire(Text(2**19))
 
 
 # --- a worker and the coordinator ---
@@ -356,7 +272,7 @@ class Registered(Message):
     """The worker belongs to the job."""
 
     heartbeat_timeout_ms: int = wire(_ms)
-    culprits: tuple[CulpritSample, ...] = wire(_many(_part(CulpritSample), 2**16))
+    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,14 +292,14 @@ class Culprit(Message):
     """A worker found the sample that kills its decoder."""
 
     worker: str = wire(_name)
-    culprit: CulpritSample = wire(_part(CulpritSample))
+    culprit: CulpritSample = wire(record(CulpritSample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
     """All samples known to kill decoders: mask them unread. Answer to `Beat`, and sent when one is found."""
 
-    culprits: tuple[CulpritSample, ...] = wire(_many(_part(CulpritSample), 2**16))
+    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +320,7 @@ class Hello(Message):
     job: str = wire(_name)
     stream: str = wire(_name)
     incarnation: int = wire(_id)
-    shared: SharedSlots | None = wire(_maybe(_part(SharedSlots)))
+    shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +329,7 @@ class Welcome(Message):
 
     worker: str = wire(_name)
     incarnation: int = wire(_id)
-    shared: bool = wire(_boolean)
+    shared: bool = wire(_flag)
     reason: str = wire(_prose)
 
 
@@ -425,22 +341,22 @@ class Want(Message):
     stream: str = wire(_name)
     epoch: int = wire(_epoch)
     number: int = wire(_count)
-    empty: bool = wire(_boolean)
+    empty: bool = wire(_flag)
     group: int = wire(_world)
     plan_digest: str = wire(_name)
-    attempt: int = wire(_integer(0, 1000))
+    attempt: int = wire(Integer(0, 1000))
     trainer: int = wire(_id)
     worker: int = wire(_id)
-    ticket: Ticket = wire(_part(Ticket))
-    in_slot: bool = wire(_boolean)
-    urgent: bool = wire(_boolean)
+    ticket: Ticket = wire(record(Ticket))
+    in_slot: bool = wire(_flag)
+    urgent: bool = wire(_flag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Message):
     """The credit is wanted back; the answer says when it is."""
 
-    ticket: Ticket = wire(_part(Ticket))
+    ticket: Ticket = wire(record(Ticket))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +371,7 @@ class Pong(Message):
     """The worker lives, and holds these tickets of the asker."""
 
     number: int = wire(_count)
-    tickets: tuple[Ticket, ...] = wire(_many(_part(Ticket), 2**16))
+    tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,12 +398,12 @@ class EpochAnswer(Message):
 class Pushed(Message):
     """The batch: in the slot, or in the payload frame that follows."""
 
-    ticket: Ticket = wire(_part(Ticket))
+    ticket: Ticket = wire(record(Ticket))
     epoch: int = wire(_epoch)
     number: int = wire(_count)
-    empty: bool = wire(_boolean)
-    in_slot: bool = wire(_boolean)
-    shape: WireShape = wire(_part(WireShape))
+    empty: bool = wire(_flag)
+    in_slot: bool = wire(_flag)
+    shape: WireShape = wire(record(WireShape))
     nbytes: int = wire(_size)
     digest: int = wire(_id)
     rows: int = wire(_count)
@@ -499,7 +415,7 @@ class Pushed(Message):
 class Unbuilt(Message):
     """The worker cannot or will not build it; no thread of it can write into the slot any more."""
 
-    ticket: Ticket = wire(_part(Ticket))
+    ticket: Ticket = wire(record(Ticket))
     code: str = wire(_name)
     expected: str = wire(_prose)
     got: str = wire(_prose)
@@ -511,7 +427,7 @@ class Unbuilt(Message):
 class Cancelled(Message):
     """The credit is back; no thread of the worker can write into the slot any more."""
 
-    ticket: Ticket = wire(_part(Ticket))
+    ticket: Ticket = wire(record(Ticket))
 
 
 for _kind in (

@@ -1,8 +1,8 @@
 """How ranks share the batches of an epoch in lockstep: a pure function of the cursor, no message needed.
 
-An epoch has `batches` batch numbers; `group` consecutive ones belong to one bucket. A round takes the next `world` numbers
-at the cursor, but never crosses a group: its places past the group's end are empty batches of the group's shape. Rounds start
-at the cursor, so the world may change to anything up to `group` at any round.
+An epoch has `batches` batch numbers; `group` consecutive ones belong to one bucket. A round takes the next `world`
+numbers at the cursor, but never crosses a group: its places past the group's end are empty batches of the group's
+shape. Rounds start at the cursor, so the world may change to anything up to `group` at any round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """ZeroMQ as Stoker uses it: one context a process, the same options everywhere, and a way to wake a poll loop.
 
-Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they drop
-silently at their high-water mark and for unknown peers. DEALERs queue only on finished connections; one DEALER a peer.
-Nothing lingers: what is unsent at close was answered for or will be asked again. libzmq's own heartbeats only notice dead
-connections; whether Python still turns is the business of our pings.
+Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they
+drop silently at their high-water mark and for unknown peers. DEALERs queue only on finished connections; one DEALER a
+peer. Nothing lingers: what is unsent at close was answered for or will be asked again. libzmq's own heartbeats only
+notice dead connections; whether Python still turns is the business of our pings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Stoker's trainer side: `connect` to a running job and iterate over its batches. Never imports TensorFlow by itself."""
+"""Stoker's trainer side: `connect` to a running job and iterate over its batches. Never imports TensorFlow by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,22 @@ if TYPE_CHECKING:
     from trainer_client.callbacks import FeedCheckpoint
 
 __all__ = [
-    "Batch", "ClosedError", "DataError", "Feed", "FeedCheckpoint", "LostError", "PeerError", "ProtocolError", "ReadError", "Reading",
-    "RefusedError", "SampleError", "SettingsError", "StokerError", "connect",
-]  # fmt: skip
+    "Batch",
+    "ClosedError",
+    "DataError",
+    "Feed",
+    "FeedCheckpoint",
+    "LostError",
+    "PeerError",
+    "ProtocolError",
+    "ReadError",
+    "Reading",
+    "RefusedError",
+    "SampleError",
+    "SettingsError",
+    "StokerError",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds

@@ -1,6 +1,7 @@
 """What a consumer gets: the arrays of one minibatch, and which one it is.
 
-The arrays are views into a slot. The last view to go gives the slot back: that is how memory stays bounded without a copy.
+The arrays are views into a slot. The last view to go gives the slot back: that is how memory stays bounded without a
+copy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Batch(dict[str, Any]):
 
     __slots__ = ("digest", "empty", "epoch", "masked", "number", "rows")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a header says
         self, arrays: dict[str, Any], *, epoch: int, number: int, empty: bool, digest: int, rows: int, masked: int
     ) -> None:
         super().__init__(arrays)
@@ -51,5 +52,5 @@ class _Owner:
 
 
 def owned(data: NDArray[np.uint8], give_back: Callable[[], None]) -> NDArray[np.uint8]:
-    """The same bytes; `give_back` is called once no view of the result is left, from whichever thread drops the last."""
+    """The same bytes; `give_back` is called, in whichever thread drops it, once no view of the result is left."""
     return np.asarray(_Owner(data, give_back))

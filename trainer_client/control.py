@@ -1,7 +1,7 @@
 """The trainer's talk with the coordinator: attach, heartbeat with progress, members.
 
-Rules: used in the receive thread only. A lost coordinator is no error once attached: training in lockstep goes on, and when it
-is back it is told again who we are. Before that, attaching is retried with growing pauses.
+Rules: used in the receive thread only. A lost coordinator is no error once attached: training in lockstep goes on,
+and when it is back it is told again who we are. Before that, attaching is retried with growing pauses.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Control:
                     incarnation=self._identity.incarnation,
                     name=self._identity.name,
                     cursor=self._cursor,
-                )  # fmt: skip
+                )
             )
             # While the connection is being made, look again soon: a start should not wait for a pause to end.
             self._again_s = now_s + (max(self._pause_s, 0.5) if sent else _FIRST_PAUSE_S / 5)

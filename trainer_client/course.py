@@ -1,7 +1,8 @@
 """Where a trainer's batches lie ahead: the endless sequence of its places, lap after lap.
 
-Rules: pure. A lap is one pass from a cursor to the end of its epoch; after it comes the next epoch from its beginning, or, in an
-evaluation stream, the same pass again. How many batches an epoch has is learnt from outside; the course goes as far as it knows.
+Rules: pure. A lap is one pass from a cursor to the end of its epoch; after it comes the next epoch from its
+beginning, or, in an evaluation stream, the same pass again. How many batches an epoch has is learnt from outside; the
+course goes as far as it knows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What users call: `connect(...)` gives a `Feed`; iterating it gives numpy minibatches, `dataset()` gives them to TensorFlow.
+"""What users call: `connect(...)` gives a `Feed`; iterating it gives numpy minibatches, `dataset()` gives them to
+TensorFlow.
 
-Rules: the cursor moves by what was trained on, never by what was read: an iterator opens at the cursor, and only `trained(n)`, or
-draining an iterator to its end without having called it, moves it. This module must not know sockets, and imports TensorFlow
-only when asked for a dataset.
+Rules: the cursor moves by what was trained on, never by what was read: an iterator opens at the cursor, and only
+`trained(n)`, or draining an iterator to its end without having called it, moves it. This module must not know
+sockets, and imports TensorFlow only when asked for a dataset.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
 from shared.errors import SettingsError
-from shared.layout import Layout
 from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
 from trainer_client.batch import Batch, owned
 from trainer_client.course import Position, Seat
-from trainer_client.receiver import Item, Line, Receiver, ReceiverSettings
+from trainer_client.handover import Item, Line
+from trainer_client.receiver import Receiver, ReceiverSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from shared.layout import BucketShape, Field
+    from trainer_client.handover import Handover
+    from trainer_client.stream_facts import StreamFacts
 
 __all__ = ["Feed", "Reading", "connect"]
 
 #: How long a consumer that is short of slots waits for one before it gets a copy.
 _PATIENCE_S = 0.02
+_LOOK_AGAIN_S = 0.0005
 
 
 def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a default
@@ -51,8 +57,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 ) -> Feed:
     """Attach to a stream of a running job.
 
-    `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it occupies;
-    a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead, within `prefetch_bytes` of buffers.
+    `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
+    occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead, within `prefetch_bytes`
+    of buffers.
     """
     if strategy is not None:
         from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
@@ -81,7 +88,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             keys=keys,
             connect_timeout_s=connect_timeout_s,
             lost_timeout_s=lost_timeout_s,
-        )  # fmt: skip
+        )
     )
 
 
@@ -91,13 +98,13 @@ class Feed:
     def __init__(self, settings: ReceiverSettings) -> None:
         self._receiver = Receiver(settings)
         self._seat = settings.seat
-        #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go of some.
+        #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go.
         self.on_short_of_slots: Callable[[], None] | None = None
         #: Seconds that consumers have waited in `next`.
         self.waited_s = 0.0
         self.copied = 0
         self._told_of_copies = False
-        self._opened = False
+        self._stated = False
         try:
             answer = self._receiver.attach(None)
         except BaseException:
@@ -109,20 +116,18 @@ class Feed:
     # --- what the stream is ---
 
     @property
-    def _facts(self) -> Any:  # noqa: ANN401 - StreamFacts, present once attached
-        return self._receiver.facts
+    def _facts(self) -> StreamFacts:
+        return self._receiver.line.facts
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Key, dtype and shape of one row, for each array of a batch."""
-        fields: tuple[Field, ...] = self._facts.fields
-        return fields
+        return self._facts.fields
 
     @property
     def shapes(self) -> tuple[BucketShape, ...]:
         """The padded shapes that batches come in."""
-        shapes: tuple[BucketShape, ...] = self._facts.shapes
-        return shapes
+        return self._facts.shapes
 
     @property
     def replicas(self) -> int:
@@ -132,7 +137,7 @@ class Feed:
     @property
     def evaluation(self) -> bool:
         """Whether each opening gives the same epoch."""
-        return bool(self._facts.evaluation)
+        return self._facts.evaluation
 
     @property
     def epoch(self) -> int:
@@ -147,7 +152,7 @@ class Feed:
     @property
     def error(self) -> BaseException | None:
         """What stopped the feed, kept for those whose framework swallowed it."""
-        return self._receiver.error
+        return self._receiver.handover.error
 
     # --- reading ---
 
@@ -157,12 +162,13 @@ class Feed:
 
     def open(self) -> Reading:
         """Read from the cursor to the end of its epoch; moves nothing."""
-        self._opened = True
+        if not self._stated and self._seat.world > self._seat.replicas and not self.evaluation:
+            self._reattach(self._at)  # other ranks are there: all must stand at one place
         return Reading(self, self._receiver, self._at)
 
     def interrupt(self, error: BaseException) -> None:
         """Whoever waits for a batch, or comes to wait, gets this error."""
-        self._receiver.interrupt(error)
+        self._receiver.handover.interrupt(error)
 
     # --- the cursor ---
 
@@ -192,7 +198,7 @@ class Feed:
     def most_rounds(self) -> int:
         """No epoch has more rounds than this."""
         group = max(self._at.group, self._next_group)
-        return rounds_left(0, -(-int(self._facts.most_batches) // group) * group, group, self._seat.world)
+        return rounds_left(0, -(-self._facts.most_batches // group) * group, group, self._seat.world)
 
     def _batches(self) -> int:
         return self._receiver.batches(self._at.epoch, self._at.group)
@@ -201,12 +207,16 @@ class Feed:
         """The cursor, as plain values for a checkpoint of your own."""
         at = self._at
         return {
-            "job": self._facts.job, "stream": self._facts.stream, "plan_digest": self._facts.plan_digest,
-            "epoch": at.epoch, "number": at.number, "group": at.group,
-        }  # fmt: skip
+            "job": self._facts.job,
+            "stream": self._facts.stream,
+            "plan_digest": self._facts.plan_digest,
+            "epoch": at.epoch,
+            "number": at.number,
+            "group": at.group,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` gave; refused if it belongs to another plan, or if other ranks stand elsewhere."""
+        """Go to a cursor that `state` gave; refused if it is of another plan, or if other ranks stand elsewhere."""
         mine = self.state()
         for name in ("job", "stream", "plan_digest"):
             if state.get(name) != mine[name]:
@@ -214,7 +224,7 @@ class Feed:
                     expected=f"a cursor of {name} {mine[name]}",
                     got=str(state.get(name)),
                     where="restore",
-                    remedy="The job file or the data changed since the checkpoint: restore them, or start without the checkpoint.",
+                    remedy="Job file or data changed since the checkpoint: restore them, or start without the checkpoint.",
                 )
         self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
 
@@ -224,6 +234,7 @@ class Feed:
             self._reattach(Position(0, 0, self._at.group))
 
     def _reattach(self, at: Position) -> None:
+        self._stated = True
         answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._facts.plan_digest))
         self._next_group = answer.next_group
         self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)
@@ -231,7 +242,7 @@ class Feed:
     # --- TensorFlow ---
 
     def dataset(self, **form: Any) -> tf.data.Dataset:  # noqa: ANN401 - see tf_dataset.make
-        """A `tf.data.Dataset` of this feed: `inputs=`, `targets=`, `weights=` name keys for `fit`, or `map=` is a function."""
+        """A `tf.data.Dataset`: `inputs=`, `targets=`, `weights=` name keys for `fit`, or `map=` is a function."""
         from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         return tf_dataset.make(self, **form)
@@ -248,7 +259,7 @@ class Feed:
         """Leave the job; batches that are still looked at stay whole."""
         self._receiver.close(timeout_s)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -259,52 +270,53 @@ class Feed:
     # --- handing out ---
 
     def _batch(self, item: Item) -> Batch:
-        layout: Layout = self._facts.layout(item.header.shape)
-        memory = self._receiver.memory
-        assert memory is not None
-        data = memory.slot(item.slot)[: layout.nbytes]
+        line, header = self._receiver.line, item.header
+        layout = line.facts.layout(header.shape)
+        assert layout is not None
+        data = line.memory.slot(item.slot)[: layout.nbytes]
         copied = self._is_short_of_slots()
-        if copied:
-            data = data.copy()
-        else:
-            data = owned(data, _Return(self._receiver, item.slot))
-        self._receiver.hand_out(item.slot, copied=copied)
-        header = item.header
+        data = data.copy() if copied else owned(data, _Return(self._receiver.handover, item.slot))
+        self._receiver.handover.hand_out(item.slot, copied=copied)
         return Batch(
-            layout.arrays(data), epoch=header.epoch, number=header.number, empty=header.empty, digest=header.digest,
-            rows=header.rows, masked=header.masked,
-        )  # fmt: skip
+            layout.arrays(data),
+            epoch=header.epoch,
+            number=header.number,
+            empty=header.empty,
+            digest=header.digest,
+            rows=header.rows,
+            masked=header.masked,
+        )
 
     def _is_short_of_slots(self) -> bool:
         """Whether the consumer holds so many slots that this batch has to be copied out."""
-        receiver = self._receiver
-        if receiver.out() < receiver.most_out:
+        handover, most = self._receiver.handover, self._receiver.line.most_out
+        if handover.out() < most:
             return False
         if self.on_short_of_slots is not None:
             self.on_short_of_slots()
             until_s = time.monotonic() + _PATIENCE_S
-            while receiver.out() >= receiver.most_out and time.monotonic() < until_s:
-                time.sleep(0.0005)
-            if receiver.out() < receiver.most_out:
+            while handover.out() >= most and time.monotonic() < until_s:
+                time.sleep(_LOOK_AGAIN_S)
+            if handover.out() < most:
                 return False
         self.copied += 1
         if not self._told_of_copies:
             self._told_of_copies = True
-            receiver.log.warning("batches are copied out, because the consumer keeps many", slots=receiver.most_out)
+            self._receiver.log.warning("batches are copied out, because the consumer keeps many", kept=most)
         return True
 
 
 class _Return:
     """Gives one slot back; a class of its own, so that a finaliser holds no more than it needs."""
 
-    __slots__ = ("_receiver", "_slot")
+    __slots__ = ("_handover", "_slot")
 
-    def __init__(self, receiver: Receiver, slot: int) -> None:
-        self._receiver = receiver
+    def __init__(self, handover: Handover, slot: int) -> None:
+        self._handover = handover
         self._slot = slot
 
     def __call__(self) -> None:
-        self._receiver.give_back(self._slot)
+        self._handover.give_back(self._slot)
 
 
 class Reading:
@@ -321,7 +333,7 @@ class Reading:
 
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
-        item = self._receiver.take(self._line)
+        item = self._receiver.handover.take(self._line)
         self._feed.waited_s += time.perf_counter() - began_s
         if item is None:
             self._feed.drained(self)
@@ -330,9 +342,9 @@ class Reading:
 
     def close(self) -> None:
         """End early; moves nothing."""
-        self._receiver.leave(self._line)
+        self._receiver.handover.leave(self._line)
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,9 +1,9 @@
 """Whose slot is it? The trainer's book of slots.
 
-Rules: pure. A slot is lent again only after the answer to its last ticket, or when its writer is proved dead, or when nobody
-could write into it anyway (`in_slot` is false: the batch comes as a TCP frame and the trainer itself writes). Each lending
-raises the slot's generation, so an answer to an older ticket is known to be stale. One reserve slot is never lent for writing
-in place: the head of the line can always be asked for through it.
+Rules: pure. A slot is lent again only after the answer to its last ticket, or when its writer is proved dead, or when
+nobody could write into it anyway (`in_slot` is false: the batch comes as a TCP frame and the trainer itself writes).
+Each lending raises the slot's generation, so an answer to an older ticket is known to be stale. One reserve slot is
+never lent for writing in place: the head of the line can always be asked for through it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The trainer's connection to one worker: hello, wants out, answers in.
 
-Rules: used in the receive thread only. The socket survives the worker's restarts; who answers is told by the incarnation in
-`Welcome`. A payload frame is received into the slot that its ticket names, or thrown away if the ticket is not current.
+Rules: used in the receive thread only. The socket survives the worker's restarts; who answers is told by the
+incarnation in `Welcome`. A payload frame is received into the slot that its ticket names, or thrown away if the
+ticket is not current.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shared.sockets import connect_dealer, connection_events, watch_connection
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
@@ -61,7 +63,7 @@ class Link:
             self.connected = event.up
             yield event.up
 
-    def read(self, place: Callable[[Pushed], NDArray | None]) -> Iterator[tuple[Message, int]]:  # type: ignore[type-arg]
+    def read(self, place: Callable[[Pushed], NDArray[np.uint8] | None]) -> Iterator[tuple[Message, int]]:
         """Messages with the number of payload bytes received into `place(header)`; -1: the payload was not wanted."""
         for _ in range(_TURN):
             try:
@@ -78,7 +80,7 @@ class Link:
             if isinstance(message, Pushed) and self.socket.rcvmore:
                 buffer = place(message)
                 if buffer is not None:
-                    received = self.socket.recv_into(buffer)
+                    received = self.socket.recv_into(buffer.data)
             self._skip_payload()
             yield message, received
 

@@ -1,7 +1,7 @@
 """What attaching taught us about a stream, and whether a pushed batch fits it.
 
-Rules: pure. A batch that fits has the shape of a bucket (or lies within the largest one where batches are padded to their longest
-row), exactly the layout that follows from it, and is the one that was asked for.
+Rules: pure. A batch that fits has the shape of a bucket (or lies within the largest one where batches are padded to
+their longest row), exactly the layout that follows from it, and is the one that was asked for.
 """
 
 from __future__ import annotations

@@ -77,8 +77,10 @@ def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> An
 def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
     feed.on_short_of_slots = flush_references
     interrupts.watch(feed)
-    # Epochs differ in length. Keras says that it stops at one shorter than the longest; it goes on with the next.
-    warnings.filterwarnings("ignore", message="Your input ran out of data", module=r"keras\.src\.trainers")
+    # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every dataset
+    # to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
+    for message in ("Your input ran out of data", "`shuffle=True` was passed"):
+        warnings.filterwarnings("ignore", message=message, module=r"keras\.src\.trainers")
     return Elements(**form)
 
 

@@ -2,8 +2,9 @@
 
 One door: `handle(event, now_s) -> instructions`. Rules, each from an interleaving that failed without it:
 - A want goes to the worker with the least unanswered work; never twice to one that already has it or refused it.
-- Silent is suspect, not dead: a silent worker gets nothing new, its wants are asked elsewhere in the order of the line, and what
-  it still pushes counts if it is the first valid answer. Each further asking of one want waits twice as long as the last.
+- Silent is suspect, not dead: a silent worker gets nothing new, its wants are asked elsewhere in the order of the
+  line, and what it still pushes counts if it is the first valid answer. Each further asking of one want waits twice
+  as long as the last.
 - Its slots stay out of the pool until it answers or is proved dead (see ledger).
 - A proved death raises `attempt` of the wants that the worker held: the next builder builds them in a child process.
 - The head of the line always has a slot: the furthest ready batch makes room, else the reserve slot serves, by TCP.
@@ -18,17 +19,37 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import LostError, StokerError
-from trainer_client.ledger import Ledger
 
 if TYPE_CHECKING:
     from shared.messages import Ticket
     from trainer_client.course import Target
+    from trainer_client.ledger import Ledger
 
 __all__ = [
-    "Arrived", "Consumed", "Deliver", "Event", "Extended", "Fail", "GaveUp", "Heard", "Held", "Instruction", "Refocused", "Retract",
-    "Retracted", "SendCancel", "SendWant", "SlotReturned", "Ticked", "WantSettings", "Wants", "WorkerCut", "WorkerDead",
-    "WorkerLeft", "WorkerUp",
-]  # fmt: skip
+    "Arrived",
+    "Consumed",
+    "Deliver",
+    "Event",
+    "Extended",
+    "Fail",
+    "GaveUp",
+    "Heard",
+    "Held",
+    "Instruction",
+    "Refocused",
+    "Retract",
+    "Retracted",
+    "SendCancel",
+    "SendWant",
+    "SlotReturned",
+    "Ticked",
+    "WantSettings",
+    "Wants",
+    "WorkerCut",
+    "WorkerDead",
+    "WorkerLeft",
+    "WorkerUp",
+]
 
 #: At most one want in so many is asked of a second worker although the first is well.
 HEDGED_SHARE = 20
@@ -155,9 +176,21 @@ class Ticked:
 
 
 Event = (
-    WorkerUp | Heard | WorkerDead | WorkerCut | WorkerLeft | Arrived | GaveUp | Held | Extended | Refocused | Consumed | Retracted
-    | SlotReturned | Ticked
-)  # fmt: skip
+    WorkerUp
+    | Heard
+    | WorkerDead
+    | WorkerCut
+    | WorkerLeft
+    | Arrived
+    | GaveUp
+    | Held
+    | Extended
+    | Refocused
+    | Consumed
+    | Retracted
+    | SlotReturned
+    | Ticked
+)
 
 
 # --- instructions: orders ---
@@ -337,9 +370,10 @@ class Wants:
     def silent_writers(self) -> list[int]:
         """Workers that are not live but hold slots that they could write into: is there proof of death?"""
         return [
-            one for one, worker in self._workers.items()
+            one
+            for one, worker in self._workers.items()
             if worker.health is not _Health.LIVE and any(ask.in_slot for ask in worker.asks.values())
-        ]  # fmt: skip
+        ]
 
     # --- workers ---
 
@@ -533,9 +567,10 @@ class Wants:
 
     def _least_busy(self, entry: _Entry) -> int | None:
         fit = [
-            (len(worker.asks), worker.name, one) for one, worker in self._workers.items()
+            (len(worker.asks), worker.name, one)
+            for one, worker in self._workers.items()
             if worker.health is _Health.LIVE and one not in entry.askers and one not in entry.refused
-        ]  # fmt: skip
+        ]
         return min(fit)[2] if fit else None
 
     def _send(self, seq: int, one: int, ticket: Ticket, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """The coordinator's memory on disk: facts that survive a crash, the newest of each kind.
 
-Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one coordinator at a time holds the
-lock; each row carries a digest, and one that does not match is dropped with a warning, because every fact can be found again.
+Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one coordinator at a
+time holds the lock; each row carries a digest, and one that does not match is dropped with a warning, because every
+fact can be found again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Journal:
                 expected="to be the only coordinator of this job",
                 got="another one that holds the journal",
                 where=str(self._path),
-                remedy="Stop the other (`loader-server status` finds it), or give this job another name or state folder.",
+                remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
             ) from None
         return lock
 
@@ -88,8 +89,8 @@ class Journal:
             expected="a whole journal",
             got=str(error),
             where=str(self._path),
-            remedy="Move the file away and start again: trainers bring their cursors from their checkpoints; only a group other than the "
-            "world's size has to be set again in [job].",
+            remedy="Move the file away and start again: trainers bring their cursors from their checkpoints; only a "
+            "group other than the world's size has to be set again in [job].",
         )
 
     def close(self) -> None:

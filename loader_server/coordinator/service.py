@@ -1,8 +1,8 @@
 """The coordinator's process: a ROUTER around `state`, with `journal` in between.
 
-Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be reached is
-dropped from nothing here: silence is judged by the state. A journal that cannot be written stops what would have to be kept,
-loudly, and nothing else.
+Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
+reached is dropped from nothing here: silence is judged by the state. A journal that cannot be written stops what
+would have to be kept, loudly, and nothing else.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ class Coordinator:
             *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
         )
         self._state = CoordinatorState(
-            job.settings.name, {name: View(stream) for name, stream in streams.items()}, builder=builder, group=job.settings.group,
+            job.settings.name,
+            {name: View(stream) for name, stream in streams.items()},
+            builder=builder,
+            group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
-        )  # fmt: skip
+        )
         for fact in self._journal.facts():
             self._state.recover(fact)
         self._tick_s = job.settings.heartbeat_timeout_s / 4
@@ -90,11 +93,11 @@ class Coordinator:
         last_s = time.monotonic()
         try:
             while not self._stopping:
-                poller.poll(1000 * self._tick_s)
+                poller.poll(int(1000 * self._tick_s))
                 now_s = time.monotonic()
                 instructions = self._taken_in(now_s)
-                # After a stall of our own (a stopped machine, a slow disk) what has queued up is read first: nobody expires
-                # for our silence.
+                # After a stall of our own (a stopped machine, a slow disk) what has queued up is read first: nobody
+                # expires for our silence.
                 if now_s - last_s >= self._tick_s:
                     last_s = time.monotonic()
                     instructions += self._state.handle(Ticked(), now_s)

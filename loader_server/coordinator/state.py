@@ -1,10 +1,12 @@
 """What the coordinator knows and decides, without a socket, a disk or a clock.
 
 One door: `handle(event, now_s) -> instructions`. Rules:
-- What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the facts back.
+- What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the
+  facts back.
 - A newer incarnation of a rank takes it over; the older one is told so and stops.
-- Ranks of one world hold equal cursors. One that stands elsewhere waits a while, for the others may just be restarting, and is
-  then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them, all at once.
+- Ranks of one world hold equal cursors. One that stands elsewhere waits a while, for the others may just be
+  restarting, and is then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them,
+  all at once.
 - The group is the world's size when a stream first starts, unless the job file sets it, and kept from then on.
 """
 
@@ -165,6 +167,9 @@ class _Stream:
     seats: dict[int, _Seat] = field(default_factory=dict)
     waiting_since_s: dict[int, float] = field(default_factory=dict)
 
+    def seat_of(self, incarnation: int) -> _Seat | None:
+        return next((seat for seat in self.seats.values() if seat.attach.incarnation == incarnation), None)
+
 
 class CoordinatorState:
     """The state behind the door."""
@@ -210,7 +215,7 @@ class CoordinatorState:
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
-        problem = self._stranger(attach, stream)
+        problem: m.Refused | m.Wait | None = self._stranger(attach, stream)
         if problem is None:
             assert stream is not None
             cursor = self._cursor(attach, stream)
@@ -248,7 +253,7 @@ class CoordinatorState:
         return None
 
     def _cursor(self, attach: m.Attach, stream: _Stream) -> m.Cursor:
-        """Where the trainer starts: what it says, or the beginning; a group may change only at the start of an epoch."""
+        """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
         group = self._group_setting or stream.group or attach.world
         if attach.cursor is None:
             return m.Cursor(0, 0, group, stream.view.digest)
@@ -262,7 +267,10 @@ class CoordinatorState:
                 "plan", f"a cursor of plan {stream.view.digest}", f"one of plan {cursor.plan_digest}", remedy
             )
         if attach.world > cursor.group:
-            remedy = f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. Until then use fewer ranks."
+            remedy = (
+                f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
+                "Until then use fewer ranks."
+            )
             return _refused(
                 "world", f"a world of at most group = {cursor.group} ranks", f"a world of {attach.world}", remedy
             )
@@ -324,16 +332,22 @@ class CoordinatorState:
         next_group = self._group_setting or stream.group
         view = stream.view
         return m.Attached(
-            job=self._job, stream=attach.stream, evaluation=view.evaluation, cursor=cursor, next_group=next_group,
-            batches=view.batches(cursor.epoch, cursor.group), most_batches=view.most_batches(max(next_group, cursor.group)),
-            fields=view.fields, shapes=view.shapes, heartbeat_timeout_ms=int(1000 * self._timeout_s), workers=self._addresses(),
-        )  # fmt: skip
+            job=self._job,
+            stream=attach.stream,
+            evaluation=view.evaluation,
+            cursor=cursor,
+            next_group=next_group,
+            batches=view.batches(cursor.epoch, cursor.group),
+            most_batches=view.most_batches(max(next_group, cursor.group)),
+            fields=view.fields,
+            shapes=view.shapes,
+            heartbeat_timeout_ms=int(1000 * self._timeout_s),
+            workers=self._addresses(),
+        )
 
     def _progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
-        seat = stream and next(
-            (one for one in stream.seats.values() if one.attach.incarnation == progress.incarnation), None
-        )
+        seat = stream.seat_of(progress.incarnation) if stream is not None else None
         if stream is None or seat is None:
             self._out.append(Send(peer, self._unknown_trainer(progress, stream)))
             return
@@ -373,7 +387,10 @@ class CoordinatorState:
     def _register(self, peer: bytes, register: m.Register, now_s: float) -> None:
         if register.builder != self._builder:
             self.counts.refusals += 1
-            remedy = "Give every loader machine the same job file, index, releases of stoker, numpy, soundfile and soxr, and the same own transforms."
+            remedy = (
+                "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
+                "numpy, soundfile and soxr."
+            )
             self._out.append(
                 Send(
                     peer,
@@ -461,24 +478,37 @@ class CoordinatorState:
         epoch, number = stream.progress
         group = self._group_setting or stream.group
         return {
-            "evaluation": stream.view.evaluation, "group": group, "epoch": epoch, "number": number,
-            "batches": stream.view.batches(epoch, group) if group else None, "plan_digest": stream.view.digest,
+            "evaluation": stream.view.evaluation,
+            "group": group,
+            "epoch": epoch,
+            "number": number,
+            "batches": stream.view.batches(epoch, group) if group else None,
+            "plan_digest": stream.view.digest,
             "trainers": [
                 {
-                    "rank": seat.attach.rank, "replicas": seat.attach.replicas, "world": seat.attach.world, "name": seat.attach.name,
-                    "epoch": seat.progress[0], "number": seat.progress[1], "silent_s": round(now_s - seat.heard_s, 1),
+                    "rank": seat.attach.rank,
+                    "replicas": seat.attach.replicas,
+                    "world": seat.attach.world,
+                    "name": seat.attach.name,
+                    "epoch": seat.progress[0],
+                    "number": seat.progress[1],
+                    "silent_s": round(now_s - seat.heard_s, 1),
                 }
                 for seat in stream.seats.values()
             ],
-        }  # fmt: skip
+        }
 
     def _worker_report(self, worker: _Worker, now_s: float) -> dict[str, Any]:
         beat = worker.beat
         return {
-            "name": worker.address.worker, "endpoint": worker.address.endpoint, "silent_s": round(now_s - worker.heard_s, 1),
-            "waiting": beat.waiting if beat else 0, "building": beat.building if beat else 0,
-            "built": beat.built if beat else 0, "masked": beat.masked if beat else 0,
-        }  # fmt: skip
+            "name": worker.address.worker,
+            "endpoint": worker.address.endpoint,
+            "silent_s": round(now_s - worker.heard_s, 1),
+            "waiting": beat.waiting if beat else 0,
+            "building": beat.building if beat else 0,
+            "built": beat.built if beat else 0,
+            "masked": beat.masked if beat else 0,
+        }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
         m.Attach: _attach,

@@ -7,12 +7,14 @@ shape. Safe to use from several threads: a window planned twice is the same wind
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.packing import in_rows
 from loader_server.planning.survey import bucket_of
 from loader_server.planning.windows import Candidates, Filling, WindowPlan, in_buckets, in_sequence
 from shared.layout import BucketShape
@@ -40,6 +42,9 @@ class PlannedBatch:
     samples: NDArray[np.int64]
     bucket: int
     shape: BucketShape
+    #: With packing only: the row of each sample, and where in the row it starts.
+    rows: NDArray[np.int64] | None = None
+    offsets: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,17 @@ class Recipe:
     @property
     def fixed_shapes(self) -> bool:
         """Whether batches have their bucket's shape, and not that of their longest samples."""
-        return self.settings.pad_to == "bucket" and self.settings.shapes != "none"
+        return self.packed or (self.settings.pad_to == "bucket" and self.settings.shapes != "none")
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several samples."""
+        return self.settings.packing is not None
+
+    @property
+    def counted(self) -> bool:
+        """Whether bucket counts alone say how many batches a window has."""
+        return not self.packed and self.settings.shapes != "none"
 
 
 class EpochPlan:
@@ -85,7 +100,7 @@ class EpochPlan:
     def schedule(self, groups: NDArray[np.int64] | None, part: int) -> EpochPlan:
         """Number the batches, given the groups of each window (None: look), and take one part of them."""
         if groups is None:
-            groups = np.array([len(self._planned(window).starts) for window in range(len(self._arrangement.starts))])
+            groups = np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
         self._before = np.concatenate([[0], np.cumsum(groups)])
         parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
         self._first = all_groups * part // parts
@@ -98,8 +113,12 @@ class EpochPlan:
         plan = self._window(window)
         rows, end = int(plan.rows[group]), int(plan.stops[group])
         start = min(int(plan.starts[group]) + place * rows, end)
-        samples = plan.samples[start : min(start + rows, end)]
-        return PlannedBatch(samples=samples, bucket=int(plan.buckets[group]), shape=self._shape(plan, group))
+        own = slice(plan.first_of(start), plan.first_of(min(start + rows, end)))
+        batch = PlannedBatch(samples=plan.samples[own], bucket=int(plan.buckets[group]), shape=self._shape(plan, group))
+        if plan.row_starts is None or plan.offsets is None:
+            return batch
+        in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
+        return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
 
     def prepare(self, number: int) -> None:
         """Plan the window of this batch ahead of need."""
@@ -116,8 +135,9 @@ class EpochPlan:
         for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
             plan = self._window(int(window))
             for at in np.flatnonzero(plan.samples == sample):
-                group = int(np.flatnonzero((plan.starts <= at) & (at < plan.stops))[0])
-                place, row = divmod(int(at - plan.starts[group]), int(plan.rows[group]))
+                at_row = plan.row_of(int(at))
+                group = int(np.flatnonzero((plan.starts <= at_row) & (at_row < plan.stops))[0])
+                place, row = divmod(at_row - int(plan.starts[group]), int(plan.rows[group]))
                 batch = (int(self._before[window]) + group - self._first) * self.group + place
                 if 0 <= batch < self.batches:
                     yield Seat(batch=batch, row=row)
@@ -145,7 +165,9 @@ class EpochPlan:
             group=self.group,
             laplace_samples=recipe.settings.laplace_samples,
         )
-        if recipe.settings.shapes == "none":
+        if recipe.packed:
+            planned = in_rows(filling, given, recipe.limits.key, int(recipe.survey.edges[0]))
+        elif recipe.settings.shapes == "none":
             planned = in_sequence(filling, given, recipe.limits, recipe.survey.edges)
         else:
             planned = in_buckets(filling, given, recipe.limits.key)

@@ -27,7 +27,7 @@ SHUFFLING = ("shuffled", "laplace")
 #: Sample numbers fit into these bits.
 _SAMPLE_BITS = 40
 
-__all__ = ["Arrangement", "Pass", "arranged", "group_order", "sample_order", "window_count"]
+__all__ = ["Arrangement", "Pass", "arranged", "group_order", "row_order", "sample_order", "window_count"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,13 @@ def sample_order(way: Pass, samples: Integers, cycles: Integers) -> Integers:
     if way.order not in SHUFFLING:
         return np.arange(len(samples))
     return np.argsort(hashed(samples + (cycles << _SAMPLE_BITS), way.key("samples")), kind="stable")
+
+
+def row_order(way: Pass, window: int, rows: int) -> Integers:
+    """The order in which a window's packed rows are dealt."""
+    if way.order not in SHUFFLING:
+        return np.arange(rows)
+    return np.argsort(hashed(np.arange(rows), way.key("rows", window)), kind="stable")
 
 
 def group_order(way: Pass, window: int, buckets: Integers, first_samples: Integers, laplace_runs: int) -> Integers:

@@ -17,8 +17,10 @@ from loader_server.planning.epoch import EpochPlan, Recipe
 from loader_server.planning.fill import groups_needed
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, Pass, arranged, window_count
+from loader_server.planning.packing import BLOCK
 from loader_server.planning.settings import limits_of
 from loader_server.planning.survey import Survey, surveyed
+from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.layout import BucketShape
 
@@ -57,6 +59,8 @@ class Plan:
         `sources` are the sample numbers at which sources start, for mixing by weight; each starts a segment.
         """
         limits = limits_of(settings, key=key, per_second=per_second)
+        if settings.packing is not None and len(table.keys) > 1:
+            raise _not_packable(table, key)
         mixture = mixture_of(settings, sources, table.segments)
         digest = _digest(table, settings, limits, (seed, *sources))
         if cached is not None and "digest" in cached and np.array_equal(cached["digest"], _mark(digest)):
@@ -93,7 +97,11 @@ class Plan:
         counts = (times @ recipe.survey.counts).astype(np.int64)
         samples = int((times * self._sizes).sum())
         windows = max(window_count(samples, recipe.settings.window, order) for order in self._orders())
-        if recipe.settings.shapes == "none":
+        if recipe.packed:
+            # At most one row of each block is less than half full.
+            most_rows = 2 * int((times * recipe.survey.sums).sum()) // int(recipe.survey.edges[0])
+            groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
+        elif not recipe.counted:
             groups = int(counts.sum() // rows.min()) + windows
         elif windows == 1 and recipe.mixture is None:
             groups = int(groups_needed(counts[None], recipe.rows, group).sum())
@@ -106,7 +114,7 @@ class Plan:
         """The batches of one epoch, in groups of `group`."""
         way, part, arrangement = self._way(epoch)
         groups = None
-        if self.recipe.settings.shapes != "none":
+        if self.recipe.counted:
             groups = groups_needed(self._counts(arrangement), self.recipe.rows, group).sum(axis=1)
         return EpochPlan(self.recipe, way, arrangement, group).schedule(groups, part)
 
@@ -150,6 +158,16 @@ def _shapes(settings: PlanSettings, limits: Limits, survey: Survey) -> tuple[Buc
     return tuple(
         BucketShape(rows=int(rows[bucket]), lengths={key: int(of[bucket]) for key, of in lengths.items()})
         for bucket in range(len(survey.edges))
+    )
+
+
+def _not_packable(table: LengthTable, key: str) -> SettingsError:
+    others = ", ".join(f'"{other}"' for other in table.keys if other != key)
+    return SettingsError(
+        expected="one padded key",
+        got=f"{others} beside it",
+        where="packing",
+        remedy="Leave packing out, or drop the other keys with a transform.",
     )
 
 

@@ -5,8 +5,6 @@ only, so that nothing after this module rounds. An amount in seconds needs a key
 steps of the key. Must not know tables, samples or epochs.
 """
 
-# ruff: noqa: RUF009 - setting() is a dataclass field
-
 from __future__ import annotations
 
 import math
@@ -119,6 +117,9 @@ class PlanSettings:
     curriculum_epochs: int = setting(whole(0), "the first epochs, in which samples come sorted by length", default=0)
     epoch_parts: int = setting(whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters", default=1)
     largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
+    packing: Amount | None = setting(
+        _length, 'several samples share rows of this length, such as "60 s", told apart by segment ids', default=None
+    )
     laplace_samples: int = setting(
         whole(1), 'with order = "laplace": samples in one run of rising or falling length', default=1000
     )
@@ -192,6 +193,8 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
             remedy="Raise the budget.",
         )
     own = settings.shapes if isinstance(settings.shapes, tuple) else ()
+    if settings.packing is not None:
+        own = (settings.packing,)
     boundaries = sorted({steps("shapes", length, up=True) for length in own})
     rounded = -(-np.array(boundaries, np.int64) // settings.length_multiple) * settings.length_multiple
     return Limits(

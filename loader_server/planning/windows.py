@@ -6,6 +6,7 @@ batch numbers.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,10 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
-    """Groups in the order in which they are served: each takes samples[start:stop], `rows` to a batch."""
+    """Groups in the order in which they are served: each takes the rows from start to stop, `rows` to a batch.
+
+    A row is one sample, or, where samples are packed, the samples from one of `row_starts` to the next.
+    """
 
     samples: Integers
     starts: Integers
@@ -59,6 +63,9 @@ class WindowPlan:
     rows: Integers
     #: The longest sample of each group for each key, where batches are padded to it.
     longest: Mapping[str, Integers]
+    #: With packing: the sample at which each row starts (and their number), and each sample's place in its row.
+    row_starts: Integers | None = None
+    offsets: Integers | None = None
 
     def largest_first(self) -> WindowPlan:
         """The same with a group of the largest bucket in front."""
@@ -66,14 +73,22 @@ class WindowPlan:
             return self
         largest = int(np.argmax(self.buckets))
         turn = np.r_[largest, np.delete(np.arange(len(self.buckets)), largest)]
-        return WindowPlan(
-            samples=self.samples,
+        return dataclasses.replace(
+            self,
             starts=self.starts[turn],
             stops=self.stops[turn],
             buckets=self.buckets[turn],
             rows=self.rows[turn],
             longest={key: of[turn] for key, of in self.longest.items()},
         )
+
+    def row_of(self, sample: int) -> int:
+        """The row of the sample at this place."""
+        return sample if self.row_starts is None else int(np.searchsorted(self.row_starts, sample, side="right")) - 1
+
+    def first_of(self, row: int) -> int:
+        """The place of the first sample of a row."""
+        return row if self.row_starts is None else int(self.row_starts[row])
 
 
 def in_buckets(filling: Filling, given: Candidates, key: str) -> WindowPlan:

@@ -32,8 +32,8 @@ __all__ = ["RAW_FIELDS", "Chunk", "Probed", "decoded_audio", "probed"]
 #: The numeric values of a raw sample: audio in frames at whatever rate its file has.
 RAW_FIELDS = (Field(key="audio", dtype="float32", shape=(None,)),)
 
-#: What soundfile raises for a file that is no audio; TypeError where the name ends in .raw and the rate is not known.
-_UNREADABLE = (soundfile.SoundFileError, TypeError, ValueError)
+#: What soundfile raises for bytes that are no audio.
+_UNREADABLE = (soundfile.SoundFileError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,13 @@ def _undecodable(where: str, got: str) -> SampleError:
 
 def _probe(row: Row, chunk: Chunk, chain: Chain | None, number: int, found: Probed) -> None:
     path = _place(row, chunk)
-    status = os.stat(path)  # noqa: PTH116 - a Path a row costs more than the rest
-    frames, rate = _header(path, status)
+    # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
+    try:
+        status = os.fstat(handle)
+        frames, rate = _header(handle, status, path)
+    finally:
+        os.close(handle)
     if chain is not None:
         _measure(row, chunk, chain, number, found)
     found.good.append(row)
@@ -109,17 +114,16 @@ def _probe(row: Row, chunk: Chunk, chain: Chain | None, number: int, found: Prob
         found.numbers[name].append(value)
 
 
-def _header(path: str, status: os.stat_result) -> tuple[int, int]:
+def _header(handle: int, status: os.stat_result, path: str) -> tuple[int, int]:
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
         raise _unusable("empty_file", "audio", "an empty file", path)
-    with open(path, "rb") as file:  # noqa: PTH123 - soundfile cannot tell a file it may not open from one it cannot parse
-        try:
-            with soundfile.SoundFile(file) as sound:
-                frames, rate = int(sound.frames), int(sound.samplerate)
-        except _UNREADABLE as error:
-            raise _undecodable(path, str(error)) from None
+    try:
+        with soundfile.SoundFile(handle, closefd=False) as sound:
+            frames, rate = int(sound.frames), int(sound.samplerate)
+    except _UNREADABLE as error:
+        raise _undecodable(path, str(error)) from None
     if frames == 0:
         raise _unusable("empty_audio", "audio", "a file of zero samples", path)
     return frames, rate

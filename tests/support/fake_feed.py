@@ -1,7 +1,7 @@
 """A feed without loader servers: the contract of `trainer_client.feed.Feed` over slots in this process.
 
-Rules: batches are views into 64-byte-aligned slots behind owner objects that return the slot when they die, as the real ones
-are; content is a pure function of (epoch, batch number); `starve_at` and `delay_s` make it late, `fail_at` makes it raise.
+Rules: batches are views into 64-byte-aligned slots behind owner objects that return the slot when they die, as the real
+ones are; content is a pure function of (epoch, batch number); `starve_at` and `delay_s` make it late, `fail_at` fail.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class FakeFeed:
         self.cursor = 0
         self.error: BaseException | None = None
         self.changed = threading.Condition()
+        self.starving = threading.Event()
         self.openings = 0
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
@@ -199,7 +200,9 @@ class Reading:
         with self.feed.changed:
             if self.feed.delay_s:
                 self.feed.changed.wait_for(self._stopped, self.feed.delay_s)
-            self.feed.changed.wait_for(lambda: self._stopped() or self.feed.starve_at != (self.epoch, number))
+            if self.feed.starve_at == (self.epoch, number):
+                self.feed.starving.set()
+                self.feed.changed.wait_for(self._stopped)
         if self.feed.error is not None:
             raise self.feed.error
         if self.closed:

@@ -126,8 +126,9 @@ def bad_corpus(folder):
     soundfile.write(folder / "nothing.wav", np.zeros(0, np.float32), 8000)
     (folder / "raw.raw").write_bytes(b"0123456789" * 10)
     (folder / "folder.wav").mkdir()
+    os.mkfifo(folder / "pipe.wav")
     rows = ["missing.wav,x", "empty.wav,x", "nothing.wav,x", "text.wav,x", "clips/00000.wav," + utterances(1)[0].text]
-    rows += ["clips/00001.wav", "raw.raw,x", "folder.wav,x"]
+    rows += ["clips/00001.wav", "raw.raw,x", "folder.wav,x", "pipe.wav,x"]
     with manifest.open("a") as file:
         file.write("\n".join(rows) + "\n")
     return manifest
@@ -142,13 +143,14 @@ REASONS = [
     "missing_column",
     "undecodable",
     "not_a_file",
+    "not_a_file",
 ]
 
 
 def test_bad_rows_are_reported_with_line_and_reason_and_the_others_indexed(tmp_path):
     report = make_index(request(bad_corpus(tmp_path)))
     assert report.samples == 2
-    assert report.rows == 10
+    assert report.rows == 11
     assert [(row.line, row.reason) for row in report.bad] == list(enumerate(REASONS, 4))
     assert report.bad_counts == {reason: REASONS.count(reason) for reason in sorted(set(REASONS))}
     assert open_index(report.folder).meta.bad == report.bad_counts
@@ -163,7 +165,7 @@ def test_bad_rows_are_reported_with_line_and_reason_and_the_others_indexed(tmp_p
 def test_strict_refuses_bad_rows_and_leaves_nothing(tmp_path):
     manifest = bad_corpus(tmp_path)
     message = (
-        r"csv.csv: expected only good rows, as --strict asks, got 8 bad of 10 \(1 duplicate, .*line 4: missing_file: "
+        r"csv.csv: expected only good rows, as --strict asks, got 9 bad of 11 \(1 duplicate, .*line 4: missing_file: "
     )
     with pytest.raises(DataError, match=message):
         make_index(request(manifest, strict=True))
@@ -211,8 +213,9 @@ if __name__ == "__main__":
     making._ROWS_THAT_PAY, making._CHUNK_ROWS = 0, 1
     base = pathlib.Path(sys.argv[1])
     settings = ManifestSettings(paths=("csv.csv",))
+    request = making.IndexRequest(folder=base / "index", settings=settings, base=base, processes=2, progress=progress)
     try:
-        making.make_index(making.IndexRequest(folder=base / "index", settings=settings, base=base, processes=2, progress=progress))
+        making.make_index(request)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -222,7 +225,9 @@ def test_ctrl_c_of_the_whole_group_ends_quietly_without_processes_or_files(corpu
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     command = [sys.executable, script, corpus.parent]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, **pipes, env=paths, start_new_session=True) as process:
         assert process.stdout.readline() == b"under way\n"
         os.killpg(process.pid, signal.SIGINT)
         # Returns once every process that held the pipes is gone.

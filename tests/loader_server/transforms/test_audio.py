@@ -37,6 +37,16 @@ def test_the_bands_are_those_of_the_definition():
     np.testing.assert_allclose(made, reference(audio), atol=2e-2)
 
 
+def test_bands_are_float32_where_numpy_transforms_in_float64(monkeypatch):
+    audio = tone(3, 1600, 8000)
+    new = bands_of(audio, rate=8000)
+    single = np.fft.rfft
+    monkeypatch.setattr(np.fft, "rfft", lambda *args: single(*args).astype(np.complex128))  # numpy 1.26
+    old = bands_of(audio, rate=8000)
+    assert old.dtype == np.float32
+    np.testing.assert_allclose(old, new, atol=1e-3)
+
+
 def test_a_higher_tone_lies_in_a_higher_band():
     low, high = (bands_of(tone(digit, 4000, 8000), rate=8000, bands=40)[20].argmax() for digit in (0, 9))
     assert low < high

@@ -1,0 +1,196 @@
+"""What a field of a message may be: checks as plain values, which tests derive examples from and PROTOCOL.md quotes.
+
+Rules: pure; a check takes what msgpack gave and returns the field's value, or raises Unfit and says what it expected;
+types are exact (True is no integer); nothing is allocated from a number that was not bounded first.
+"""
+
+# ruff: noqa: D102 - to call a check is to check; its class says what it takes
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shared.layout import DTYPES
+
+__all__ = [
+    "Blob",
+    "Boolean",
+    "Check",
+    "Dtype",
+    "Integer",
+    "Many",
+    "Maybe",
+    "Rate",
+    "Record",
+    "Row",
+    "Text",
+    "Unfit",
+    "record",
+]
+
+Check = Callable[[Any], Any]
+
+
+class Unfit(ValueError):  # noqa: N818 - a verdict that never leaves the codec
+    """A value that is outside its bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer between bounds."""
+
+    minimum: int
+    maximum: int
+
+    def __call__(self, value: object) -> int:
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return f"integer {self.minimum} … {_short(self.maximum)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string that is not too long."""
+
+    longest: int
+
+    def __call__(self, value: object) -> str:
+        if type(value) is not str or len(value) > self.longest:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return f"string of at most {_short(self.longest)} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes that are not too many."""
+
+    longest: int
+
+    def __call__(self, value: object) -> bytes:
+        if type(value) is not bytes or len(value) > self.longest:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return f"at most {_short(self.longest)} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false."""
+
+    def __call__(self, value: object) -> bool:
+        if type(value) is not bool:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A positive number below a billion."""
+
+    def __call__(self, value: object) -> float:
+        if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator] # the type was just checked
+            raise Unfit(str(self))
+        return float(value)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return "number above 0 and below 1e9"
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """The name of a dtype that may cross."""
+
+    def __call__(self, value: object) -> str:
+        if type(value) is not str or value not in DTYPES:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "name of a dtype"
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Null, or what another check takes."""
+
+    check: Check
+
+    def __call__(self, value: object) -> object:
+        return None if value is None else self.check(value)
+
+    def __str__(self) -> str:
+        return f"null or {self.check}"
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of what another check takes, not too long."""
+
+    check: Check
+    most: int
+
+    def __call__(self, value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > self.most:
+            raise Unfit(f"a list of at most {_short(self.most)}")
+        check = self.check
+        return tuple([check(item) for item in value])
+
+    def __str__(self) -> str:
+        return f"at most {_short(self.most)} of ({self.check})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A list with a check for each place."""
+
+    checks: tuple[Check, ...]
+
+    def __call__(self, value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(self.checks):
+            raise Unfit(f"a list of {len(self.checks)}")
+        return tuple([check(item) for check, item in zip(self.checks, value, strict=True)])
+
+    def __str__(self) -> str:
+        return ", ".join(str(check) for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record inside a message, as the list of its fields in order."""
+
+    kind: Callable[..., Any]
+    fields: Row
+
+    def __call__(self, value: object) -> object:
+        return self.kind(*self.fields(value))
+
+    def __str__(self) -> str:
+        return self.kind.__name__
+
+
+def record(kind: type) -> Record:
+    """The check of a dataclass whose fields carry theirs."""
+    return Record(kind, Row(tuple(field.metadata["check"] for field in dataclasses.fields(kind))))
+
+
+def _short(number: int) -> str:
+    """Powers of two as such: they are easier to read and to compare."""
+    for less, suffix in ((0, ""), (1, " - 1")):
+        power = (number + less).bit_length() - 1
+        if number + less == 2**power and power >= 16:
+            return f"2^{power}{suffix}"
+    return str(number)

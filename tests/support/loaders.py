@@ -1,0 +1,138 @@
+"""A real loader side for tests: `loader-server run` in a process of its own, on a corpus in a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.support.corpora import make_corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["JOB", "Loaders", "running", "wait_until", "write_job"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+JOB = """
+[job]
+name = "tones"
+seed = 7
+listen = "tcp://127.0.0.1:*"
+{job}
+
+[streams.train]
+source = "manifest"
+paths = ["{manifest}"]
+transforms = {transforms}
+length = "audio"
+budget = "{budget}"
+shapes = 4
+{stream}
+
+[streams.train.logmel]
+rate = 8000
+bands = 40
+
+[streams.dev]
+like = "train"
+order = "sorted"
+"""
+
+
+def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Wait for a condition of other processes, which cannot wake us; say what did not come about."""
+    event = threading.Event()
+    until_s = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise AssertionError(f"after {timeout_s:g} s still not: {what}")
+        event.wait(0.01)
+
+
+def write_job(  # noqa: PLR0913 - each is a part of the file
+    folder: Path,
+    *,
+    samples: int = 120,
+    longest_s: float = 1.0,
+    budget: str = "8 s",
+    transforms: tuple[str, ...] = ("logmel", "characters"),
+    job: str = "",
+    stream: str = "",
+) -> Path:
+    """A corpus of tones and a job file for it; the job file's path."""
+    manifest = make_corpus(folder, samples=samples, longest_s=longest_s)
+    path = folder / "job.toml"
+    path.write_text(
+        JOB.format(manifest=manifest.name, transforms=list(transforms), budget=budget, job=job, stream=stream)
+    )
+    return path
+
+
+class Loaders:
+    """A running `loader-server run`; its processes can be found and hurt."""
+
+    def __init__(self, job: Path, *, workers: int = 2, arguments: tuple[str, ...] = ()) -> None:
+        self.log = job.parent / f"loaders-{time.monotonic_ns()}.log"
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}"}
+        command = [sys.executable, "-m", "loader_server", "run", str(job), "--workers", str(workers), *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=job.parent)
+        try:
+            wait_until(lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 60)
+            assert self.process.poll() is None, self.text()
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint = self.text().split("is served at ")[1].split(" ")[0]
+
+    def text(self) -> str:
+        """All that the processes have said."""
+        return self.log.read_text()
+
+    def _children(self, role: str) -> list[psutil.Process]:
+        children = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if role in child.cmdline():
+                    children.append(child)
+            except psutil.NoSuchProcess:
+                continue
+        return children
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes."""
+        return self._children("worker")
+
+    def coordinator(self) -> psutil.Process:
+        """The coordinator's process."""
+        wait_until(lambda: self._children("coordinator"), "there is a coordinator")
+        return self._children("coordinator")[0]
+
+    def close(self) -> int:
+        """End in good order; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@contextmanager
+def running(job: Path, **how: object) -> Iterator[Loaders]:
+    """Loaders for the length of a block."""
+    loaders = Loaders(job, **how)  # type: ignore[arg-type]
+    try:
+        yield loaders
+    finally:
+        loaders.close()

@@ -1,0 +1,53 @@
+"""Transforms that tests name in job files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loader_server.transforms.declare import transform
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@transform()
+def slow(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """As long as a real sample takes: some milliseconds."""
+    time.sleep(0.004)
+
+
+@transform()
+def noise(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Augmentation: values change, lengths do not."""
+    sample["audio"] += 0.01 * rng.standard_normal(len(sample["audio"]), dtype="float32")
+
+
+@transform()
+def aborts(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Kills the process on the sample whose text is in the file that STOKER_TEST_CULPRIT names."""
+    if sample["text"] == _named("STOKER_TEST_CULPRIT"):
+        os.abort()
+
+
+@transform()
+def raises(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Fails on texts that end in "three"."""
+    if sample["text"].endswith("three"):
+        raise ValueError("three is too many")
+
+
+@transform()
+def holds_the_gil(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Sleeps in C without letting go of the interpreter, once in each process, in turn."""
+    turn = Path(os.environ["STOKER_TEST_TURNS"]) / str(os.getpid())
+    if not turn.exists():
+        turn.touch()
+        ctypes.PyDLL(None).usleep(int(1e6 * float(os.environ["STOKER_TEST_HOLD_S"])))
+
+
+def _named(variable: str) -> str:
+    return Path(os.environ[variable]).read_text()

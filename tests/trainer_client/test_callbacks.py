@@ -1,0 +1,214 @@
+"""`FeedCheckpoint` and its files: model and cursor together, whole or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shared.errors import DataError, SettingsError
+from tests.support.fake_feed import FakeFeed
+from tests.support.two_devices import mirrored
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from tests.support.tiny_models import FORM, tiny_model  # isort: skip
+from trainer_client import tf_dataset  # isort: skip
+from trainer_client.callbacks import CheckpointFolder, FeedCheckpoint  # isort: skip
+
+EPOCHS = (5, 6, 4)
+
+
+def fit(feed, callbacks, model=None, epochs=3):
+    model = model or tiny_model()
+    model.fit(tf_dataset.make(feed, **FORM), epochs=epochs, verbose=0, callbacks=callbacks)
+    return model
+
+
+def values(model):
+    return [tf.convert_to_tensor(v).numpy() for v in [*model.variables, *model.optimizer.variables]]
+
+
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise ZeroDivisionError
+
+
+class TestFolder:
+    def test_what_was_written_last_is_read(self, tmp_path):
+        folder = CheckpointFolder(tmp_path / "new", keep=3)
+        assert folder.read_last() is None
+        for step in range(12):
+            folder.write({"0": np.full(2, step)}, {"step": step})
+        arrays, record = folder.read_last()
+        assert record == {"step": 11}
+        np.testing.assert_array_equal(arrays["0"], [11, 11])
+
+    def test_only_the_last_few_stay(self, tmp_path):
+        folder = CheckpointFolder(tmp_path, keep=2)
+        for step in range(5):
+            folder.write({}, {"step": step})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004.npz", "00000005.npz"]
+
+    @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+    def test_a_torn_one_is_passed_over(self, tmp_path, share):
+        folder = CheckpointFolder(tmp_path, keep=3)
+        folder.write({"0": np.arange(100)}, {"step": 1})
+        torn = folder.write({"0": np.arange(100)}, {"step": 2})
+        whole = torn.read_bytes()
+        torn.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.warns(UserWarning, match="00000002.npz is torn .*the one before it is taken"):
+            assert folder.read_last()[1] == {"step": 1}
+
+    def test_a_flipped_bit_is_noticed(self, tmp_path):
+        folder = CheckpointFolder(tmp_path, keep=3)
+        path = folder.write({"0": np.zeros(10_000)}, {"step": 1})
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        with pytest.warns(UserWarning, match="torn"):
+            assert folder.read_last() is None
+
+    def test_a_write_that_was_killed_leaves_nothing_that_is_picked(self, tmp_path, monkeypatch):
+        folder = CheckpointFolder(tmp_path, keep=3)
+        folder.write({}, {"step": 1})
+
+        def killed(*_args, **_arrays):
+            raise MemoryError
+
+        monkeypatch.setattr("numpy.savez", killed)
+        with pytest.raises(MemoryError):
+            folder.write({}, {"step": 2})
+        monkeypatch.undo()
+        assert folder.read_last()[1] == {"step": 1}
+        folder.write({}, {"step": 3})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001.npz", "00000002.npz"]
+
+
+class TestResume:
+    @pytest.mark.fault(17)
+    @pytest.mark.parametrize("stop_after", [1, 4, 5, 8, 14])
+    def test_stopped_anywhere_and_resumed_the_model_is_the_same(self, tmp_path, stop_after):
+        whole = fit(FakeFeed(epochs=EPOCHS), [])
+        feed = FakeFeed(epochs=EPOCHS)
+        with pytest.raises(ZeroDivisionError):
+            fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), StopAfter(stop_after)])
+        feed = FakeFeed(epochs=EPOCHS)
+        resumed = fit(feed, [FeedCheckpoint(feed, tmp_path, every=2)])
+        for want, got in zip(values(whole), values(resumed), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+    def test_without_a_checkpoint_the_feed_starts_at_its_beginning(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        feed.epoch, feed.cursor = 1, 3
+        assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1).seen) == 5
+
+    def test_epochs_are_absolute_so_a_finished_run_trains_nothing_more(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        model = fit(feed, [FeedCheckpoint(feed, tmp_path)])
+        assert len(model.seen) == 15
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
+        assert len(model.seen) == 15
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], model, epochs=4)
+        assert len(model.seen) == 20
+
+    def test_a_model_without_variables_and_nothing_left_to_train_is_refused(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        fit(feed, [FeedCheckpoint(feed, tmp_path)])
+        with pytest.raises(SettingsError, match="expected a built model.*Call or build the model"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)])
+
+    def test_another_model_is_refused(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1)
+        other = tiny_model()
+        other.dense = keras.layers.Dense(2)
+        with pytest.raises(DataError, match="expected the model's 10 variables, got 10 of other shapes"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)], other)
+
+    def test_another_plan_is_refused(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        feed.state = lambda: {"epoch": 0, "number": 2, "plan": "other"}
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1)
+        with pytest.raises(SettingsError, match="expected plan p, got other"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)])
+
+    def test_replicated_variables_come_back(self, tmp_path):
+        strategy = mirrored()
+        models = []
+        for epochs in (1, 1):
+            feed = FakeFeed(epochs=EPOCHS, replicas=2, slots=16)
+            models.append(tiny_model(strategy))
+            data = tf_dataset.distributed(feed, strategy, **FORM)
+            models[-1].fit(data, epochs=epochs, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
+        assert models[1].seen == []
+        for want, got in zip(values(models[0]), values(models[1]), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_narrow_variables_come_back_exactly(self, tmp_path, dtype):
+        def model():
+            made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, dtype=dtype)])
+            made.compile("sgd", "mse")
+            return made
+
+        form = {"map": lambda batch: (batch["audio"][:, 0], batch["weight"], batch["weight"])}
+        made = [model(), model()]
+        for one in made:
+            feed = FakeFeed(epochs=EPOCHS)
+            one.fit(
+                tf_dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)]
+            )
+        for want, got in zip(values(made[0]), values(made[1]), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got, want)
+
+
+class TestManners:
+    def test_every_and_keep_are_checked(self, tmp_path):
+        with pytest.raises(SettingsError, match="expected every and keep of at least 1, got every=0, keep=3"):
+            FeedCheckpoint(FakeFeed(), tmp_path, every=0)
+
+    def test_the_models_train_function_is_put_back(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        model = fit(feed, [], epochs=1)
+        own = model.train_function
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], model, epochs=1)
+        assert model.train_function is own
+
+    def test_it_is_put_back_after_an_error_of_the_feed(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        model = fit(feed, [], epochs=1)
+        own = model.train_function
+        feed.fail_at = (0, 2)
+        with pytest.raises(Exception, match="worker w1"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
+        assert model.train_function is own
+
+    def test_after_an_error_of_another_callback_the_next_fit_counts_once(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        model = tiny_model()
+        with pytest.raises(ZeroDivisionError):
+            fit(feed, [FeedCheckpoint(feed, tmp_path, every=1), StopAfter(2)], model)
+        fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
+        assert len(model.seen) == 15
+        assert (feed.epoch, feed.cursor) == (3, 0)
+
+    @pytest.mark.heritage("R8")
+    @pytest.mark.heritage("E13")
+    def test_waiting_and_computing_are_told_apart(self, tmp_path):
+        feed = FakeFeed(epochs=(6,), delay_s=0.03)
+        checkpoint = FeedCheckpoint(feed, tmp_path)
+        model = tiny_model()
+        history = model.fit(tf_dataset.make(feed, **FORM), epochs=1, verbose=0, callbacks=[checkpoint]).history
+        times = checkpoint.times
+        assert times.steps == 6
+        assert times.wait_s > 0.03
+        assert times.compute_s > 0
+        assert history["data_wait_s"] == [times.wait_s]

@@ -1,0 +1,136 @@
+"""`model.fit` over feeds: every batch once, whatever the lengths of epochs, the strategy and the steps per execution."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.errors import LostError
+from tests.support.fake_feed import FakeFeed, tag_of
+from tests.support.two_devices import mirrored
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from tests.support.tiny_models import FORM, tiny_model  # isort: skip
+from trainer_client import tf_dataset  # isort: skip
+from trainer_client.callbacks import FeedCheckpoint  # isort: skip
+
+EPOCHS = (10, 12, 9)
+
+
+def feed_of(strategy, epochs=EPOCHS, **more):
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    return FakeFeed(epochs=epochs, replicas=replicas, slots=16, **more)
+
+
+def data_of(feed, strategy):
+    return tf_dataset.make(feed, **FORM) if strategy is None else tf_dataset.distributed(feed, strategy, **FORM)
+
+
+def wanted(feed, epochs=3):
+    return [tag_of(epoch, number, 0) for epoch in range(epochs) for number in range(feed.batches(epoch))]
+
+
+class StopAt(keras.callbacks.Callback):
+    """Ends the process, as far as the model can tell, once the feed has trained this far."""
+
+    def __init__(self, feed, epoch, number):
+        super().__init__()
+        self.feed = feed
+        self.at = (epoch, number)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.feed.epoch, self.feed.cursor) >= self.at:
+            raise ZeroDivisionError
+
+
+@pytest.fixture(params=[1, 2], ids=["one device", "two devices"])
+def strategy(request):
+    return None if request.param == 1 else mirrored()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("epochs", [EPOCHS, (8, 8, 8), (2, 5, 1)], ids=["uneven", "even", "short"])
+def test_without_a_callback_each_epoch_is_the_next(strategy, steps, epochs):
+    feed = feed_of(strategy, epochs)
+    data = data_of(feed, strategy)
+    model = tiny_model(strategy, steps)
+    model.fit(data, epochs=3, verbose=0)
+    assert sorted(model.seen) == wanted(feed)
+
+
+@pytest.mark.heritage("R5")
+@pytest.mark.fault(17)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, steps, tmp_path):
+    feed = feed_of(strategy)
+    first = tiny_model(strategy, steps)
+    stop = StopAt(feed, 0, 6 * feed.replicas)
+    with pytest.raises(ZeroDivisionError):
+        first.fit(data_of(feed, strategy), epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1), stop])
+    feed.close()
+
+    feed = feed_of(strategy)
+    data = data_of(feed, strategy)
+    next(iter(data))
+    second = tiny_model(strategy, steps)
+    validation = feed_of(strategy, (3,), evaluation=True)
+    second.fit(
+        data,
+        epochs=3,
+        verbose=0,
+        callbacks=[FeedCheckpoint(feed, tmp_path, every=1)],
+        validation_data=data_of(validation, strategy),
+    )
+    assert len(first.seen) == (6 if steps == 1 else 8) * feed.replicas
+    assert sorted(first.seen + second.seen) == wanted(feed)
+    assert (feed.epoch, feed.cursor) == (3, 0)
+
+
+def test_validation_sees_the_same_epoch_each_time_and_leaves_training_alone():
+    feed, validation = feed_of(None), feed_of(None, (3,), evaluation=True)
+    model = tiny_model()
+    data = tf_dataset.make(validation, **FORM)
+    before = model.evaluate(data, verbose=0)
+    assert model.evaluate(data, verbose=0) == before
+    model.fit(tf_dataset.make(feed, **FORM), epochs=3, verbose=0, validation_data=data)
+    assert model.seen == wanted(feed)
+    assert set(validation.yielded) == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_take_adapt_and_looking_beforehand_change_nothing():
+    feed = feed_of(None)
+    data = tf_dataset.make(feed, **FORM)
+    list(data.take(1))
+    list(data.take(99))
+    keras.layers.Normalization().adapt(data.map(lambda inputs, *_: inputs["audio"]))
+    next(iter(data))
+    model = tiny_model()
+    model.fit(data, epochs=3, verbose=0)
+    assert model.seen == wanted(feed)
+
+
+@pytest.mark.heritage("R9")
+@pytest.mark.parametrize("with_callback", [True, False])
+def test_an_error_of_the_feed_is_named_and_ends_fit(with_callback, tmp_path):
+    feed = feed_of(None, fail_at=(0, 6))
+    model = tiny_model()
+    callbacks = [FeedCheckpoint(feed, tmp_path)] if with_callback else []
+    with pytest.raises(LostError if with_callback else tf.errors.UnknownError, match="worker w1: expected an answer"):
+        model.fit(tf_dataset.make(feed, **FORM), epochs=3, verbose=0, callbacks=callbacks)
+    assert model.seen == wanted(feed)[:6]
+    assert isinstance(feed.error, LostError)
+
+
+def test_two_slots_and_twenty_steps_in_one_execution_do_not_stall():
+    feed = FakeFeed(epochs=(40,), slots=2)
+    model = tiny_model(steps_per_execution=20)
+    model.fit(tf_dataset.make(feed, **FORM), epochs=1, verbose=0)
+    assert model.seen == wanted(feed, 1)
+
+
+def test_predict_gives_a_row_for_every_row():
+    feed = feed_of(None, (5,), evaluation=True)
+    model = tiny_model()
+    outputs = model.predict(tf_dataset.make(feed, inputs=FORM["inputs"]), verbose=0)
+    assert outputs.shape == (4 + 2 + 4 + 2 + 4, 1)

@@ -1,0 +1,294 @@
+"""The trainer's exchange with all workers: carries out what `wants` orders, and tells it what came of it.
+
+Rules: used in the receive thread only. A batch is looked at before it counts: ticket, target, layout, and its digest
+where it came by TCP or `verify` is set. A worker is buried only on proof: its lock on our memory is gone, or another
+incarnation answers at its endpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import zmq
+
+from shared import messages as m
+from shared.errors import RefusedError
+from shared.hashing import digest64
+from trainer_client import wants as w
+from trainer_client.handover import Item
+from trainer_client.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shared.keys import ClientKeys
+    from shared.logs import Log
+    from shared.memory import SlotMemory
+    from trainer_client.handover import Handover
+    from trainer_client.ledger import Ledger
+    from trainer_client.stream_facts import StreamFacts
+
+__all__ = ["Exchange", "ExchangeParts"]
+
+#: Lock bytes start here: the nonce lies before them.
+_FIRST_LOCK_BYTE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeParts:
+    """What the exchange works with."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    poller: zmq.Poller
+    keys: ClientKeys | None
+    incarnation: int
+    shared_memory: bool
+    verify: bool
+    facts: StreamFacts
+    memory: SlotMemory
+    ledger: Ledger
+    wants: w.Wants
+    handover: Handover
+    log: Log
+    learn_epoch: Callable[[m.EpochAnswer], None]
+    fail: Callable[[BaseException], None]
+
+
+class Exchange:
+    """Links to workers by endpoint."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._parts = parts
+        self._wants = parts.wants
+        self._facts = parts.facts
+        self._memory = parts.memory
+        self._links: dict[str, Link] = {}
+        self._by_worker: dict[int, Link] = {}
+        self._locks = _FIRST_LOCK_BYTE
+        self._headers: dict[int, m.Pushed] = {}
+        self._events: deque[w.Event] = deque()
+
+    # --- links ---
+
+    def meet(self, workers: Iterable[m.WorkerAddress]) -> None:
+        """Connect to workers that are new; forget those that left the list and never answered, or were buried."""
+        members = {address.endpoint for address in workers}
+        for endpoint in members - self._links.keys():
+            link = Link(self._parts.context, endpoint, self._parts.keys, self._locks)
+            self._locks += 1
+            self._links[endpoint] = link
+            self._parts.poller.register(link.socket, zmq.POLLIN)
+            self._parts.poller.register(link.monitor, zmq.POLLIN)
+        for endpoint, link in list(self._links.items()):
+            if endpoint not in members and not link.connected and link.incarnation is None:
+                self._parts.poller.unregister(link.socket)
+                self._parts.poller.unregister(link.monitor)
+                link.close()
+                del self._links[endpoint]
+
+    def serve(self, ready: set[object], now_s: float) -> None:
+        """Take in what came from workers."""
+        for link in list(self._links.values()):
+            if link.monitor in ready:
+                self._watch(link, now_s)
+            if link.socket in ready:
+                for message, received in link.read(lambda header, link=link: self._place(link, header)):  # type: ignore[misc]
+                    self._doors[type(message)](self, link, message, received, now_s)
+
+    def _watch(self, link: Link, now_s: float) -> None:
+        for up in link.changes():
+            if up:
+                link.send(self._hello(link))
+            elif link.incarnation is not None:
+                self.happened(w.WorkerCut(link.incarnation), now_s)
+                self._probe(link, now_s)
+
+    def _hello(self, link: Link) -> m.Hello:
+        parts = self._parts
+        offer = self._memory.offer(link.lock_byte) if parts.shared_memory else None
+        return m.Hello(job=self._facts.job, stream=self._facts.stream, incarnation=parts.incarnation, shared=offer)
+
+    def probe(self, now_s: float) -> bool:
+        """Look for proof that silent writers are dead; whether any are left to be looked at again soon."""
+        for worker in self._wants.silent_writers():
+            self._probe(self._by_worker[worker], now_s)
+        return bool(self._wants.silent_writers())
+
+    def _probe(self, link: Link, now_s: float) -> None:
+        if link.incarnation is not None and link.shared and not self._memory.is_locked(link.lock_byte):
+            self._bury(link, now_s, crashed=not link.left)
+
+    def _bury(self, link: Link, now_s: float, *, crashed: bool) -> None:
+        assert link.incarnation is not None
+        self._parts.log.info("worker is gone", worker=link.name, crashed=crashed)
+        self.happened(w.WorkerDead(link.incarnation, crashed), now_s)
+        del self._by_worker[link.incarnation]
+        link.incarnation, link.shared = None, False
+
+    def ask_epochs(self, epochs: Iterable[tuple[int, int]]) -> None:
+        """Ask every worker that is there how many batches these have."""
+        for epoch, group in epochs:
+            query = m.EpochQuery(
+                stream=self._facts.stream, plan_digest=self._facts.plan_digest, epoch=epoch, group=group
+            )
+            for link in self._by_worker.values():
+                link.send(query)
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for link in self._links.values():
+            link.close()
+
+    # --- messages in ---
+
+    def _place(self, link: Link, header: m.Pushed) -> NDArray[np.uint8] | None:
+        """Where the payload that follows belongs; None: nowhere, any more."""
+        one, ticket = link.incarnation, header.ticket
+        if one is None or header.in_slot or not self._wants.expects(one, ticket):
+            return None
+        target = self._wants.target(one, ticket)
+        if target is None or not self._wants.is_needed(one, ticket) or not self._facts.fits(header, target):
+            return None
+        return self._memory.slot(ticket.slot)[: header.nbytes]
+
+    def _welcomed(self, link: Link, message: m.Welcome, _received: int, now_s: float) -> None:
+        if link.incarnation not in (None, message.incarnation):
+            self._bury(link, now_s, crashed=not link.left)
+        link.name, link.incarnation, link.left = message.worker, message.incarnation, False
+        link.shared = message.shared and self._memory.is_locked(link.lock_byte)
+        self._by_worker[message.incarnation] = link
+        way = "shared memory" if link.shared else "TCP"
+        self._parts.log.info("worker serves us", worker=link.name, by=way, reason=message.reason)
+        self.happened(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
+
+    def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float) -> None:
+        if link.incarnation is None or not self._wants.expects(link.incarnation, header.ticket):
+            self._wants.counts.stale += 1
+            return
+        self._headers[header.ticket.slot] = header
+        valid = self._is_valid(link.incarnation, header, received)
+        self.happened(w.Arrived(link.incarnation, header.ticket, valid), now_s)
+
+    def _is_valid(self, worker: int, header: m.Pushed, received: int) -> bool:
+        if not self._wants.is_needed(worker, header.ticket):
+            return True  # a second answer: nobody will look at it
+        target = self._wants.target(worker, header.ticket)
+        if target is None or not self._facts.fits(header, target):
+            return False
+        if header.in_slot and not self._parts.verify:
+            return True
+        payload = self._memory.slot(header.ticket.slot)[: header.nbytes]
+        return (header.in_slot or received == header.nbytes) and digest64(payload.data) == header.digest
+
+    def _unbuilt(self, link: Link, message: m.Unbuilt, _received: int, now_s: float) -> None:
+        if link.incarnation is None or not self._wants.expects(link.incarnation, message.ticket):
+            return
+        forgotten, draining = message.code == "unknown", message.code == "draining"
+        if forgotten:
+            link.send(self._hello(link))
+        link.left = link.left or draining
+        error = RefusedError(
+            code=message.code,
+            expected=message.expected,
+            got=message.got,
+            where=message.where,
+            remedy=message.remedy,
+        )
+        gave_up = w.GaveUp(link.incarnation, message.ticket, None if forgotten else error, passing=draining)
+        self.happened(gave_up, now_s)
+
+    def _cancelled(self, link: Link, message: m.Cancelled, _received: int, now_s: float) -> None:
+        if link.incarnation is not None and self._wants.expects(link.incarnation, message.ticket):
+            self.happened(w.GaveUp(link.incarnation, message.ticket, None), now_s)
+
+    def _ponged(self, link: Link, message: m.Pong, _received: int, now_s: float) -> None:
+        if link.incarnation is not None:
+            self.happened(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
+
+    def _epoch_known(self, _link: Link, message: m.EpochAnswer, _received: int, _now_s: float) -> None:
+        self._parts.learn_epoch(message)
+
+    def _refused(self, link: Link, message: m.Refused, _received: int, _now_s: float) -> None:
+        where = f"worker at {link.endpoint}"
+        self._parts.fail(
+            RefusedError(
+                code=message.code, expected=message.expected, got=message.got, where=where, remedy=message.remedy
+            )
+        )
+
+    def _stray(self, link: Link, _message: m.Message, _received: int, _now_s: float) -> None:
+        link.garbage += 1
+
+    _doors: ClassVar[dict[type, Callable[..., None]]] = dict.fromkeys(m.KINDS.values(), _stray) | {
+        m.Welcome: _welcomed,
+        m.Pushed: _pushed,
+        m.Unbuilt: _unbuilt,
+        m.Cancelled: _cancelled,
+        m.Pong: _ponged,
+        m.EpochAnswer: _epoch_known,
+        m.Refused: _refused,
+    }
+
+    # --- decisions carried out ---
+
+    def happened(self, event: w.Event, now_s: float) -> None:
+        """Tell `wants`, and carry out its orders; what comes of them is told in turn."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # the call that is at work carries on with it
+        while self._events:
+            for order in self._wants.handle(self._events[0], now_s):
+                self._orders[type(order)](self, order)
+            self._events.popleft()
+
+    def _send_want(self, order: w.SendWant) -> None:
+        position = order.target.position
+        want = m.Want(
+            job=self._facts.job,
+            stream=self._facts.stream,
+            epoch=position.epoch,
+            number=order.target.number,
+            empty=order.target.empty,
+            group=position.group,
+            plan_digest=self._facts.plan_digest,
+            attempt=min(order.attempt, 1000),
+            trainer=self._parts.incarnation,
+            worker=order.worker,
+            ticket=order.ticket,
+            in_slot=order.in_slot,
+            urgent=order.urgent,
+        )
+        if not self._by_worker[order.worker].send(want):
+            self._events.append(w.WorkerCut(order.worker))
+
+    def _send_cancel(self, order: w.SendCancel) -> None:
+        self._by_worker[order.worker].send(m.Cancel(ticket=order.ticket))
+
+    def _send_ping(self, order: w.SendPing) -> None:
+        self._by_worker[order.worker].send(m.Ping(number=order.number))
+
+    def _deliver(self, order: w.Deliver) -> None:
+        self._parts.handover.deliver(order.seq, Item(order.target, order.slot, self._headers.pop(order.slot)))
+
+    def _retract(self, order: w.Retract) -> None:
+        item = self._parts.handover.retract(order.seq)
+        if item is not None:
+            self._parts.ledger.drop(item.slot)
+        self._events.append(w.Retracted(order.seq, item.slot if item else None))
+
+    def _fail(self, order: w.Fail) -> None:
+        self._parts.fail(order.error)
+
+    _orders: ClassVar[dict[type, Callable[..., None]]] = {
+        w.SendWant: _send_want,
+        w.SendCancel: _send_cancel,
+        w.SendPing: _send_ping,
+        w.Deliver: _deliver,
+        w.Retract: _retract,
+        w.Fail: _fail,
+    }
