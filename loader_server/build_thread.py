@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,8 @@ class Job:
     want: Want
     buffer: Callable[[int], NDArray[np.uint8]]
     cancelled: bool = False
-    prepared: Future[Prepared] = field(default_factory=Future)
+    #: None where there is nothing to read ahead.
+    prepared: Future[Prepared] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class BuildThread:
     def submit(self, job: Job) -> None:
         """Take a job: reading starts now, building when its turn comes."""
         self.load += 1
-        job.prepared = self._readers.submit(self._builders[job.want.stream].prepare, job.want)
+        builder = self._builders[job.want.stream]
+        if builder.reads:
+            job.prepared = self._readers.submit(builder.prepare, job.want)
         self._jobs.put(job)
 
     def taken(self) -> list[Outcome]:
@@ -104,7 +107,7 @@ class BuildThread:
 
     def _built(self, job: Job) -> Outcome:
         builder = self._builders[job.want.stream]
-        prepared = job.prepared.result()
+        prepared = job.prepared.result() if job.prepared is not None else builder.prepare(job.want)
         culprits: tuple[int, ...] = ()
         if job.want.attempt > 0:
             unknown = [sample for sample in prepared.planned.samples.tolist() if sample not in builder.culprits]

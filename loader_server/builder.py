@@ -1,8 +1,8 @@
 """Builds a batch into a buffer: the one place where samples become rows.
 
 Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
-place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. No
-sockets here.
+place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. A
+source that can write whole batches at once does so, where nothing has to be done to single samples. No sockets here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loader_server.sources.source import Gathering
 from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, ReadError, SampleError
 from shared.hashing import digest64
@@ -55,6 +56,13 @@ class Built:
     masked: int
     digest: int
     build_us: int
+    #: Of these, spent on decoding and transforming; reading went before them.
+    decode_us: int = 0
+    read_us: int = 0
+    #: Rows times padded length of the bucketed key: all, those of samples, those of rows without a sample.
+    cells: int = 0
+    sample_cells: int = 0
+    masked_cells: int = 0
 
 
 class Builder:
@@ -67,6 +75,13 @@ class Builder:
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: Samples that kill the process that decodes them: masked unread.
         self.culprits: frozenset[int] = frozenset()
+        gathers = isinstance(stream.source, Gathering) and not stream.chain.steps
+        self._gathering: Gathering | None = stream.source if gathers else None  # type: ignore[assignment]
+
+    @property
+    def reads(self) -> bool:
+        """Whether preparing a want waits for a disk."""
+        return self._gathering is None
 
     def batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has."""
@@ -96,29 +111,69 @@ class Builder:
         planned = epoch.batch(want.number)
         layout = layout_of(self._stream.fields, planned.shape)
         samples = [] if want.empty else planned.samples.tolist()
-        raw = [
-            b"" if sample in self.culprits else read_patiently(self._stream.source.read, sample) for sample in samples
-        ]
+        raw = self._read(samples) if self.reads else [b""] * len(samples)
         return Prepared(planned, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+
+    def _read(self, samples: Sequence[int]) -> list[bytes]:
+        read = self._stream.source.read
+        return [b"" if sample in self.culprits else read_patiently(read, sample) for sample in samples]
 
     def build(self, want: Want, prepared: Prepared, payload: NDArray[np.uint8]) -> Built:
         """Write the batch into `payload`, all of it."""
         began_ns = time.perf_counter_ns()
         arrays: Any = prepared.layout.arrays(payload)
-        samples = [] if want.empty else prepared.planned.samples.tolist()
-        masked = 0
-        for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
-            values = self._values(want.epoch, sample, raw, arrays)
+        samples = prepared.planned.samples[:0] if want.empty else prepared.planned.samples
+        if self._gathering is not None and self.culprits.isdisjoint(samples.tolist()):
+            masked, decode_ns = self._gather(self._gathering, samples, arrays), 0
+        else:
+            masked, decode_ns = self._fill(want.epoch, samples, prepared.raw, arrays)
+        rows = len(samples)
+        for array in arrays.values():
+            array[rows:] = 0
+        arrays["tag"][rows:] = -1
+        self._clear_gaps(prepared.layout, payload)
+        digest = digest64(payload.data)
+        key = self._stream.settings.length
+        space, length = arrays[key].shape[:2]
+        return Built(
+            rows=rows - masked,
+            masked=masked,
+            digest=digest,
+            build_us=(time.perf_counter_ns() - began_ns) // 1000,
+            decode_us=decode_ns // 1000,
+            read_us=prepared.read_us,
+            cells=space * length,
+            sample_cells=int(arrays[f"{key}_length"].sum()),
+            masked_cells=(space - rows + masked) * length,
+        )
+
+    @staticmethod
+    def _gather(source: Gathering, samples: NDArray[np.int64], arrays: Any) -> int:  # noqa: ANN401 - arrays by key
+        """Let the source write all rows at once; how many of them are masked: none."""
+        source.gather(samples, {key: array[: len(samples)] for key, array in arrays.items()})
+        arrays["weight"][: len(samples)] = 1
+        arrays["tag"][: len(samples)] = samples
+        return 0
+
+    def _fill(
+        self,
+        epoch: int,
+        samples: NDArray[np.int64],
+        raws: Sequence[bytes],
+        arrays: Any,  # noqa: ANN401 - arrays by key
+    ) -> tuple[int, int]:
+        """Write row after row; how many of them are masked, and the nanoseconds of decoding and transforming."""
+        masked = decode_ns = 0
+        for row, (sample, raw) in enumerate(zip(samples.tolist(), raws, strict=True)):
+            began_ns = time.perf_counter_ns()
+            values = self._values(epoch, sample, raw, arrays)
+            decode_ns += time.perf_counter_ns() - began_ns
             if values is None:
                 masked += 1
                 self._mask(arrays, row, sample)
             else:
                 self._write(arrays, row, sample, values)
-        for row in range(len(samples), prepared.planned.shape.rows):
-            self._mask(arrays, row, -1)
-        self._clear_gaps(prepared.layout, payload)
-        digest = digest64(payload.data)
-        return Built(len(samples) - masked, masked, digest, (time.perf_counter_ns() - began_ns) // 1000)
+        return masked, decode_ns
 
     def _values(self, epoch: int, sample: int, raw: bytes, arrays: Any) -> dict[str, NDArray[np.generic]] | None:  # noqa: ANN401
         """The values of one sample; None where it has to be masked."""

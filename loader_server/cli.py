@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,7 @@ def _run(options: argparse.Namespace) -> int:
     from loader_server import indexing
     from loader_server.supervisor import Supervisor, SupervisorSettings
     from shared.sockets import check_endpoint
+    from shared.targets import remove_dead_targets
 
     job = _job(options.job)
     listen = options.listen or job.settings.listen
@@ -132,9 +134,15 @@ def _run(options: argparse.Namespace) -> int:
     workers = options.workers or job.settings.workers or os.cpu_count() or 1
     supervisor = Supervisor(
         SupervisorSettings(
-            job_path=options.job, listen=listen, workers=workers, insecure=options.insecure, log_level=options.log_level
+            job_path=options.job,
+            listen=listen,
+            workers=workers,
+            insecure=options.insecure,
+            log_level=options.log_level,
+            metrics_port=job.settings.metrics_port,
         )
     )
+    remove_dead_targets(job.targets)
     _on_stop(supervisor.stop)
     try:
         supervisor.start()
@@ -191,13 +199,21 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_parent(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="loopback port to serve metrics on; 0: any free one, named in the state folder",
+    )
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
 
 def _coordinator(options: argparse.Namespace) -> int:
+    from loader_server import metrics
     from loader_server.coordinator.service import Coordinator
     from loader_server.processes import end_with_parent, say_ready
+    from shared.exposition import Exposition
     from shared.keys import ServerKeys
     from shared.sockets import check_endpoint
 
@@ -208,14 +224,19 @@ def _coordinator(options: argparse.Namespace) -> int:
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
     coordinator = Coordinator(job, listen, ServerKeys.read(job.keys) if job.keys else None)
     _on_stop(coordinator.stop)
-    say_ready(options.ready_fd, endpoint=coordinator.endpoint)
-    coordinator.run()
+    labels = {"job": job.settings.name, "role": "coordinator"}
+    samples = partial(metrics.coordinator_samples, coordinator)
+    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets):
+        say_ready(options.ready_fd, endpoint=coordinator.endpoint)
+        coordinator.run()
     return 0
 
 
 def _worker(options: argparse.Namespace) -> int:
+    from loader_server import metrics
     from loader_server.processes import end_with_parent, keep_memory, say_ready
     from loader_server.worker import Worker, WorkerSettings
+    from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys
     from shared.sockets import check_endpoint
 
@@ -236,8 +257,11 @@ def _worker(options: argparse.Namespace) -> int:
         )
     )
     _on_stop(lambda: worker.drain(options.drain_seconds))
-    say_ready(options.ready_fd, endpoint=worker.endpoint)
-    worker.run()
+    labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
+    samples = partial(metrics.worker_samples, worker)
+    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets):
+        say_ready(options.ready_fd, endpoint=worker.endpoint)
+        worker.run()
     return 0
 
 

@@ -159,10 +159,11 @@ def plot(plan: Plan, path: Path) -> None:
 def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
     """One block for each bucket of each window: no sample is looked at."""
     counts, rows = plan.window_counts(epoch), plan.recipe.rows
-    groups = groups_needed(counts, rows, group)
+    subs = plan.recipe.limits.subs
+    groups = groups_needed(counts, rows, group, subs)
     windows, buckets = counts.shape
     return _Blocks(
-        samples=taken(counts, groups * rows * group).ravel(),
+        samples=taken(counts, groups * rows * group, subs).ravel(),
         batches=groups.ravel() * group,
         rows=np.tile(rows, windows),
         lengths=np.tile(plan.recipe.survey.edges, windows),

@@ -1,4 +1,4 @@
-"""The quarantine log: each sample that could not be used, once, with the reason, for whoever mends the data.
+"""The quarantine log: each sample that could not be used, once a worker, with the reason, for whoever mends the data.
 
 JSON lines, appended whole, by all workers of a machine to one file.
 """

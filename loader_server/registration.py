@@ -52,7 +52,7 @@ class Registration:
         for frames in drained(self.socket):
             with contextlib.suppress(ProtocolError):
                 culprits = self._take_in(decode(frames[0].buffer), now_s) or culprits
-        if now_s >= self._due_s:
+        if now_s >= self._due_s and not self._left:  # a heartbeat after leaving would register us anew
             sent = self._send(load if self.registered else self._register)
             beat_s = self.heartbeat_timeout_s / 4
             self._due_s = now_s + ((beat_s if self.registered else _PAUSE_S) if sent else _FIRST_PAUSE_S)

@@ -54,7 +54,7 @@ class StreamRecipe:
         """Its transforms, over raw samples whose files all have this rate (0: they differ)."""
         raw = tuple(
             dataclasses.replace(field, per_second=float(rate)) if field.key == "audio" and rate else field
-            for field in SOURCES[self.settings.source].fields
+            for field in SOURCES[self.settings.source].fields(self.source)
         )
         return Chain.make(self.settings.transforms, self.tables, self.where, raw)
 
@@ -83,6 +83,11 @@ class JobFile:
     def state(self) -> Path:
         """Where index, journal and quarantine log live."""
         return self.base / self.settings.state / self.settings.name
+
+    @property
+    def targets(self) -> Path:
+        """Where its processes say where their metrics are."""
+        return self.state / "targets"
 
     @property
     def keys(self) -> Path | None:

@@ -48,6 +48,8 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
+    #: The coordinator's; those of workers follow. 0: any free ports.
+    metrics_port: int = 0
 
 
 class StartError(StokerError):
@@ -98,12 +100,17 @@ class Supervisor:
         return [sys.executable, "-m", "loader_server", role, str(self.settings.job_path), *own, *insecure]
 
     def _coordinator_command(self, listen: str) -> list[str]:
-        return self._base("coordinator", listen)
+        return [*self._base("coordinator", listen), *self._metrics(0)]
+
+    def _metrics(self, offset: int) -> list[str]:
+        first = self.settings.metrics_port
+        return ["--metrics-port", str(first and first + offset)]
 
     def _worker_command(self, number: int) -> Callable[[str], list[str]]:
         def command(listen: str) -> list[str]:
             name = f"{os.uname().nodename}-{number}"
-            return [*self._base("worker", listen), "--name", name, "--coordinator", self.coordinator.listen]
+            own = ["--name", name, "--coordinator", self.coordinator.listen]
+            return [*self._base("worker", listen), *own, *self._metrics(1 + number)]
 
         return command
 

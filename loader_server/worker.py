@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import zmq
 
+from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
 from loader_server.quarantine import Quarantine
@@ -82,10 +83,15 @@ class Worker:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
         self.counts = WorkerCounts()
+        #: The last heartbeat's content: how much there is to do.
+        self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
         self._streams = {name: self._job.open(name) for name in self._job.recipes}
+        self.build_counts = {name: BuildCounts() for name in self._streams}
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
+        #: Rows masked so far, by reason.
+        self.masked_by_reason = self._quarantine.counts
         self._builders = {name: Builder(stream, self._quarantine) for name, stream in self._streams.items()}
         self._waker = Waker()
         self._thread = BuildThread(self._builders, Trial(settings.job_path), self._waker.wake)
@@ -161,17 +167,18 @@ class Worker:
         self._forget_silent(now_s)
 
     def _feed_builder(self) -> None:
-        while self._thread.load < _AHEAD and self._unsent() < self._job.settings.queue_bytes:
+        while self._thread.load < _AHEAD and self.unsent_bytes() < self._job.settings.queue_bytes:
             job = self._queue.take()
             if job is None:
                 return
             self._thread.submit(job)
 
-    def _unsent(self) -> int:
+    def unsent_bytes(self) -> int:
+        """Bytes of batches that were built and are still on their way out by TCP."""
         return sum(nbytes for _, nbytes in self._sending)
 
     def _talk_to_coordinator(self, now_s: float) -> None:
-        load = m.Beat(
+        load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
             waiting=len(self._queue),
@@ -195,7 +202,7 @@ class Worker:
         """The trainer is gone: its jobs are void, its memory is let go once nothing of ours can write there."""
         session = self._sessions[identity]
         for job in self._queue.drop(identity):
-            del session.jobs[job.want.ticket]
+            self._end(session, job)
         for job in session.jobs.values():
             job.cancelled = True
         if not session.jobs:
@@ -361,6 +368,8 @@ class Worker:
     def _answer(self, outcome: Outcome) -> None:
         job = outcome.job
         session = self._sessions.get(job.trainer)
+        if outcome.built is not None and outcome.payload is not None:
+            self.build_counts[job.want.stream].add(outcome.built, outcome.payload.nbytes)
         for sample in outcome.culprits:
             self.log.warning("sample kills its decoder", stream=job.want.stream, sample=sample)
             self._registration.tell(

@@ -20,8 +20,8 @@ __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_r
 #: The protocol's version; see PROTOCOL.md. Raised with every change that an older peer would misread.
 VERSION = 1
 
-#: The longest header or control frame: an `Attached` of 4096 workers and as many shapes has 0.3 MB. Hostile bytes unpack
-#: to 80 times their length at most (empty lists), so this bounds what a frame can cost.
+#: The longest header or control frame: an `Attached` of 4096 workers and as many shapes has 0.3 MB. Hostile bytes
+#: unpack to 80 times their length at most (empty lists), so this bounds what a frame can cost.
 MAX_FRAME = 2**20
 
 

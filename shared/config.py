@@ -32,6 +32,7 @@ __all__ = [
     "choice",
     "duration_s",
     "flag",
+    "label",
     "number",
     "parse_job",
     "read_table",
@@ -47,7 +48,7 @@ _T = TypeVar("_T")
 _Parser = Callable[[object], Any]
 
 
-class _Unfit(Exception):
+class _Unfit(Exception):  # noqa: N818 - a verdict that never leaves this module
     """A value that a parser does not take; the reader adds the place and turns it into a SettingsError."""
 
     def __init__(self, expected: str) -> None:
@@ -67,6 +68,16 @@ def text(value: object) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
         raise _Unfit("a string")
+    return value
+
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def label(value: object) -> str:
+    """A name that may become a folder, a metric's label and a word on a line."""
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        raise _Unfit("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
     return value
 
 
@@ -157,6 +168,13 @@ def duration_s(value: object) -> float:
     return parsed.value * _SECONDS[parsed.unit]
 
 
+def _timeout_s(value: object) -> float:
+    timeout_s = duration_s(value)
+    if not 0.01 <= timeout_s <= 3600:
+        raise _Unfit('a duration from "10 ms" to "1 h"')
+    return timeout_s
+
+
 def byte_count(value: object) -> int:
     """A size such as "2 GiB", in bytes."""
     parsed: Amount = amount(*_BYTES)(value)
@@ -168,7 +186,8 @@ def byte_count(value: object) -> int:
 
 def read_table(kind: type[_T], table: Table, where: str) -> _T:
     """Read one dataclass of settings from one table, refusing unknown and missing keys."""
-    return read_tables((kind,), table, where)[0]
+    one: _T = read_tables((kind,), table, where)[0]
+    return one
 
 
 def read_tables(
@@ -226,7 +245,7 @@ def _nearest(got: object, known: tuple[str, ...]) -> str:
 class JobSettings:
     """The table [job]."""
 
-    name: str = setting(text, "the job's name, in metrics, logs and checkpoints")
+    name: str = setting(label, "the job's name, in metrics, logs and checkpoints")
     seed: int = setting(whole(0), "the number that all orders and augmentations come from", default=0)
     listen: str = setting(text, "the coordinator's endpoint", default="tcp://127.0.0.1:7400")
     group: int = setting(
@@ -239,13 +258,18 @@ class JobSettings:
         text, "folder for index, journal and quarantine log, relative to the job file", default=".stoker"
     )
     heartbeat_timeout_s: float = setting(
-        duration_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
+        _timeout_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
     )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
     )
     keys: str = setting(
         text, "folder with CURVE keys; without it there is no encryption and only loopback is served", default=""
+    )
+    metrics_port: int = setting(
+        whole(0, 65535),
+        "loopback port of the coordinator's metrics, those of this machine's workers follow; 0: any free ports",
+        default=0,
     )
 
 
@@ -285,13 +309,34 @@ def parse_job(toml: str, where: str) -> Job:
                 where=where,
                 remedy="Rename it.",
             )
-    streams = document.get("streams", {})
-    if not streams or not all(isinstance(table, dict) for table in streams.values()):
+    job, streams = document.get("job", {}), document.get("streams", {})
+    if not isinstance(job, dict):
         raise SettingsError(
-            expected="at least one table [streams.<name>]", got="none", where=where, remedy="Add [streams.train]."
+            expected="the table [job]", got=f"job = {job!r}", where=where, remedy='Write [job] and below it name = "…".'
         )
-    settings = read_table(JobSettings, document.get("job", {}), f"{where}, [job]")
+    if not streams or not isinstance(streams, dict) or not all(isinstance(table, dict) for table in streams.values()):
+        raise SettingsError(
+            expected="at least one table [streams.<name>]",
+            got=repr(streams) if streams else "none",
+            where=where,
+            remedy="Add [streams.train].",
+        )
+    _check_names(streams, where)
+    settings = read_table(JobSettings, job, f"{where}, [job]")
     return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+
+
+def _check_names(streams: Mapping[str, Table], where: str) -> None:
+    for name in streams:
+        try:
+            label(name)
+        except _Unfit as unfit:
+            raise SettingsError(
+                expected=f"a stream's name of {unfit.expected}",
+                got=repr(name),
+                where=f"{where}, [streams.<name>]",
+                remedy="Rename the stream.",
+            ) from None
 
 
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
@@ -300,12 +345,12 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
     model = own.get("like")
     if model is None:
         return own
-    if model not in streams or "like" in streams[model] or model == name:
+    if not isinstance(model, str) or model not in streams or "like" in streams[model] or model == name:
         others = ", ".join(f'"{other}"' for other in streams if other != name and "like" not in streams[other])
         place = f"{where}, [streams.{name}], like"
         raise SettingsError(
             expected=f"the name of a stream that is not like another ({others})",
-            got=f'"{model}"',
+            got=repr(model),
             where=place,
             remedy="Name one of these.",
         )

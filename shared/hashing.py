@@ -28,7 +28,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
     """The splitmix64 finaliser of each word under a 64-bit key: a bijection of the words for each key."""
     with np.errstate(over="ignore"):
-        mixed = words.astype(np.uint64) * _GOLDEN + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
+        mixed: Words = words.astype(np.uint64) * _GOLDEN + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
         mixed ^= mixed >> np.uint64(30)
         mixed *= _FIRST
         mixed ^= mixed >> np.uint64(27)

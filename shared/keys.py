@@ -10,6 +10,7 @@ Rules: key material never appears in a repr, a log or a message; without `allowe
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ def make_keys(folder: str | Path) -> None:
     import zmq.auth  # noqa: PLC0415 - only this command needs it
 
     folder = Path(folder)
-    if (folder / "server.key_secret").exists():
+    if any(folder.glob("*.key*")):
         raise SettingsError(
             expected="a folder without keys",
             got="keys are there already",
@@ -80,10 +81,13 @@ def make_keys(folder: str | Path) -> None:
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "allowed").mkdir(exist_ok=True)
-    zmq.auth.create_certificates(folder, "server")
-    zmq.auth.create_certificates(folder, "client")
-    for secret in folder.glob("*.key_secret"):
-        secret.chmod(0o600)
+    # A folder that was there may be open to others: the pairs are made in one that is not, and moved.
+    with tempfile.TemporaryDirectory(dir=folder) as closed:
+        for name in ("server", "client"):
+            for made in zmq.auth.create_certificates(closed, name):
+                path = Path(made)
+                path.chmod(0o600 if path.suffix == ".key_secret" else 0o644)
+                path.replace(folder / path.name)
     (folder / "allowed" / "client.key").write_bytes((folder / "client.key").read_bytes())
 
 

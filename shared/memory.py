@@ -96,15 +96,18 @@ class Attachment:
 
     def _open(self, offer: SharedSlots) -> None:
         size = _PAGE + offer.slots * offer.slot_bytes
-        if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise OSError("the offered file is not sealed: whoever shrinks it would kill this worker")
+        if not _cannot_shrink(self._fd):
+            raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
         if os.fstat(self._fd).st_size != size:
             raise OSError("the offered file has another size than its slots")
-        self._map = mmap.mmap(self._fd, size)
-        if self._map[:16] != offer.nonce:
+        if os.pread(self._fd, 16, 0) != offer.nonce:
             raise OSError("the offered file carries another nonce: another process stands behind that number here")
         lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives") from None
+        self._map = mmap.mmap(self._fd, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
@@ -115,12 +118,17 @@ class Attachment:
         return self._bytes[start : start + nbytes]
 
     def close(self) -> None:
-        """Let go of memory and lock; nothing may write there any more."""
+        """Let go of memory and lock; a view that is still alive keeps both, for it could be written through."""
         if self._fd >= 0:
             del self._bytes
-            with contextlib.suppress(
-                BufferError
-            ):  # a view may still be alive in a traceback; the lock goes all the same
+            with contextlib.suppress(BufferError):
                 self._map.close()
+            del self._map
             os.close(self._fd)
             self._fd = -1
+
+
+def _cannot_shrink(fd: int) -> bool:
+    with contextlib.suppress(OSError):  # what is no memfd has no seals
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    return False

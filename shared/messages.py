@@ -297,7 +297,7 @@ class Culprit(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
-    """All samples known to kill decoders: mask them unread. Answer to `Beat`, and sent when one is found."""
+    """All samples known to kill decoders: mask them unread. Sent when one is found."""
 
     culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**16))
 

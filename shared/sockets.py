@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from shared.keys import ClientKeys, ServerKeys
 
-__all__ = ["Waker", "bind_router", "check_endpoint", "connect_dealer", "drained", "watch_connection"]
+__all__ = [
+    "Waker",
+    "Watched",
+    "bind_router",
+    "check_endpoint",
+    "connect_dealer",
+    "connection_events",
+    "drained",
+    "watch_connection",
+]
 
 #: A payload frame may be as long as the largest slot; headers are bounded by the codec.
 MAX_PAYLOAD = 2**31
@@ -50,7 +59,10 @@ def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool
         expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
         got=f"{endpoint} without keys: anyone who reaches it could feed on it",
         where=where,
-        remedy=f"Name a key directory (keys = …, made with `loader-server keys`), or write --insecure to serve port {port} openly.",
+        remedy=(
+            "Name a key directory (keys = …, made with `loader-server keys`), "
+            f"or write --insecure to serve port {port} openly."
+        ),
     )
 
 
@@ -79,7 +91,7 @@ def _is_loopback(host: str) -> bool:
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
     """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` tells the port that it got."""
     router = context.socket(zmq.ROUTER)
-    _set_common(router)
+    _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -91,7 +103,7 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Se
     except zmq.ZMQError as error:
         router.close()
         raise SettingsError(
-            expected=f"{endpoint} to be free",
+            expected=f"{endpoint} to be free, and an address of this machine",
             got=str(error),
             where="bind",
             remedy="Another loader may run there: stop it, or change `listen`.",
@@ -104,7 +116,7 @@ def connect_dealer(
 ) -> zmq.Socket[bytes]:
     """A DEALER to one peer, under an identity of this incarnation alone."""
     dealer = context.socket(zmq.DEALER)
-    _set_common(dealer)
+    _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.setsockopt(zmq.IMMEDIATE, 1)
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -116,7 +128,9 @@ def connect_dealer(
     return dealer
 
 
-def _set_common(socket: zmq.Socket[bytes]) -> None:
+def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    if "[" in endpoint:
+        socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight, message by message
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -152,8 +166,8 @@ class Waker:
 
     def __init__(self) -> None:
         self._receiving, self._sending = posix.socketpair()
-        self._receiving.setblocking(False)
-        self._sending.setblocking(False)
+        self._receiving.setblocking(False)  # noqa: FBT003 - its only parameter
+        self._sending.setblocking(False)  # noqa: FBT003
 
     def fileno(self) -> int:
         """What the loop polls for reading."""

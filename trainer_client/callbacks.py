@@ -1,8 +1,8 @@
 """`FeedCheckpoint`: the model and the cursor of what it was trained on, committed together and restored together.
 
 Rules it keeps:
-- Counted is what a train step took, never what was read ahead: callbacks of Keras do not know that, so the model's train
-  function is wrapped and given a Python iterator that counts and times.
+- Counted is what a train step took, never what was read ahead: callbacks of Keras do not know that, so the model's
+  train function is wrapped and given a Python iterator that counts and times.
 - A checkpoint is one file, written under another name, synced and renamed: there is a whole one or none. What is torn
   nevertheless fails its checksum and is passed over.
 - Weights, seeds of random layers and the optimizer's state are in it, as plain arrays; nothing is pickled.
@@ -18,7 +18,6 @@ import os
 import time
 import warnings
 import zipfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ import tensorflow as tf
 
 from shared.errors import DataError, SettingsError
 from trainer_client import interrupts
+from trainer_client.tf_dataset import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -76,12 +76,9 @@ class CheckpointFolder:
     def read_last(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]] | None:
         """The newest whole checkpoint, if there is any."""
         for path in reversed(self._paths()):
-            try:
-                with np.load(path, allow_pickle=False) as file:
-                    arrays = {name: file[name] for name in file.files}
-                return arrays, json.loads(bytes(arrays.pop(_RECORD)))
-            except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                warnings.warn(f"Checkpoint {path} is torn ({error}); the one before it is taken.", stacklevel=2)
+            found = _read(path)
+            if found is not None:
+                return found
         return None
 
     def _paths(self) -> list[Path]:
@@ -94,6 +91,17 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
 
+def _read(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]] | None:
+    """A checkpoint, unless it is torn."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(bytes(arrays.pop(_RECORD)))
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        warnings.warn(f"Checkpoint {path} is torn ({error}); the one before it is taken.", stacklevel=3)
+        return None
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -103,10 +111,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Saves model and cursor every `every` batches (None: never) and after each epoch; restores the newest at the start of `fit`.
+    """Saves model and cursor every `every` batches and after each epoch; restores the newest at the start of `fit`.
 
-    `epochs` of `fit` is then absolute: a run that was stopped is continued, a run that was finished trains nothing more.
-    Without a checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's.
+    `epochs` of `fit` is then absolute: a run that was stopped is continued, a finished one trains nothing more. Without
+    a checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's times, and the epoch's
+    logs its `data_wait_s`.
     """
 
     def __init__(self, feed: Feed, folder: str | Path, *, every: int | None = None, keep: int = 3) -> None:
@@ -123,19 +132,21 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._folder = CheckpointFolder(folder, keep)
         self._every = every
         self._pending: dict[str, NDArray[np.generic]] | None = None
-        self._epoch = 0
+        self._epoch = self._feed_epoch = 0
         self._unsaved = 0
         self._watch = _StopWatch()
         self._train_function: Callable[..., Any] | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
         """Restore, and put the counting iterator in."""
+        self._warn_of_replicas()
         self._restore()
         self._wrap()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Start the epoch's clock."""
-        self._epoch = epoch
+        """Start the epoch's clock; `fit` has read where to begin."""
+        self.model._initial_epoch = None  # noqa: SLF001 - see _restore
+        self._epoch, self._feed_epoch = epoch, self._feed.epoch
         self._watch = _StopWatch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -143,10 +154,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.times = self._watch.times()
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
-        self._save(next_epoch=epoch + 1)
+        stopped_inside = self.model.stop_training and self._feed.epoch == self._feed_epoch
+        self._save(next_epoch=epoch if stopped_inside else epoch + 1)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Take the counting iterator out."""
+        self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
         if self._pending is not None:
             raise SettingsError(
@@ -154,19 +167,26 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 where="FeedCheckpoint", remedy="Call or build the model before fit: nothing was left to train.",
             )  # fmt: skip
 
+    def _warn_of_replicas(self) -> None:
+        replicas = ranks_of(self.model.distribute_strategy).replicas
+        if replicas != self._feed.replicas:
+            warnings.warn(
+                f"The model has {replicas} replicas here, and the feed occupies {self._feed.replicas} ranks: batches are "
+                "split or repeated. Use connect(..., strategy=strategy) and feed.distributed(strategy).",
+                stacklevel=2,
+            )
+
     # --- counting ---
 
     def _wrap(self) -> None:
-        self._unwrap()
-        self._train_function = self.model.train_function
+        """In place of the train function, or of what a `fit` left there that ended in an error."""
+        function = self.model.train_function
+        left = getattr(function, "__self__", None)
+        self._train_function = left._train_function if isinstance(left, FeedCheckpoint) else function  # noqa: SLF001
         self.model.train_function = self._train
 
     def _unwrap(self) -> None:
-        """Also after a `fit` that ended in an error and so never came to `on_train_end`."""
-        if self._train_function is not None and self.model.train_function == self._train:
-            self.model.train_function = self._train_function
-        self.model._initial_epoch = None  # noqa: SLF001 - see _restore
-        self._train_function = None
+        self.model.train_function = self._train_function
 
     def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
         """One execution of the train function, over batches that are counted as they are taken."""
@@ -184,7 +204,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
         self._unsaved += taken.count
         if self._every is not None and self._unsaved >= self._every:
-            self._save(next_epoch=self._epoch)
+            self._save(next_epoch=self._epoch + (self._feed.epoch != self._feed_epoch))
         return logs
 
     # --- saving ---
@@ -194,12 +214,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._pending is not None:
             return
         arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
-        record = {
-            "format": 1,
-            "epoch": next_epoch,
-            "feed": self._feed.state(),
-            "dtypes": [v.dtype for v in self._variables()],
-        }
+        record = {"format": 1, "epoch": next_epoch, "feed": self._feed.state()}
         if self.model.distribute_strategy.extended.should_checkpoint:
             self._folder.write(arrays, record)
         self._unsaved = 0
@@ -265,22 +280,13 @@ class _StopWatch:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._wait_s = 0.0
-        self._began_s = time.monotonic()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """What is inside is a wait for data."""
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._wait_s += time.monotonic() - began_s
+        self.wait_s = 0.0
+        self._began_s = time.perf_counter()
 
     def times(self) -> EpochTimes:
         """Until now."""
-        total_s = time.monotonic() - self._began_s
-        return EpochTimes(steps=self.steps, wait_s=self._wait_s, compute_s=total_s - self._wait_s)
+        total_s = time.perf_counter() - self._began_s
+        return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
 
 
 class _Taken:
@@ -298,8 +304,11 @@ class _Taken:
 
     def __next__(self) -> Any:  # noqa: ANN401 - an element
         self.finish()
-        with self._watch.waiting():
-            batch = self._wait_next()
+        began_s = time.perf_counter()
+        batch = self._wait_next()
+        wait_s = time.perf_counter() - began_s
+        self._watch.wait_s += wait_s
+        self._feed.waited(wait_s)
         self._in_step = True
         return batch
 

@@ -1,7 +1,7 @@
 """What an element of a dataset is made of: which arrays of a batch, in which structure.
 
-Rules: each part mirrors what the user names: a key gives a tensor, a tuple of keys a tuple, a mapping a dict. It serves arrays,
-tensors and specs alike, so it must not know TensorFlow.
+Rules: each part mirrors what the user names: a key gives a tensor, a tuple of keys a tuple, a mapping a dict. It serves
+arrays, tensors and specs alike, so it must not know TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Part = str | tuple[str, ...] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """Inputs, targets and weights as `fit` takes them; without any, an element is a dict of all keys, which `map` may change."""
+    """Inputs, targets and weights as `fit` takes them; without any, a dict of all keys, which `map` may change."""
 
     inputs: Part | None = None
     targets: Part | None = None

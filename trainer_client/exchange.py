@@ -38,6 +38,10 @@ __all__ = ["Exchange", "ExchangeParts"]
 #: Lock bytes start here: the nonce lies before them.
 _FIRST_LOCK_BYTE = 16
 
+#: Pause before a Hello that was not answered is said again, and before one that could not be sent is tried again.
+_HELLO_PAUSE_S = 0.5
+_NOT_YET_S = 0.002
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeParts:
@@ -102,11 +106,17 @@ class Exchange:
 
     def _watch(self, link: Link, now_s: float) -> None:
         for up in link.changes():
-            if up:
-                link.send(self._hello(link))
-            elif link.incarnation is not None:
+            link.hello_s = now_s if up else float("inf")
+            if not up and link.incarnation is not None:
                 self.happened(w.WorkerCut(link.incarnation), now_s)
                 self._probe(link, now_s)
+
+    def greet(self, now_s: float) -> float:
+        """Say Hello where it is due; when it is due next. A connection may be up a moment before it takes messages."""
+        for link in self._links.values():
+            if now_s >= link.hello_s:
+                link.hello_s = now_s + (_HELLO_PAUSE_S if link.send(self._hello(link)) else _NOT_YET_S)
+        return min((link.hello_s for link in self._links.values()), default=float("inf"))
 
     def _hello(self, link: Link) -> m.Hello:
         parts = self._parts
@@ -122,6 +132,8 @@ class Exchange:
     def _probe(self, link: Link, now_s: float) -> None:
         if link.incarnation is not None and link.shared and not self._memory.is_locked(link.lock_byte):
             self._bury(link, now_s, crashed=not link.left)
+            if link.connected:  # it had only let go of our memory, because we were away for long
+                link.hello_s = now_s
 
     def _bury(self, link: Link, now_s: float, *, crashed: bool) -> None:
         assert link.incarnation is not None
@@ -138,6 +150,10 @@ class Exchange:
             )
             for link in self._by_worker.values():
                 link.send(query)
+
+    def garbage(self) -> int:
+        """Frames from workers that were no message for us."""
+        return sum(link.garbage for link in list(self._links.values()))
 
     def close(self) -> None:
         """Hang up on all."""
@@ -160,6 +176,7 @@ class Exchange:
         if link.incarnation not in (None, message.incarnation):
             self._bury(link, now_s, crashed=not link.left)
         link.name, link.incarnation, link.left = message.worker, message.incarnation, False
+        link.hello_s = float("inf")
         link.shared = message.shared and self._memory.is_locked(link.lock_byte)
         self._by_worker[message.incarnation] = link
         way = "shared memory" if link.shared else "TCP"
@@ -189,8 +206,9 @@ class Exchange:
         if link.incarnation is None or not self._wants.expects(link.incarnation, message.ticket):
             return
         forgotten, draining = message.code == "unknown", message.code == "draining"
-        if forgotten:
-            link.send(self._hello(link))
+        if forgotten:  # no more wants until it welcomes us again
+            link.hello_s = now_s
+            self.happened(w.WorkerLeft(link.incarnation), now_s)
         link.left = link.left or draining
         error = RefusedError(
             code=message.code,

@@ -9,6 +9,7 @@ sockets, and imports TensorFlow only when asked for a dataset.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -18,15 +19,18 @@ from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
 from trainer_client.batch import Batch, owned
 from trainer_client.course import Position, Seat
+from trainer_client.epoch_account import Accounts, ReadTimes
 from trainer_client.handover import Item, Line
 from trainer_client.receiver import Receiver, ReceiverSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import TracebackType
 
     import tensorflow as tf
 
+    from shared.exposition import Exposition
     from shared.layout import BucketShape, Field
     from trainer_client.handover import Handover
     from trainer_client.stream_facts import StreamFacts
@@ -54,12 +58,15 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     keys: str = "",
     connect_timeout_s: float = 60.0,
     lost_timeout_s: float = 60.0,
+    metrics_port: int | None = None,
+    metrics_targets: str | Path | None = None,
 ) -> Feed:
     """Attach to a stream of a running job.
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
     occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead, within `prefetch_bytes`
-    of buffers.
+    of buffers. With a `metrics_port` (0: any free one) the feed serves its metrics to Prometheus on loopback, and says
+    where in a file in the folder `metrics_targets`.
     """
     if strategy is not None:
         from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
@@ -88,14 +95,23 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             keys=keys,
             connect_timeout_s=connect_timeout_s,
             lost_timeout_s=lost_timeout_s,
-        )
+        ),
+        MetricsSettings(port=metrics_port, targets=metrics_targets),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    """Where metrics are served (None: nowhere), and the folder to say so in."""
+
+    port: int | None = None
+    targets: str | Path | None = None
 
 
 class Feed:
     """A stream's batches for one trainer, and the cursor of what it has trained on."""
 
-    def __init__(self, settings: ReceiverSettings) -> None:
+    def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
         self._receiver = Receiver(settings)
         self._seat = settings.seat
         #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go.
@@ -105,13 +121,23 @@ class Feed:
         self.copied = 0
         self._told_of_copies = False
         self._stated = False
+        self._exposition: Exposition | None = None
         try:
             answer = self._receiver.attach(None)
+            #: What was read and waited for.
+            self.accounts = Accounts(self._facts.fields)
+            self._serve_metrics(metrics)
         except BaseException:
             self.close()
             raise
         self._next_group = answer.next_group
         self._at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+
+    def _serve_metrics(self, settings: MetricsSettings) -> None:
+        if settings.port is not None:
+            from trainer_client.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
+
+            self._exposition = serve(self, self._receiver, port=settings.port, targets=settings.targets)
 
     # --- what the stream is ---
 
@@ -179,8 +205,12 @@ class Feed:
 
     def _step(self) -> None:
         batches = self._batches()
-        one = next(rounds(self._at.number, batches, self._at.group, self._seat.world))
-        self._move(Position(self._at.epoch, one.stop, self._at.group), batches)
+        at = self._at
+        one = next(rounds(at.number, batches, at.group, self._seat.world))
+        self.accounts.trained(at.epoch, at.number)
+        self._move(Position(at.epoch, one.stop, at.group), batches)
+        if one.stop >= batches:
+            self._tell_of(at.epoch, batches)
 
     def _move(self, to: Position, batches: int) -> None:
         self._at = to if to.number < batches else Position(to.epoch + 1, 0, self._next_group)
@@ -188,8 +218,24 @@ class Feed:
 
     def drained(self, reading: Reading) -> None:
         """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
-        if not self.evaluation and self._at == reading.start:
-            self._move(Position(self._at.epoch + 1, 0, self._next_group), 1)
+        start = reading.start
+        if not self.evaluation and self._at != start:
+            return
+        self.accounts.trained(start.epoch, start.number, reading.rounds)
+        self._tell_of(start.epoch, self._receiver.batches(start.epoch, start.group))
+        if not self.evaluation:
+            self._move(Position(start.epoch + 1, 0, self._next_group), 1)
+
+    def _tell_of(self, epoch: int, batches: int) -> None:
+        """An epoch is over: a line for people."""
+        account = self.accounts.close(epoch)
+        if account is not None:
+            line = account.line(now_s=time.perf_counter(), batches=batches)
+            self._receiver.log.info("epoch done", epoch=epoch, **line)
+
+    def waited(self, wait_s: float) -> None:
+        """The training loop waited so long for the data of a step: what counts, where a reader runs ahead of it."""
+        self.accounts.stepped(self._at.epoch, wait_s)
 
     def rounds_left(self) -> int:
         """Rounds from the cursor to the end of its epoch."""
@@ -235,6 +281,7 @@ class Feed:
 
     def _reattach(self, at: Position) -> None:
         self._stated = True
+        self.accounts.forget()
         answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._facts.plan_digest))
         self._next_group = answer.next_group
         self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)
@@ -257,6 +304,9 @@ class Feed:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still looked at stay whole."""
+        exposition, self._exposition = self._exposition, None
+        if exposition is not None:
+            exposition.close(timeout_s)
         self._receiver.close(timeout_s)
 
     def __enter__(self) -> Self:
@@ -274,7 +324,8 @@ class Feed:
         layout = line.facts.layout(header.shape)
         assert layout is not None
         data = line.memory.slot(item.slot)[: layout.nbytes]
-        copied = self._is_short_of_slots()
+        # The reserve serves one head after the other: a consumer that keeps batches must never sit on it.
+        copied = item.slot == line.ledger.reserve or self._is_short_of_slots()
         data = data.copy() if copied else owned(data, _Return(self._receiver.handover, item.slot))
         self._receiver.handover.hand_out(item.slot, copied=copied)
         return Batch(
@@ -334,11 +385,21 @@ class Reading:
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
         item = self._receiver.handover.take(self._line)
-        self._feed.waited_s += time.perf_counter() - began_s
+        taken_s = time.perf_counter()
+        self._feed.waited_s += taken_s - began_s
         if item is None:
             self._feed.drained(self)
             raise StopIteration
-        return self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
+        batch = self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
+        conversion_s = time.perf_counter() - taken_s
+        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
+        self._feed.accounts.read(item.header, batch, times)
+        return batch
+
+    @property
+    def rounds(self) -> int:
+        """Rounds taken so far."""
+        return self._line.taken // self._feed.replicas
 
     def close(self) -> None:
         """End early; moves nothing."""

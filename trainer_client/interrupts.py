@@ -2,8 +2,8 @@
 
 A main thread inside TensorFlow runs no Python, so no signal handler. Python still writes the signal's number to a file
 descriptor at once; a thread of ours reads it there and stops the feeds, whose generators then raise and give the main
-thread back. The first Python that runs there is a constructor of TensorFlow's error, and what is raised in that comes out
-mangled as RuntimeError: our handler is Python's own, except that it waits until such a constructor is left.
+thread back. The first Python that runs there is a constructor of TensorFlow's error, and what is raised in that comes
+out mangled as RuntimeError: our handler is Python's own, except that it waits until such a constructor is left.
 
 Rules: only feeds that the main thread began to watch; only where SIGINT has Python's handler or ours (whoever installs
 another decides alone); the descriptor's bytes go on to its previous owner; both are put back with the last feed.
@@ -80,7 +80,7 @@ def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame in which an exception is not lost: in a finaliser, or in an error that TensorFlow is making, it is."""
+    """The innermost frame in which an exception is not lost: in a finaliser and in an error of TensorFlow's it is."""
     outside = frame
     while frame is not None:
         name, path = frame.f_code.co_name, frame.f_code.co_filename

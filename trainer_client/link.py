@@ -43,6 +43,8 @@ class Link:
         self.name = endpoint
         self.incarnation: int | None = None
         self.connected = False
+        #: When to say Hello (again); it is answered by Welcome.
+        self.hello_s = float("inf")
         self.shared = False
         self.left = False
         self.garbage = 0

@@ -1,8 +1,8 @@
-"""Losses that masked rows do not change: not the value, not the gradient, not even where a masked row's own loss is not finite.
+"""Losses that masked rows change in neither value nor gradient, even where a masked row's own loss is not finite.
 
-Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or with none) weigh
-as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity times zero is no
-number in a gradient either. Under a strategy a mean is a replica's share: the shares' sum, which Keras takes, is the mean.
+Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or with none)
+weigh as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity times
+zero is no number in a gradient either. Under a strategy a mean is a replica's share: their sum, which Keras takes, is it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
 class CTC(RowLoss):
     """Connectionist temporal classification for `compile`.
 
-    Targets are padded with the blank, 0, so labels count from 1; outputs are logits, with `blank_after` where rows differ in length.
+    Targets are padded with the blank, 0, so labels count from 1; outputs are logits, through `blank_after` where rows
+    differ in length.
     """
 
     def __init__(self, name: str = "ctc") -> None:
@@ -85,7 +86,7 @@ def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
 
 
 def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors
-    """Logits whose frames past each row's length are surely blank: the loss of all frames is then that of the row's own."""
+    """Logits whose frames past each row's length are surely blank: the loss is then that of the row's own frames."""
     shape = tf.shape(logits)
     own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
     blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)

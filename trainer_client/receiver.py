@@ -108,10 +108,10 @@ class Receiver:
         self._notes: deque[Callable[[float], None]] = deque()
         self.handover = Handover(self._waker.wake, lambda line: self._post(lambda now_s: self._focus(line, now_s)))
         self._line: _Line | None = None
-        self._group = 1
+        self._stood: Cursor | None = None
         self._attaching: Future[Attached] | None = None
         self._epoch_asks: dict[tuple[int, int], list[Future[int]]] = {}
-        self._epochs_due_s = self._beat_s = self._tick_s = 0.0
+        self._epochs_due_s = self._beat_s = self._tick_s = self._hello_s = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="stoker-receiver", daemon=True)
         self._thread.start()
@@ -123,6 +123,10 @@ class Receiver:
         """What attaching made; present once `attach` has returned."""
         assert self._line is not None
         return self._line
+
+    def garbage(self) -> int:
+        """Frames from workers that were no message for us."""
+        return self._exchange.garbage() if self._exchange is not None else 0
 
     def attach(self, cursor: Cursor | None) -> Attached:
         """Attach (again) at a cursor; the coordinator's answer."""
@@ -210,6 +214,7 @@ class Receiver:
                 self._from_coordinator(message, now_s)
         if self._exchange is not None:
             self._exchange.serve(ready, now_s)
+            self._hello_s = self._exchange.greet(now_s)
             self._keep_books(now_s)
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
@@ -221,7 +226,7 @@ class Receiver:
         if attach_s is not None:
             ends.append(attach_s)
         if self._exchange is not None:
-            ends.append(self._tick_s)
+            ends += [self._tick_s, self._hello_s]
         return max(0, int(1000 * (min(ends) - now_s)) + 1)
 
     def _tick(self, exchange: Exchange, now_s: float) -> None:
@@ -295,9 +300,8 @@ class Receiver:
 
     def _refused(self, message: m.Refused, now_s: float) -> None:
         if message.code == "unknown":  # a coordinator that came back without knowing us
-            epoch, number = self.trained_to
-            cursor = m.Cursor(epoch, number, self._group, self.line.facts.plan_digest)
-            self._control.attach(cursor, now_s)
+            # Where it stood at its last attaching, as the other ranks do: by now each is at another step.
+            self._control.attach(self._stood, now_s)
             return
         error = RefusedError(
             code=message.code,
@@ -319,11 +323,11 @@ class Receiver:
         if line.facts.plan_digest != cursor.plan_digest:
             self._fail(_other_plan(line.facts.plan_digest, cursor.plan_digest))
             return
-        self._group, line.road.next_group = cursor.group, message.next_group
+        line.road.next_group = message.next_group
         line.road.learn(cursor.epoch, cursor.group, message.batches)
         attaching, self._attaching = self._attaching, None
         if attaching is not None:
-            self.trained_to = (cursor.epoch, cursor.number)
+            self._stood, self.trained_to = cursor, (cursor.epoch, cursor.number)
             attaching.set_result(message)
 
     def _set_up(self, line: _Line) -> None:

@@ -3,9 +3,9 @@
 Rules it keeps:
 - A batch enters TensorFlow without a copy: arrays are handed on as they are, and slots that TensorFlow still holds come
   back through `flush_references`, so that a feed is never waited for in vain.
-- Reading moves no cursor. A pass over the feed's own dataset that was consumed to its end counts as trained on, if nobody
-  counted meanwhile: at once where the consumer is Python, else when the dataset is next iterated. What was read ahead does
-  not count, nor what is derived from the dataset (`take`, `map`, an `adapt` on such).
+- Reading moves no cursor. A pass over the feed's own dataset that was consumed to its end counts as trained on, if
+  nobody counted meanwhile: at once where the consumer is Python, else when the dataset is next iterated. What was read
+  ahead does not count, nor what is derived from the dataset (`take`, `map`, an `adapt` on such).
 - The dataset ends in an explicit prefetch: without one TensorFlow injects its own and runs 16 elements ahead.
 
 It must not know sockets, slots or plans: it sees a feed only.
@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-# Not public, but nothing public lets a dataset say how long it is at most, or its iteration be seen (2.18 to 2.21 alike).
+# Not public, but nothing public lets a dataset say its longest length, or its iteration be seen (2.18 to 2.21 alike).
 from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from shared.errors import SettingsError
+from shared.logs import Log
 from trainer_client import interrupts
 from trainer_client.elements import Elements, masked_batches, shapes_of
 
@@ -39,6 +40,7 @@ __all__ = ["FeedDataset", "Ranks", "distributed", "flush_references", "make", "r
 #: Elements that wait behind the step that runs: one hides the next read, one evens out shapes of different size.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
+_LOOKS = 2  # an adapt and one more; the third pass of a training run is too late to warn
 
 
 def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields of Elements
@@ -51,7 +53,7 @@ def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields o
     elements = _prepared(feed, form)
     counting = _Counting(feed)
     counted = _pipeline(_Openings(feed, elements, counting), _accelerator())
-    return FeedDataset(counting, counted, _pipeline(_Openings(feed, elements, None), None))
+    return FeedDataset(counting, counted, _pipeline(_Openings(feed, elements, _Derived(feed)), None))
 
 
 def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
@@ -77,8 +79,8 @@ def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> An
 def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
     feed.on_short_of_slots = flush_references
     interrupts.watch(feed)
-    # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every dataset
-    # to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
+    # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every
+    # dataset to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
     for message in ("Your input ran out of data", "`shuffle=True` was passed"):
         warnings.filterwarnings("ignore", message=message, module=r"keras\.src\.trainers")
     return Elements(**form)
@@ -106,21 +108,20 @@ class _Openings:
 
     feed: Feed
     elements: Elements
-    counting: _Counting | None
+    witness: _Counting | _Derived
 
     def __call__(self) -> _Pass:
         reading = self.feed.open()
-        if self.counting is not None:
-            self.counting.opened(reading)
-        return _Pass(reading, self.elements)
+        self.witness.opened(reading)
+        return _Pass(reading, self)
 
 
 class _Pass:
-    """One pass; unlike a generator it keeps raising what stopped it, for TensorFlow may ask again and an error is no end."""
+    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow may ask again, and an error is no end."""
 
-    def __init__(self, reading: Reading, elements: Elements) -> None:
+    def __init__(self, reading: Reading, openings: _Openings) -> None:
         self._reading = reading
-        self._elements = elements
+        self._openings = openings
         self._error: BaseException | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -130,8 +131,9 @@ class _Pass:
         if self._error is not None:
             raise self._error
         try:
-            return self._elements.of(next(self._reading))
+            return self._openings.elements.of(next(self._reading))
         except StopIteration:
+            self._openings.witness.read_to_end(self._reading)
             raise
         except BaseException as error:
             self._error = error
@@ -160,18 +162,42 @@ class _Counting:
         """The iterator was asked."""
         self._reading = reading
 
+    def read_to_end(self, reading: Reading) -> None:
+        """Nothing to count: what was read may still be on its way to the consumer."""
+
     def ended(self) -> None:
         """Its consumer has seen the end."""
         reading, self._reading = self._reading, None
-        if reading is not None:
+        if reading is not None and not self.feed.evaluation:
             self.feed.drained(reading)
 
     def settle(self) -> None:
-        """A consumer inside a graph is not seen: whether it left anything is asked once it cannot want it any more."""
+        """A consumer inside a graph is not seen: whether it left anything is asked when it cannot want it any more."""
         if self._reading is None or self.feed.evaluation or self.feed.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
             self.ended()
+
+
+class _Derived:
+    """Notices that what is derived from a feed's dataset is trained on uncounted: all epochs would be the same."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._starts: list[Any] = []
+
+    def opened(self, reading: Reading) -> None:
+        """Looking is free."""
+
+    def read_to_end(self, reading: Reading) -> None:
+        """Once is a look as well; over and over from one cursor looks like training."""
+        self._starts.append(reading.start)
+        if self._starts == [reading.start] * _LOOKS and not self._feed.evaluation:
+            Log("trainer").warning(
+                "datasets derived from a feed's own are read again and again, and count nothing: to train on one, use "
+                "FeedCheckpoint or feed.trained(), or give the mapping to feed.dataset(map=...)",
+                times=_LOOKS,
+            )
 
 
 class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # TensorFlow has no types
@@ -203,8 +229,8 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         if replicas > 1 and not self._warned:
             self._warned = True
             _warn(
-                f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are not one "
-                "for each replica. Use feed.distributed(strategy)."
+                f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are not "
+                "one for each replica. Use feed.distributed(strategy)."
             )
 
 
@@ -248,7 +274,7 @@ def _warn(message: str) -> None:
 
 
 class _Flusher:
-    """A thread that runs a tiny eager op when asked: on entering TensorFlow, arrays that it no longer needs are dropped."""
+    """A thread that runs a tiny eager op when asked: on entering TensorFlow, arrays that it needs no more are dropped."""
 
     def __init__(self) -> None:
         self._asked = threading.Semaphore(0)

@@ -1,20 +1,21 @@
 """Which batch is asked of which worker, and when again: every decision of a trainer, without a socket or a clock.
 
 One door: `handle(event, now_s) -> instructions`. Rules, each from an interleaving that failed without it:
-- A want goes to the worker with the least unanswered work; never twice to one that already has it or refused it.
+- A want goes to the worker that should be through with its unanswered work first; never twice to one that already has
+  it or refused it.
 - Silent is suspect, not dead: a silent worker gets nothing new, its wants are asked elsewhere in the order of the
   line, and what it still pushes counts if it is the first valid answer. Each further asking of one want waits twice
   as long as the last.
 - Its slots stay out of the pool until it answers or is proved dead (see ledger).
 - A proved death raises `attempt` of the wants that the worker held: the next builder builds them in a child process.
 - The head of the line always has a slot: the furthest ready batch makes room, else the reserve slot serves, by TCP.
+- A worker with nothing to do takes over wants that another one has not begun and will not soon.
 - At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
 It must not know messages, sockets, memory or TensorFlow.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,9 @@ __all__ = [
 
 #: At most one want in so many is asked of a second worker although the first is well.
 HEDGED_SHARE = 20
+
+#: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
+_QUICKEST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +254,6 @@ class Fail:
 Instruction = SendWant | SendCancel | SendPing | Deliver | Retract | Fail
 
 
-class _Health(enum.Enum):
-    LIVE = "live"
-    SUSPECT = "suspect"
-    LEAVING = "leaving"
-
-
 @dataclass(slots=True)
 class _Ask:
     seq: int
@@ -263,6 +261,8 @@ class _Ask:
     sent_s: float
     #: The last ping that was sent before this want: an answer to a later one must list it.
     after_ping: int
+    #: Its batch is already held to be one that may kill.
+    blamed: bool = False
 
 
 @dataclass(slots=True)
@@ -271,9 +271,23 @@ class _Worker:
     in_slot: bool
     heard_s: float
     pinged_s: float
-    health: _Health = _Health.LIVE
-    pings: int = 0
+    #: About how long it takes for one want, and when its last answer came.
+    service_s: float = 0.0
+    answered_s: float = 0.0
+    #: Nothing came from it for too long, or its connection is gone.
+    silent: bool = False
+    #: It takes nothing new.
+    leaving: bool = False
     asks: dict[Ticket, _Ask] = field(default_factory=dict)
+
+    def pace_s(self, now_s: float) -> float:
+        """Seconds a want, counting how long the one in hand takes already."""
+        oldest_s = min((ask.sent_s for ask in self.asks.values()), default=now_s)
+        return max(self.service_s, now_s - max(oldest_s, self.answered_s), _QUICKEST_S)
+
+    @property
+    def live(self) -> bool:
+        return not self.silent and not self.leaving
 
 
 @dataclass(slots=True)
@@ -301,6 +315,7 @@ class WantCounts:
     rejected: int = 0
     lost_on_the_way: int = 0
     retracted: int = 0
+    taken_over: int = 0
     suspected: int = 0
 
 
@@ -316,7 +331,11 @@ class Wants:
         self._head = 0
         self._end = 0
         self._usual_answer_s = 0.0
+        #: Counted over all workers: one that is buried too early and comes back must not meet its old numbers again.
+        self._pings = 0
+        self._ticked_s = float("inf")
         self._alone_since_s: float | None = None
+        self._failed = False
         self._tried: dict[str, str] = {}
         self._retracting: set[int] = set()
         self._out: list[Instruction] = []
@@ -341,7 +360,10 @@ class Wants:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take in a fact; what is to be done now."""
         self._doors[type(event)](event, now_s)  # type: ignore[operator]
+        self._hedge(now_s)
         self._ask(now_s)
+        self._rebalance(now_s)
+        self._watch_head(now_s)
         out, self._out = self._out, []
         return out
 
@@ -351,8 +373,7 @@ class Wants:
 
     def is_needed(self, worker: int, ticket: Ticket) -> bool:
         """Whether an expected batch would still be used."""
-        entry = self._entries.get(self._workers[worker].asks[ticket].seq)
-        return entry is not None and not entry.ready
+        return self._is_open(self._workers[worker].asks[ticket].seq)
 
     def target(self, worker: int, ticket: Ticket) -> Target | None:
         """What the ticket was lent for, if it is still wanted."""
@@ -372,7 +393,7 @@ class Wants:
         return [
             one
             for one, worker in self._workers.items()
-            if worker.health is not _Health.LIVE and any(ask.in_slot for ask in worker.asks.values())
+            if not worker.live and any(ask.in_slot for ask in worker.asks.values())
         ]
 
     # --- workers ---
@@ -382,47 +403,52 @@ class Wants:
         if known is None:
             self._workers[event.worker] = _Worker(event.name, event.in_slot, heard_s=now_s, pinged_s=now_s)
         else:  # the same incarnation after a cut: what it still holds it will list in its next pong
-            known.health, known.heard_s, known.in_slot = _Health.LIVE, now_s, event.in_slot
+            known.silent, known.leaving, known.heard_s, known.in_slot = False, False, now_s, event.in_slot
         self._tried[event.name] = "alive"
 
     def _heard(self, event: Heard, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is not None:
-            worker.heard_s = now_s
-            if worker.health is _Health.SUSPECT:
-                worker.health = _Health.LIVE
-                self._tried[worker.name] = "alive"
+            worker.heard_s, worker.silent = now_s, False
+            self._tried[worker.name] = "leaving" if worker.leaving else "alive"
 
     def _worker_dead(self, event: WorkerDead, now_s: float) -> None:
-        worker = self._workers.pop(event.worker, None)
+        worker = self._workers.get(event.worker)
         if worker is None:
             return
         self._tried[worker.name] = "died" if event.crashed else "left"
-        for ticket, ask in worker.asks.items():
-            self._ledger.release(ticket)
-            entry = self._entries.get(ask.seq)
-            if entry is not None:
-                entry.attempt += event.crashed
-                entry.askers.discard(event.worker)
+        self._void(event.worker, list(worker.asks), suspicious=event.crashed)
+        del self._workers[event.worker]
 
     def _worker_cut(self, event: WorkerCut, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
         self._suspect(worker)
-        for ticket in [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]:
+        by_tcp = [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]
+        # It may have died of one of these: whoever is asked next must know before proof is there, if it ever is.
+        self._void(event.worker, by_tcp, suspicious=not worker.leaving)
+        for ask in worker.asks.values():
+            entry = self._entries.get(ask.seq)
+            if entry is not None and not ask.blamed and not worker.leaving:
+                ask.blamed = True
+                entry.attempt += 1
+
+    def _void(self, one: int, tickets: list[Ticket], *, suspicious: bool) -> None:
+        """No answer will come to these."""
+        for ticket in tickets:
             self._ledger.release(ticket)
-            _, entry = self._close(event.worker, ticket)
+            ask, entry = self._close(one, ticket)
             if entry is not None:
-                entry.attempt += 1  # it may have died of this batch, and nobody will tell
+                entry.attempt += suspicious and not ask.blamed
 
     def _worker_left(self, event: WorkerLeft, now_s: float) -> None:
         if event.worker in self._workers:
-            self._workers[event.worker].health = _Health.LEAVING
+            self._workers[event.worker].leaving = True
 
     def _suspect(self, worker: _Worker) -> None:
-        if worker.health is _Health.LIVE:
-            worker.health = _Health.SUSPECT
+        if not worker.silent:
+            worker.silent = True
             self._tried[worker.name] = "silent"
             self.counts.suspected += 1
 
@@ -436,7 +462,6 @@ class Wants:
             self._ledger.release(event.ticket)
             if entry is not None:
                 entry.refused[event.worker] = _wrong_bytes(self._workers[event.worker].name, entry.target)
-                self._give_up_if_nobody_is_left(entry)
             return
         if entry is None or entry.ready:
             self.counts.stale += 1
@@ -446,6 +471,10 @@ class Wants:
         entry.ready = True
         answer_s = now_s - ask.sent_s
         self._usual_answer_s += 0.1 * (answer_s - self._usual_answer_s) if self._usual_answer_s else answer_s
+        worker = self._workers[event.worker]
+        service_s = now_s - max(ask.sent_s, worker.answered_s)
+        worker.service_s += 0.3 * (service_s - worker.service_s) if worker.service_s else service_s
+        worker.answered_s = now_s
         self._out.append(Deliver(ask.seq, event.ticket.slot, entry.target))
         self._cancel_asks(ask.seq)
 
@@ -453,18 +482,10 @@ class Wants:
         self._heard(Heard(event.worker), now_s)
         _, entry = self._close(event.worker, event.ticket)
         self._ledger.release(event.ticket)
-        if entry is not None and event.error is not None and not entry.ready:
+        if event.passing:
+            self._workers[event.worker].leaving = True
+        elif entry is not None and event.error is not None:
             entry.refused[event.worker] = event.error
-            if event.passing:
-                self._workers[event.worker].health = _Health.LEAVING
-            else:
-                self._give_up_if_nobody_is_left(entry)
-
-    def _give_up_if_nobody_is_left(self, entry: _Entry) -> None:
-        """An error is elsewhere's chance, but not an endless one: when every worker refused, the job stops."""
-        others = {one for one, worker in self._workers.items() if worker.health is not _Health.LEAVING}
-        if others <= entry.refused.keys() and not entry.ready:
-            self._out.append(Fail(list(entry.refused.values())[-1]))
 
     def _held(self, event: Held, now_s: float) -> None:
         self._heard(Heard(event.worker), now_s)
@@ -478,11 +499,13 @@ class Wants:
                 self._close(event.worker, ticket)
 
     def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
-        """The ticket is answered, or void."""
+        """The ticket is answered, or void; a want that nobody holds any more need not wait to be asked again."""
         ask = self._workers[one].asks.pop(ticket)
         entry = self._entries.get(ask.seq)
         if entry is not None:
             entry.askers.discard(one)
+            if not entry.askers:
+                entry.again_s = 0.0
         return ask, entry
 
     # --- the line ---
@@ -517,27 +540,40 @@ class Wants:
 
     def _ticked(self, event: Ticked, now_s: float) -> None:
         timeout_s = self._settings.heartbeat_timeout_s
+        away = now_s - self._ticked_s > timeout_s / 2
+        self._ticked_s = now_s
         for one, worker in self._workers.items():
+            if away:  # it was us who did not look: nobody is silent for that
+                worker.heard_s = now_s
             if now_s - worker.heard_s > timeout_s:
                 self._suspect(worker)
             if now_s - worker.pinged_s >= timeout_s / 4:
-                worker.pings += 1
+                self._pings += 1
                 worker.pinged_s = now_s
-                self._out.append(SendPing(one, worker.pings))
-        self._watch_loneliness(now_s)
-        self._hedge(now_s)
-        head = self._entries.get(self._head)
-        if head is not None and head.refused:
-            self._give_up_if_nobody_is_left(head)
+                self._out.append(SendPing(one, self._pings))
 
-    def _watch_loneliness(self, now_s: float) -> None:
-        waiting = self._head in self._entries and not self._entries[self._head].ready
-        if not waiting or any(worker.health is _Health.LIVE for worker in self._workers.values()):
+    def _watch_head(self, now_s: float) -> None:
+        """A head that nobody could build for long ends the feed; soon, if all workers that are there refused it."""
+        head = self._entries.get(self._head)
+        refused = head.refused if head is not None else {}
+        able = any(worker.live and one not in refused for one, worker in self._workers.items())
+        if self._failed or able or (head is not None and head.ready):
             self._alone_since_s = None
-        elif self._alone_since_s is None:
+            return
+        if self._alone_since_s is None:
             self._alone_since_s = now_s
-        elif now_s - self._alone_since_s > self._settings.lost_timeout_s:
-            self._out.append(Fail(_nobody_left(self._tried, self._settings.lost_timeout_s)))
+        alone_s = now_s - self._alone_since_s
+        settings = self._settings
+        if refused and self._workers and self._workers.keys() <= refused.keys():
+            if alone_s > settings.heartbeat_timeout_s:  # one that is being restarted would be here by now
+                self._fail(list(refused.values())[-1])
+        elif alone_s > settings.lost_timeout_s:
+            nobody = _nobody_left(self._tried, settings.lost_timeout_s)
+            self._fail(list(refused.values())[-1] if refused else nobody)
+
+    def _fail(self, error: StokerError) -> None:
+        self._failed = True
+        self._out.append(Fail(error))
 
     # --- asking ---
 
@@ -545,39 +581,72 @@ class Wants:
         """Ask for what is wanted and not asked of a live worker, in the order of the line, while credit lasts."""
         for seq in range(self._head, min(self._end, self._head + self._settings.prefetch)):
             entry = self._entries[seq]
-            if entry.ready or now_s < entry.again_s:
-                continue
-            if any(self._workers[one].health is not _Health.SUSPECT for one in entry.askers):
+            if entry.ready or now_s < entry.again_s or any(not self._workers[one].silent for one in entry.askers):
                 continue
             if not self._ask_one(seq, entry, now_s):
                 return
 
     def _ask_one(self, seq: int, entry: _Entry, now_s: float) -> bool:
+        """False if there is no slot for it; there is none for later ones either then."""
         chosen = self._least_busy(entry)
         if chosen is None:
             return True
+        silent = bool(entry.askers)
         ticket = self._slot_for(seq)
         if ticket is None:
             return False
-        if entry.askers:  # silence, the second time and later: wait twice as long before the next
+        if silent:  # the second time and later: wait twice as long before the next
             entry.patience_s = 2 * entry.patience_s or self._settings.heartbeat_timeout_s
             entry.again_s = now_s + entry.patience_s
         self._send(seq, chosen, ticket, now_s)
         return True
 
+    def _rebalance(self, now_s: float) -> None:
+        """A worker that has nothing to do takes over what waits longest at another one, but not what that one builds."""
+        for one, idle in self._workers.items():
+            if idle.asks or not idle.live:
+                continue
+            found = self._waiting_longest(one, now_s)
+            ticket = self._ledger.lend() if found is not None else None
+            if found is not None and ticket is not None:
+                donor, given, seq = found
+                self._out.append(SendCancel(donor, given))
+                self.counts.taken_over += 1
+                self._send(seq, one, ticket, now_s)
+
+    def _waiting_longest(self, thief: int, now_s: float) -> tuple[int, Ticket, int] | None:
+        """Of the wants that another worker has not begun, the next in line whose wait there is too long."""
+        enough_s = max(self._settings.hedge_floor_s, 3 * self._workers[thief].pace_s(now_s))
+        found = []
+        for donor, worker in self._workers.items():
+            queue = sorted((ask.sent_s, ask.seq, ticket) for ticket, ask in worker.asks.items())
+            for place, (_, seq, ticket) in enumerate(queue):
+                entry = self._entries.get(seq)
+                if place == 0 or entry is None or entry.ready or entry.askers != {donor} or thief in entry.refused:
+                    continue
+                if place * worker.pace_s(now_s) > enough_s:
+                    found.append((seq, donor, ticket))
+        if not found:
+            return None
+        seq, donor, ticket = min(found)
+        return donor, ticket, seq
+
     def _least_busy(self, entry: _Entry) -> int | None:
+        """The one that should be through first: what it still has to do, at its own pace."""
+        paces = [worker.service_s for worker in self._workers.values() if worker.service_s]
+        usual_s = sum(paces) / len(paces) if paces else _QUICKEST_S
         fit = [
-            (len(worker.asks), worker.name, one)
+            ((len(worker.asks) + 1) * max(worker.service_s or usual_s, _QUICKEST_S), len(worker.asks), worker.name, one)
             for one, worker in self._workers.items()
-            if worker.health is _Health.LIVE and one not in entry.askers and one not in entry.refused
+            if worker.live and one not in entry.askers and one not in entry.refused
         ]
-        return min(fit)[2] if fit else None
+        return min(fit)[3] if fit else None
 
     def _send(self, seq: int, one: int, ticket: Ticket, now_s: float) -> None:
         worker, entry = self._workers[one], self._entries[seq]
         in_slot = worker.in_slot and ticket.slot != self._ledger.reserve
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused)
-        worker.asks[ticket] = _Ask(seq, in_slot, now_s, worker.pings)
+        worker.asks[ticket] = _Ask(seq, in_slot, now_s, self._pings)
         entry.askers.add(one)
         self.counts.asked += 1
         self.counts.asked_again += again
@@ -596,12 +665,27 @@ class Wants:
             self._retracting.add(furthest)
             self._out.append(Retract(furthest))
             return None
-        if self._retracting or self._a_live_worker_holds_a_slot():
+        if self._retracting:
             return None
-        return self._ledger.lend_reserve()
+        return self._ledger.lend_reserve() or self._taken_back()
 
-    def _a_live_worker_holds_a_slot(self) -> bool:
-        return any(worker.asks for worker in self._workers.values() if worker.health is _Health.LIVE)
+    def _taken_back(self) -> Ticket | None:
+        """A slot that a silent worker has, but cannot write into: what it pushes by TCP will be stale."""
+        found = [
+            (self._is_open(ask.seq), -ask.seq, one, ticket)
+            for one, worker in self._workers.items()
+            for ticket, ask in worker.asks.items()
+            if worker.silent and not ask.in_slot
+        ]
+        if not found:
+            return None
+        _, _, one, ticket = min(found, key=lambda each: each[:2])
+        self._void(one, [ticket], suspicious=False)
+        self._out.append(SendCancel(one, ticket))
+        return self._ledger.lend() or self._ledger.lend_reserve()
+
+    def _is_open(self, seq: int) -> bool:
+        return seq in self._entries and not self._entries[seq].ready
 
     def _hedge(self, now_s: float) -> None:
         entry = self._entries.get(self._head)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import CoordinatorState, Fact, Instruction, Keep, Received, Send, Ticked
+from loader_server.coordinator.state import CoordinatorState, Counts, Fact, Instruction, Keep, Received, Send, Ticked
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
@@ -79,11 +79,17 @@ class Coordinator:
         self._router = bind_router(self._context, endpoint, keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.garbage = 0
+        self.journal_errors = 0
+        #: Of each stream: its samples, and how many are left out by reason.
+        self.samples = {name: stream.samples for name, stream in streams.items()}
+        self.left_out = {name: stream.bad_rows | stream.plan.dropped for name, stream in streams.items()}
+        #: How things stood at the last tick: whole, for threads other than the loop's.
+        self.report = self._state.report(time.monotonic())
 
     @property
-    def state(self) -> CoordinatorState:
-        """What it knows, for metrics."""
-        return self._state
+    def counts(self) -> Counts:
+        """What happened so far."""
+        return self._state.counts
 
     def run(self) -> None:
         """Serve until stopped."""
@@ -101,6 +107,7 @@ class Coordinator:
                 if now_s - last_s >= self._tick_s:
                     last_s = time.monotonic()
                     instructions += self._state.handle(Ticked(), now_s)
+                    self.report = self._state.report(now_s)
                 self._carry_out(instructions)
         finally:
             self._close()
@@ -129,6 +136,7 @@ class Coordinator:
             try:
                 self._journal.write(facts)
             except sqlite3.Error as error:
+                self.journal_errors += 1
                 self._log.error("journal cannot be written: progress is not kept", error=str(error))
         for one in instructions:
             if isinstance(one, Send):

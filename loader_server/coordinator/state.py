@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Advanced",
     "CoordinatorState",
+    "Counts",
     "CulpritFound",
     "Fact",
     "GroupFixed",
@@ -40,6 +41,9 @@ _PATIENCE_TIMEOUTS = 2
 
 #: A worker or trainer that has been silent for so many heartbeat timeouts is no member any more.
 _GONE_AFTER = 5
+
+#: No more samples than one message names are known to kill decoders; long before that the data is at fault.
+_MOST_CULPRITS = 2**16
 
 
 class StreamView(Protocol):
@@ -165,7 +169,13 @@ class _Stream:
     group: int = 0
     progress: tuple[int, int] = (0, 0)
     seats: dict[int, _Seat] = field(default_factory=dict)
+    #: Trainers that disagree with the others, since when.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
+    #: Incarnations that a newer one has taken over from; they may not come back.
+    superseded: set[int] = field(default_factory=set)
+
+    def holder(self, rank: int) -> _Seat | None:
+        return next((seat for seat in self.seats.values() if rank in seat.ranks()), None)
 
     def seat_of(self, incarnation: int) -> _Seat | None:
         return next((seat for seat in self.seats.values() if seat.attach.incarnation == incarnation), None)
@@ -250,11 +260,15 @@ class CoordinatorState:
                 f"{attach.rank} + {attach.replicas} > {attach.world}",
                 "Correct rank= or world=.",
             )
+        if attach.incarnation in stream.superseded:
+            holder = stream.holder(attach.rank)
+            return _superseded(attach.rank, holder.attach if holder is not None else None)
         return None
 
     def _cursor(self, attach: m.Attach, stream: _Stream) -> m.Cursor:
         """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
-        group = self._group_setting or stream.group or attach.world
+        # An evaluation stream has no run that a later reader has to fit into: its group is each reader's own world.
+        group = self._group_setting or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
             return m.Cursor(0, 0, group, stream.view.digest)
         said = attach.cursor
@@ -307,15 +321,12 @@ class CoordinatorState:
 
     def _seat(self, peer: bytes, attach: m.Attach, cursor: m.Cursor, now_s: float) -> None:
         stream = self._streams[attach.stream]
-        if not stream.group and not self._group_setting:
-            self._keep(GroupFixed(attach.stream, cursor.group))
-        mine = set(range(attach.rank, attach.rank + attach.replicas))
-        if not stream.view.evaluation:
-            for rank, other in list(stream.seats.items()):
-                if mine & set(other.ranks()) and other.attach.incarnation != attach.incarnation:
-                    self.counts.superseded += 1
-                    del stream.seats[rank]
-                    self._out.append(Send(other.peer, _superseded(other.attach, attach)))
+        if stream.view.evaluation:
+            stream.group = cursor.group
+        else:
+            if not stream.group and not self._group_setting:
+                self._keep(GroupFixed(attach.stream, cursor.group))
+            self._take_over(stream, attach)
         key = attach.incarnation if stream.view.evaluation else attach.rank
         stream.seats[key] = _Seat(
             peer=peer,
@@ -328,8 +339,20 @@ class CoordinatorState:
         self.counts.attaches += 1
         self._out.append(Send(peer, self._attached(attach, cursor, stream)))
 
+    def _take_over(self, stream: _Stream, attach: m.Attach) -> None:
+        """Whoever else has one of these ranks is told to stop, and may not come back."""
+        mine = set(range(attach.rank, attach.rank + attach.replicas))
+        for rank, other in list(stream.seats.items()):
+            if other.attach.incarnation == attach.incarnation:
+                del stream.seats[rank]
+            elif mine & set(other.ranks()):
+                del stream.seats[rank]
+                stream.superseded.add(other.attach.incarnation)
+                self.counts.superseded += 1
+                self._out.append(Send(other.peer, _superseded(other.attach.rank, attach)))
+
     def _attached(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Attached:
-        next_group = self._group_setting or stream.group
+        next_group = self._group_setting or (cursor.group if stream.view.evaluation else stream.group)
         view = stream.view
         return m.Attached(
             job=self._job,
@@ -356,14 +379,9 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Members(workers=self._addresses())))
 
     def _unknown_trainer(self, progress: m.Progress, stream: _Stream | None) -> m.Refused:
-        holder = stream.seats.get(progress.rank) if stream is not None else None
-        if holder is not None:
-            return _refused(
-                "superseded",
-                f"to be the only trainer of rank {progress.rank}",
-                f"a newer one, {holder.attach.name}",
-                "Stop one of them.",
-            )
+        holder = stream.holder(progress.rank) if stream is not None and not stream.view.evaluation else None
+        if stream is not None and (holder is not None or progress.incarnation in stream.superseded):
+            return _superseded(progress.rank, holder.attach if holder is not None else None)
         return _refused(
             "unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again."
         )
@@ -425,7 +443,8 @@ class CoordinatorState:
         worker.heard_s, worker.beat = now_s, beat
 
     def _culprit(self, _peer: bytes, message: m.Culprit, _now_s: float) -> None:
-        if message.culprit not in self._culprits:
+        is_ours = message.culprit.stream in self._streams
+        if is_ours and message.culprit not in self._culprits and len(self._culprits) < _MOST_CULPRITS:
             self._keep(CulpritFound(message.culprit.stream, message.culprit.sample))
             for worker in self._workers.values():
                 self._out.append(Send(worker.peer, m.Culprits(culprits=self._culprit_list())))
@@ -459,6 +478,8 @@ class CoordinatorState:
             self._tell_members()
         for stream in self._streams.values():
             stream.seats = {key: seat for key, seat in stream.seats.items() if now_s - seat.heard_s <= gone_s}
+            since = stream.waiting_since_s
+            stream.waiting_since_s = {one: at_s for one, at_s in since.items() if now_s - at_s <= gone_s}
 
     def _status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=_json(self.report(now_s)))))
@@ -541,10 +562,9 @@ def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | N
     return None
 
 
-def _superseded(old: m.Attach, new: m.Attach) -> m.Refused:
-    return _refused(
-        "superseded", f"to be the only trainer of rank {old.rank}", f"a newer one, {new.name}", "Stop one of them."
-    )
+def _superseded(rank: int, newer: m.Attach | None) -> m.Refused:
+    got = f"a newer one, {newer.name}" if newer is not None else "a newer one"
+    return _refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
 
 
 def _refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:

@@ -1,4 +1,4 @@
-"""The planner: which samples make which batch. See README.md for the ideas; `Plan.make` is the way in."""
+"""The planner: which samples make which batch. `Plan.make` is the way in; plan.py says what a plan promises."""
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch
 from loader_server.planning.plan import PLANNER_VERSION, Plan

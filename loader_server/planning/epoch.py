@@ -163,6 +163,7 @@ class EpochPlan:
             window=window,
             rows=recipe.rows,
             group=self.group,
+            subs=recipe.limits.subs,
             laplace_samples=recipe.settings.laplace_samples,
         )
         if recipe.packed:
@@ -178,13 +179,13 @@ class EpochPlan:
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
-        wanted = dict.fromkeys((recipe.limits.key, *recipe.limits.budgets))
+        wanted = dict.fromkeys(recipe.limits.deciding)
         if not recipe.fixed_shapes:
             wanted |= dict.fromkeys(recipe.survey.others)
         lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
         samples = np.concatenate([np.arange(*span) for span in spans])
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
-        buckets = bucket_of(lengths, recipe.limits, recipe.survey.edges)
+        buckets = bucket_of(lengths, recipe.limits, recipe.survey.edges, recipe.survey.others)
         kept = buckets >= 0
         return Candidates(
             samples=samples[kept],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, Recipe
-from loader_server.planning.fill import groups_needed
+from loader_server.planning.fill import groups_needed, spills_into
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, Pass, arranged, window_count
 from loader_server.planning.packing import BLOCK
@@ -102,11 +102,13 @@ class Plan:
             most_rows = 2 * int((times * recipe.survey.sums).sum()) // int(recipe.survey.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
         elif not recipe.counted:
-            groups = int(counts.sum() // rows.min()) + windows
+            longest = {key: np.array([length]) for key, length in self.buckets[-1].lengths.items()}
+            groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
         elif windows == 1 and recipe.mixture is None:
-            groups = int(groups_needed(counts[None], recipe.rows, group).sum())
+            groups = int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         else:
-            spilled = float((1 - rows[1:] / rows[:-1]).sum())
+            larger = [spills_into(bucket, recipe.limits.subs) for bucket in range(len(rows) - 1)]
+            spilled = float((1 - rows[larger] / rows[:-1]).sum())
             groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
         return -(-groups // recipe.settings.epoch_parts) * group
 
@@ -115,7 +117,9 @@ class Plan:
         way, part, arrangement = self._way(epoch)
         groups = None
         if self.recipe.counted:
-            groups = groups_needed(self._counts(arrangement), self.recipe.rows, group).sum(axis=1)
+            groups = groups_needed(self._counts(arrangement), self.recipe.rows, group, self.recipe.limits.subs).sum(
+                axis=1
+            )
         return EpochPlan(self.recipe, way, arrangement, group).schedule(groups, part)
 
     def total(self, epoch: int) -> int:

@@ -56,6 +56,19 @@ def _limits(value: object) -> Mapping[str, Amount]:
     )
 
 
+def _sub_buckets(value: object) -> Mapping[str, int]:
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, subs),) = value.items()
+        if isinstance(subs, int) and 2 <= subs <= 16:
+            return {str(key): subs}
+    raise SettingsError(
+        expected="a table of one key and a number from 2 to 16",
+        got=repr(value),
+        where="sub_buckets",
+        remedy="Write sub_buckets = { text = 3 }.",
+    )
+
+
 def _weights(value: object) -> tuple[float, ...]:
     if isinstance(value, list) and all(isinstance(item, int | float) and item > 0 for item in value):
         return tuple(float(item) for item in value)
@@ -114,6 +127,9 @@ class PlanSettings:
     cycle: tuple[bool, ...] = setting(
         _flags, "for each source: true to start it over when it is through, false to end the epoch", default=()
     )
+    sub_buckets: Mapping[str, int] | None = setting(
+        _sub_buckets, "a second key, and into how many buckets by its length each bucket is divided", default=None
+    )
     curriculum_epochs: int = setting(whole(0), "the first epochs, in which samples come sorted by length", default=0)
     epoch_parts: int = setting(whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters", default=1)
     largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
@@ -143,6 +159,15 @@ class Limits:
     boundaries: tuple[int, ...]
     #: The most steps of other keys in a batch.
     budgets: Mapping[str, int]
+    #: The key that buckets are divided by once more, and into how many; 1 where there is none.
+    sub_key: str | None
+    subs: int
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The keys whose lengths decide whether a sample takes part, and in which bucket."""
+        subs = () if self.sub_key is None else (self.sub_key,)
+        return tuple(dict.fromkeys((self.key, *self.budgets, *subs)))
 
     @property
     def longest(self) -> int | None:
@@ -179,11 +204,8 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         exact = given.value * _rate(name, given, of, per_second)
         return math.ceil(exact - 1e-6) if up else math.floor(exact + 1e-6)
 
-    if key not in per_second:
-        raise _unknown_key("length", key, per_second)
-    for other in settings.limits or {}:
-        if other not in per_second or other == key:
-            raise _unknown_key(f"limits.{other}", other, per_second)
+    _check_keys(settings, key, per_second)
+    _check_together(settings)
     budget = steps("budget", settings.budget)
     if budget < 1:
         raise SettingsError(
@@ -207,7 +229,33 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         min_length=steps("min_length", settings.min_length, up=True),
         max_length=None if settings.max_length is None else steps("max_length", settings.max_length),
         boundaries=tuple(sorted({int(length) for length in rounded})),
+        sub_key=next(iter(settings.sub_buckets or {}), None),
+        subs=next(iter((settings.sub_buckets or {}).values()), 1),
         budgets={other: steps(f"limits.{other}", most, other) for other, most in (settings.limits or {}).items()},
+    )
+
+
+def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float | None]) -> None:
+    """Every key that a setting names is a padded key of the stream, and not the bucketed one."""
+    if key not in per_second:
+        raise _unknown_key("length", key, per_second)
+    for name, others in (("limits", settings.limits), ("sub_buckets", settings.sub_buckets)):
+        for other in others or {}:
+            if other not in per_second or other == key:
+                raise _unknown_key(f"{name}.{other}", other, per_second)
+
+
+def _check_together(settings: PlanSettings) -> None:
+    """Packed rows have one shape of their own, and plain order has no buckets to divide."""
+    if settings.packing is not None and (settings.shapes != "auto" or settings.pad_to != "bucket"):
+        raise _not_together("packing", f'shapes = {settings.shapes!r}, pad_to = "{settings.pad_to}"')
+    if settings.sub_buckets and (settings.shapes == "none" or settings.packing is not None):
+        raise _not_together("sub_buckets", 'shapes = "none" or packing')
+
+
+def _not_together(name: str, other: str) -> SettingsError:
+    return SettingsError(
+        expected=f"{name} alone", got=f"{name} with {other}", where=name, remedy="Leave one of them out."
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from loader_server.planning.buckets import Costs, Histogram, chosen_boundaries
+from loader_server.planning.buckets import Costs, Histogram, best_boundaries, chosen_boundaries
 from loader_server.planning.order import window_count
 from loader_server.planning.settings import MOST_SHAPES
 from shared.errors import DataError, SettingsError
@@ -102,9 +102,14 @@ class Survey:
 
 
 def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None) -> Survey:
-    """Read all lengths twice: for the histogram, and for each segment's bucket counts."""
-    tell = progress or (lambda _done, _total: None)
+    """Read all lengths twice: for the histogram, and for each segment's bucket counts; once more for sub-buckets."""
     size = int(table.segments[-1])
+    passes = 2 if limits.sub_key is None else 3
+
+    def tell(number: int, done: int) -> None:
+        if progress is not None:
+            progress(number * size + done, passes * size)
+
     histogram, dropped, total = Histogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
@@ -113,12 +118,16 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         kept = lengths[limits.key][reason == len(_REASONS)]
         histogram.add(kept)
         total += int(kept.sum())
-        tell(stop, 2 * size)
+        tell(0, stop)
     lengths_found, samples = histogram.table()
     if not samples.size:
         raise _nothing_left(table, dropped)
     edges = _edges(lengths_found, samples, total, (settings, limits, size))
-    counts, sums, others = _tally(table, limits, edges, lambda done: tell(size + done, 2 * size))
+    subs: dict[str, Integers] = {}
+    if limits.sub_key is not None:
+        subs[limits.sub_key] = _sub_edges(table, limits, edges, lambda done: tell(1, done))
+        edges = np.repeat(edges, limits.subs)
+    counts, sums, others = _tally(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
     return Survey(
         edges=edges,
         others=others,
@@ -130,10 +139,18 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
     )
 
 
-def bucket_of(lengths: Mapping[str, Integers], limits: Limits, edges: Integers) -> Integers:
+def bucket_of(
+    lengths: Mapping[str, Integers], limits: Limits, edges: Integers, others: Mapping[str, Integers]
+) -> Integers:
     """The bucket of each sample, -1 where it takes no part."""
     kept = _reason(lengths, limits) == len(_REASONS)
-    return np.where(kept, np.searchsorted(edges, lengths[limits.key]), -1)
+    bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
+    if limits.sub_key is not None:
+        for sub in range(limits.subs - 1):
+            # Those too long for any bucket are not kept; for them any edge will do.
+            edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
+            bucket += lengths[limits.sub_key] > edge
+    return np.where(kept, bucket, -1)
 
 
 def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
@@ -146,8 +163,8 @@ def _blocks(segments: Integers) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(table: LengthTable, limits: Limits, start: int, stop: int) -> dict[str, Integers]:
-    """The lengths that decide whether a sample takes part."""
-    return {key: table.lengths(key, start, stop) for key in (limits.key, *limits.budgets)}
+    """The lengths that decide whether a sample takes part, and in which bucket."""
+    return {key: table.lengths(key, start, stop) for key in limits.deciding}
 
 
 def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
@@ -181,17 +198,42 @@ def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSe
     return chosen_boundaries(costs, settings.shapes if isinstance(settings.shapes, int) else None, MOST_SHAPES)
 
 
+def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]) -> Integers:
+    """The second key's padded lengths in each sub-bucket: those that pad it least; the last holds all spilled."""
+    assert limits.sub_key is not None
+    found = [Histogram() for _ in edges]
+    for start, stop in _blocks(table.segments):
+        lengths = _lengths(table, limits, start, stop)
+        kept = _reason(lengths, limits) == len(_REASONS)
+        bucket = np.searchsorted(edges, lengths[limits.key])
+        for at, histogram in enumerate(found):
+            histogram.add(lengths[limits.sub_key][kept & (bucket == at)])
+        tell(stop)
+    chosen = np.zeros((len(edges), limits.subs), np.int64)
+    for at, histogram in enumerate(found):
+        values, samples = histogram.table()
+        if values.size:
+            best = values[best_boundaries(np.cumsum(samples), np.maximum(values, 1), limits.subs)[-1]]
+            chosen[at] = np.pad(best, (0, limits.subs - len(best)), mode="edge")
+    chosen[:, -1] = np.maximum.accumulate(chosen[:, -1])
+    return limits.padded(np.maximum(chosen, 1)).ravel()
+
+
 def _tally(
-    table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]
+    table: LengthTable,
+    limits: Limits,
+    buckets_of: tuple[Integers, dict[str, Integers]],
+    tell: Callable[[int], None],
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
     """Each segment's bucket counts and sum of lengths, and each other key's longest sample by bucket."""
+    edges, subs = buckets_of
     segments, buckets = table.segments, len(edges)
     counts = np.zeros((len(segments) - 1, buckets), np.int32)
     sums = np.zeros(len(segments) - 1, np.int64)
-    others = {key: np.zeros(buckets, np.int64) for key in table.keys if key != limits.key}
+    others = {key: np.zeros(buckets, np.int64) for key in table.keys if key not in (limits.key, *subs)}
     for start, stop in _blocks(segments):
         lengths = _lengths(table, limits, start, stop)
-        bucket = bucket_of(lengths, limits, edges)
+        bucket = bucket_of(lengths, limits, edges, subs)
         kept = bucket >= 0
         first, after = np.searchsorted(segments, [start, stop])
         size = int(after - first)
@@ -203,7 +245,7 @@ def _tally(
         for key, longest in others.items():
             np.maximum.at(longest, bucket[kept], table.lengths(key, start, stop)[kept])
         tell(stop)
-    return counts, sums, {key: np.maximum.accumulate(longest) for key, longest in others.items()}
+    return counts, sums, subs | {key: np.maximum.accumulate(longest) for key, longest in others.items()}
 
 
 def _nothing_left(table: LengthTable, dropped: Integers) -> DataError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.fill import groups_needed, taken
+from loader_server.planning.fill import groups_needed, spills_into
 from loader_server.planning.order import Pass, group_order, sample_order
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """How a window is filled: the way of the pass, the window's number, rows of each bucket, group, run of laplace."""
+    """How a window is filled: the way of the pass, the window's number, rows of each bucket, and settings."""
 
     way: Pass
     window: int
     rows: Integers
     group: int
+    subs: int
     laplace_samples: int
 
 
@@ -92,19 +93,29 @@ class WindowPlan:
 
 
 def in_buckets(filling: Filling, given: Candidates, key: str) -> WindowPlan:
-    """Fill buckets: the next in order of length go into each, in the pass's order within it."""
+    """Fill buckets: samples go in by length and the longest spill; within a bucket they are in the pass's order."""
     order = sample_order(filling.way, given.samples, given.cycles)
     by_length = order[_stable_order(given.lengths[key][order])]
     counts = np.bincount(given.buckets, minlength=len(filling.rows))
-    groups = groups_needed(counts[None], filling.rows, filling.group)
-    sizes = taken(counts[None], groups * filling.rows * filling.group)[0]
-    if filling.way.order == "sorted":
-        order = by_length
-    else:
-        bucket = np.empty(len(order), np.int64)
-        bucket[by_length] = np.repeat(np.arange(len(sizes)), sizes)
-        order = order[_stable_order(bucket[order])]
-    return _served(filling, given, order, (groups[0], sizes))
+    groups = groups_needed(counts[None], filling.rows, filling.group, filling.subs)[0]
+    capacity = groups * filling.rows * filling.group
+    bucket, sizes = _filled(given.buckets, by_length, capacity, filling.subs)
+    order = by_length if filling.way.order == "sorted" else order
+    return _served(filling, given, order[_stable_order(bucket[order])], (groups, sizes))
+
+
+def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -> tuple[Integers, Integers]:
+    """Each sample's bucket after spilling, and the samples that each bucket takes."""
+    in_own = by_length[_stable_order(own[by_length])]
+    waiting = np.split(in_own, np.cumsum(np.bincount(own, minlength=len(capacity)))[:-1])
+    bucket, sizes = np.empty(len(own), np.int64), np.empty(len(capacity), np.int64)
+    for at, room in enumerate(capacity):
+        bucket[waiting[at][:room]] = at
+        sizes[at] = min(len(waiting[at]), room)
+        if len(left := waiting[at][room:]):
+            larger = spills_into(at, subs)
+            waiting[larger] = np.concatenate([left, waiting[larger]])
+    return bucket, sizes
 
 
 def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[Integers, Integers]) -> WindowPlan:

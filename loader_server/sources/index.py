@@ -22,11 +22,11 @@ import numpy as np
 
 from loader_server.sources.columns import ColumnWriter, StringsWriter, mapped
 from loader_server.sources.commit import COLUMNS, commit, locked, sweep
-from loader_server.sources.index_folder import FORMAT, Index, Meta, open_index
+from loader_server.sources.computed import computed_columns
+from loader_server.sources.index_folder import FORMAT, Index, Meta, columns_fingerprint, open_index
 from loader_server.sources.probe import Chunk, Probed, probed, refuse_other_fields
 from loader_server.sources.source import SOURCES
 from shared.errors import DataError
-from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -88,17 +88,12 @@ class IndexReport:
 
 def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
+    kind = SOURCES[request.source]
     with locked(request.folder):
         try:
-            survey = SOURCES[request.source].survey(request.settings, request.base)
+            survey = kind.survey(request.settings, request.base) if kind.survey is not None else None
             made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=request.folder))
-            writing = _Writing(survey, made)
-            try:
-                _write_all(request, survey, writing)
-            finally:
-                writing.close()
-            _refuse_bad(request, survey, writing)
-            meta = _meta(request, survey, made, writing)
+            meta, bad = _surveyed(request, survey, made) if survey is not None else (_computed(request, made), [])
             commit(request.folder, made, meta)
         finally:
             sweep(request.folder)
@@ -106,9 +101,32 @@ def make_index(request: IndexRequest) -> IndexReport:
         folder=request.folder,
         fingerprint=meta.fingerprint,
         samples=meta.samples,
-        rows=survey.total,
-        bad=tuple(writing.bad),
+        rows=survey.total if survey is not None else meta.samples,
+        bad=tuple(bad),
     )
+
+
+def _surveyed(request: IndexRequest, survey: Survey, made: Path) -> tuple[Meta, list[BadRow]]:
+    """Write what probing every row finds."""
+    writing = _Writing(survey, made)
+    try:
+        _write_all(request, survey, writing)
+    finally:
+        writing.close()
+    _refuse_bad(request, survey, writing)
+    return _meta(request, survey, made, writing), writing.bad
+
+
+def _computed(request: IndexRequest, made: Path) -> Meta:
+    """Write what the source knows without looking."""
+    if _measuring(request) is not None:
+        raise DataError(
+            expected="transforms that declare their outputs",
+            got="one that has to be measured",
+            where=f'source = "{request.source}"',
+            remedy="Declare it with @transform(…): no sample of this source is looked at while indexing.",
+        )
+    return computed_columns(request.source, request.settings, made, request.progress)
 
 
 # --- probing, in one process or several, in order ---
@@ -274,17 +292,10 @@ def _meta(request: IndexRequest, survey: Survey, made: Path, writing: _Writing) 
         recipe=chain.recipe if chain else "",
         rate=writing.rates.pop() if len(writing.rates) == 1 else 0,
         bad=_counts(writing.bad),
-        fingerprint=_fingerprint(
+        fingerprint=columns_fingerprint(
             made, f"{FORMAT} {request.source} {sorted(settings.items())} {survey.others} {measured}"
         ),
     )
-
-
-def _fingerprint(made: Path, settings: str) -> str:
-    """Of all columns but the times of change, so that copies of a data set on several machines have one fingerprint."""
-    files = sorted(file for file in made.iterdir() if file.name != "mtime_ns.npy")
-    columns = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
-    return fingerprint(settings, *columns)
 
 
 def _with_time(writing: _Writing, chain: Chain | None, made: Path) -> tuple[Field, ...]:

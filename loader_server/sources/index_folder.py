@@ -15,6 +15,7 @@ import numpy as np
 
 from loader_server.sources.columns import Strings, mapped, open_strings
 from shared.errors import DataError
+from shared.hashing import fingerprint
 from shared.layout import Field
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from loader_server.transforms.chain import Chain
 
-__all__ = ["FORMAT", "SEGMENT_SAMPLES", "Index", "Meta", "meta_json", "open_index", "read_meta"]
+__all__ = ["FORMAT", "SEGMENT_SAMPLES", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
 
 #: Raise it whenever the folder's content changes its meaning.
 FORMAT = 1
@@ -87,8 +88,13 @@ class Index:
     @property
     def raw_lengths(self) -> dict[str, NDArray[np.int64]]:
         """Lengths of raw samples by key."""
-        lengths = {"audio": self.columns["frames"], "audio_rate": self.columns["rate"]}
-        return lengths | ({"text": self.columns["characters"]} if "characters" in self.columns else {})
+        keys = {"frames": "audio", "rate": "audio_rate", "characters": "text"}
+        named = {keys[name]: column for name, column in self.columns.items() if name in keys}
+        return named | {key: self.columns[f"length_{key}"] for key in self._keys_with_lengths()}
+
+    def _keys_with_lengths(self) -> list[str]:
+        """Keys whose lengths the source gave under their own name."""
+        return [name.removeprefix("length_") for name in self.columns if name.startswith("length_")]
 
     @property
     def origin(self) -> list[dict[str, Any]]:
@@ -190,6 +196,13 @@ def _damaged(folder: Path, got: str) -> DataError:
     return DataError(
         expected="a whole index", got=got, where=str(folder), remedy="It is damaged: run loader-server index."
     )
+
+
+def columns_fingerprint(columns: Path, settings: str) -> str:
+    """Of all columns but the times of change, so that copies of a data set on several machines have one fingerprint."""
+    files = sorted(file for file in columns.iterdir() if file.name != "mtime_ns.npy")
+    parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
+    return fingerprint(settings, *parts)
 
 
 def meta_json(meta: Meta) -> str:

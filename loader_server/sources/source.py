@@ -2,26 +2,29 @@
 
 Rules: a sample is a number from 0 to `samples - 1`; reading is input and output only, decoding is CPU only, so that
 threads can read ahead. A kind names its settings, its fields, how its samples are found for the index, and how it is
-opened from one.
+opened from one. A source that can write all rows of a batch at once says so by having `gather`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from loader_server.sources import manifest
+from loader_server.sources import manifest, synthetic
 from loader_server.sources.probe import RAW_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loader_server.sources.index_folder import Index
     from loader_server.sources.probe import Chunk
     from shared.layout import Field
 
-__all__ = ["SOURCES", "Source", "SourceKind", "Survey"]
+__all__ = ["SOURCES", "Gathering", "Source", "SourceKind", "Survey"]
 
 
 class Source(Protocol):
@@ -46,6 +49,16 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give back what is open."""
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A source whose samples need neither reading nor decoding one by one."""
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the fields of these samples, one a row, their lengths, and zeros behind them: the bytes that decoding
+        each would give. `out` has as many rows as there are samples.
+        """
 
 
 class Survey(Protocol):
@@ -73,16 +86,27 @@ class Survey(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKind:
-    """One kind of source."""
+    """One kind of source; its index is made by `survey`, or from `lengths` where these are known without looking."""
 
     settings: type[Any]
-    fields: tuple[Field, ...]
-    survey: Callable[[Any, Path], Survey]
+    fields: Callable[[Any], tuple[Field, ...]]
     open: Callable[[Index, Path], Source]
+    survey: Callable[[Any, Path], Survey] | None = None
+    lengths: Callable[[Any], Iterator[dict[str, NDArray[np.int64]]]] | None = None
+
+
+def _audio(_settings: manifest.ManifestSettings) -> tuple[Field, ...]:
+    return RAW_FIELDS
 
 
 SOURCES: Mapping[str, SourceKind] = {
     "manifest": SourceKind(
-        settings=manifest.ManifestSettings, fields=RAW_FIELDS, survey=manifest.survey, open=manifest.open_manifest
-    )
+        settings=manifest.ManifestSettings, fields=_audio, survey=manifest.survey, open=manifest.open_manifest
+    ),
+    "synthetic": SourceKind(
+        settings=synthetic.SyntheticSettings,
+        fields=synthetic.fields_of,
+        lengths=synthetic.lengths_of,
+        open=synthetic.open_synthetic,
+    ),
 }

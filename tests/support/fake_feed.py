@@ -81,6 +81,7 @@ class FakeFeed:
         self.changed = threading.Condition()
         self.starving = threading.Event()
         self.openings = 0
+        self.waits_s: list[float] = []
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
         self._late = False
@@ -107,6 +108,9 @@ class FakeFeed:
         if not self.evaluation and (self.epoch, self.cursor) == reading.start:
             self.epoch, self.cursor = self.epoch + 1, 0
             self._late = True
+
+    def waited(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
 
     def batches(self, epoch: int) -> int:
         return self.epochs[epoch % len(self.epochs)] * self.replicas

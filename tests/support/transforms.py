@@ -35,8 +35,8 @@ def aborts(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 @transform()
 def raises(sample: dict[str, Any], rng: np.random.Generator) -> None:
-    """Fails on texts that end in "three"."""
-    if sample["text"].endswith("three"):
+    """Fails on texts that begin with "three"."""
+    if sample["text"].startswith("three"):
         raise ValueError("three is too many")
 
 
@@ -51,3 +51,11 @@ def holds_the_gil(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 def _named(variable: str) -> str:
     return Path(os.environ[variable]).read_text()
+
+
+@transform()
+def slow_in_one_worker(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """A hundred times slower in the process whose number is in the file that STOKER_TEST_SLOW_WORKER names."""
+    marker = Path(os.environ["STOKER_TEST_SLOW_WORKER"])
+    slow_here = marker.exists() and marker.read_text() == str(os.getpid())
+    time.sleep(0.03 if slow_here else 0.0003)

@@ -63,7 +63,7 @@ class TestFolder:
         torn = folder.write({"0": np.arange(100)}, {"step": 2})
         whole = torn.read_bytes()
         torn.write_bytes(whole[: int(len(whole) * share)])
-        with pytest.warns(UserWarning, match="00000002.npz is torn .*the one before it is taken"):
+        with pytest.warns(UserWarning, match=r"00000002.npz is torn .*the one before it is taken"):
             assert folder.read_last()[1] == {"step": 1}
 
     def test_a_flipped_bit_is_noticed(self, tmp_path):
@@ -95,7 +95,8 @@ class TestResume:
     @pytest.mark.fault(17)
     @pytest.mark.parametrize("stop_after", [1, 4, 5, 8, 14])
     def test_stopped_anywhere_and_resumed_the_model_is_the_same(self, tmp_path, stop_after):
-        whole = fit(FakeFeed(epochs=EPOCHS), [])
+        feed = FakeFeed(epochs=EPOCHS)
+        whole = fit(feed, [FeedCheckpoint(feed, tmp_path / "whole")])
         feed = FakeFeed(epochs=EPOCHS)
         with pytest.raises(ZeroDivisionError):
             fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), StopAfter(stop_after)])
@@ -121,16 +122,32 @@ class TestResume:
     def test_a_model_without_variables_and_nothing_left_to_train_is_refused(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
         fit(feed, [FeedCheckpoint(feed, tmp_path)])
-        with pytest.raises(SettingsError, match="expected a built model.*Call or build the model"):
+        with pytest.raises(SettingsError, match=r"expected a built model.*Call or build the model"):
             fit(feed, [FeedCheckpoint(feed, tmp_path)])
+
+    def test_saved_at_the_very_end_of_an_epoch_the_next_one_follows(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        with pytest.raises(ZeroDivisionError):
+            fit(feed, [FeedCheckpoint(feed, tmp_path, every=5), StopAfter(5)])
+        feed = FakeFeed(epochs=EPOCHS)
+        assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)]).seen) == 6 + 4
+
+    @pytest.mark.heritage("L10")
+    def test_stopped_politely_inside_an_epoch_its_rest_follows(self, tmp_path):
+        class Enough(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                self.model.stop_training = batch == 2
+
+        feed = FakeFeed(epochs=EPOCHS)
+        assert len(fit(feed, [FeedCheckpoint(feed, tmp_path), Enough()]).seen) == 3
+        feed = FakeFeed(epochs=EPOCHS)
+        assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)]).seen) == 2 + 6 + 4
 
     def test_another_model_is_refused(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
         fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1)
-        other = tiny_model()
-        other.dense = keras.layers.Dense(2)
-        with pytest.raises(DataError, match="expected the model's 10 variables, got 10 of other shapes"):
-            fit(feed, [FeedCheckpoint(feed, tmp_path)], other)
+        with pytest.raises(DataError, match="expected the model's 9 variables, got 9 of other shapes"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)], tiny_model(units=2))
 
     def test_another_plan_is_refused(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
@@ -154,7 +171,7 @@ class TestResume:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_narrow_variables_come_back_exactly(self, tmp_path, dtype):
         def model():
-            made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, dtype=dtype)])
+            made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
             made.compile("sgd", "mse")
             return made
 
@@ -162,9 +179,7 @@ class TestResume:
         made = [model(), model()]
         for one in made:
             feed = FakeFeed(epochs=EPOCHS)
-            one.fit(
-                tf_dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)]
-            )
+            one.fit(tf_dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
         for want, got in zip(values(made[0]), values(made[1]), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
@@ -174,6 +189,11 @@ class TestManners:
     def test_every_and_keep_are_checked(self, tmp_path):
         with pytest.raises(SettingsError, match="expected every and keep of at least 1, got every=0, keep=3"):
             FeedCheckpoint(FakeFeed(), tmp_path, every=0)
+
+    def test_a_feed_of_other_ranks_than_the_model_has_replicas_warns(self, tmp_path):
+        feed = FakeFeed(epochs=(1,), slots=16)
+        with pytest.warns(UserWarning, match="The model has 2 replicas here, and the feed occupies 1 ranks"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path)], tiny_model(mirrored()), epochs=1)
 
     def test_the_models_train_function_is_put_back(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
@@ -212,3 +232,4 @@ class TestManners:
         assert times.wait_s > 0.03
         assert times.compute_s > 0
         assert history["data_wait_s"] == [times.wait_s]
+        assert sum(feed.waits_s) == pytest.approx(times.wait_s)

@@ -124,6 +124,11 @@ def test_a_process_is_interrupted_within_a_second_and_exits():
 
 
 class TestWatching:
+    @pytest.fixture(autouse=True)
+    def nobody_watched(self):
+        for feed in list(interrupts._feeds):
+            interrupts.forget(feed)
+
     def test_descriptor_and_handler_are_put_back_with_the_last_feed(self):
         one, two = FakeFeed(), FakeFeed()
         before = signal.getsignal(signal.SIGINT)
@@ -189,11 +194,14 @@ class TestWatching:
             def __del__(self):
                 signal.raise_signal(signal.SIGINT)
 
+        def finalise():
+            Finalised()
+            return sum(range(10))
+
         feed = FakeFeed()
         interrupts.watch(feed)
         try:
             with pytest.raises(KeyboardInterrupt):
-                Finalised()
-                sum(range(10))
+                finalise()
         finally:
             interrupts.forget(feed)

@@ -121,7 +121,9 @@ def test_replicas_with_fewer_rows_weigh_as_much_as_their_rows():
         rows, own = x[index * 2 : index * 2 + 2], weight[index * 2 : index * 2 + 2]
         with tf.GradientTape() as tape:
             loss = masked_mean(variable * rows[:, 0] ** 2, own)
-        gradient = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tape.gradient(loss, variable))
+        gradient = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tape.gradient(loss, variable)
+        )
         return loss, gradient
 
     ids = strategy.experimental_distribute_values_from_function(
@@ -132,6 +134,7 @@ def test_replicas_with_fewer_rows_weigh_as_much_as_their_rows():
     assert float(strategy.experimental_local_results(gradients)[0]) == pytest.approx(14 / 3)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_fit_under_two_replicas_reports_and_follows_the_mean_over_all_rows():
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     y = np.zeros((4, 1), np.float32)

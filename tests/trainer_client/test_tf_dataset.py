@@ -64,7 +64,7 @@ class TestElements:
         np.testing.assert_allclose(next(iter(data))[0], feed.content(0, 0)["audio"] * 2)
 
     def test_map_and_parts_together_are_refused(self, feed):
-        with pytest.raises(SettingsError, match="expected inputs .* or map alone, got inputs and map"):
+        with pytest.raises(SettingsError, match=r"expected inputs .* or map alone, got inputs and map"):
             tf_dataset.make(feed, inputs="audio", map=lambda batch: batch)
 
     def test_targets_without_inputs_are_refused(self, feed):
@@ -72,7 +72,7 @@ class TestElements:
             tf_dataset.make(feed, targets="text")
 
     def test_an_unknown_key_is_refused_before_any_step(self, feed):
-        with pytest.raises(SettingsError, match='expected a key of the batches .audio, text.*got "video"'):
+        with pytest.raises(SettingsError, match=r'expected a key of the batches .audio, text.*got "video"'):
             tf_dataset.make(feed, inputs="video")
 
 
@@ -154,6 +154,21 @@ class TestCursor:
         assert (feed.epoch, feed.cursor) == (0, 0)
         assert [int(tag[0]) for _, tag in data] == tags(0, 5)
 
+    def test_what_is_derived_warns_when_it_seems_to_be_trained_on(self, feed, caplog):
+        derived = tf_dataset.make(feed).map(lambda batch: batch["tag"])
+        list(derived)
+        assert caplog.messages == []
+        list(derived)
+        list(derived)
+        (message,) = caplog.messages
+        assert "count nothing: to train on one, use FeedCheckpoint or feed.trained()" in message
+
+    def test_what_is_derived_may_be_trained_on_by_who_counts(self, feed):
+        derived = tf_dataset.make(feed).map(lambda batch: batch["tag"])
+        for count in (5, 3, 4):
+            assert len(list(derived)) == count
+            feed.trained(count)
+
     def test_leaving_early_changes_nothing(self, feed):
         data = tf_dataset.make(feed)
         for _ in data:
@@ -208,7 +223,7 @@ class TestErrors:
     def test_a_loop_gets_the_original(self):
         feed = FakeFeed(fail_at=(0, 3))
         seen = []
-        with pytest.raises(LostError, match="worker w1: expected an answer, got none. Start a worker") as caught:
+        with pytest.raises(LostError, match=r"worker w1: expected an answer, got none. Start a worker") as caught:
             seen.extend(int(batch["tag"][0]) for batch in tf_dataset.make(feed))
         assert caught.value is feed.error
         assert (feed.epoch, feed.cursor) == (0, 0)
@@ -221,7 +236,7 @@ class TestErrors:
             for batch in data:
                 tf.reduce_sum(batch["tag"])
 
-        with pytest.raises(tf.errors.UnknownError, match="LostError.*Start a worker"):
+        with pytest.raises(tf.errors.UnknownError, match=r"LostError.*Start a worker"):
             epoch(tf_dataset.make(feed))
         assert isinstance(feed.error, LostError)
 
@@ -249,13 +264,13 @@ class TestStrategies:
         assert [len(list(data)) for _ in range(3)] == [3, 2, 3]
 
     def test_a_feed_of_other_ranks_is_refused(self, feed):
-        with pytest.raises(SettingsError, match="expected a feed of 2 ranks.*got one of 1.*strategy=strategy"):
+        with pytest.raises(SettingsError, match=r"expected a feed of 2 ranks.*got one of 1.*strategy=strategy"):
             tf_dataset.distributed(feed, mirrored())
 
     def test_a_plain_dataset_in_a_scope_of_replicas_warns_once(self, feed):
         data = tf_dataset.make(feed)
         with mirrored().scope():
-            with pytest.warns(UserWarning, match="strategy with 2 replicas.*feed.distributed"):
+            with pytest.warns(UserWarning, match=r"strategy with 2 replicas.*feed.distributed"):
                 iter(data)
             iter(data)
 

@@ -59,6 +59,12 @@ def test_segment_ids_and_positions():
     assert positions.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
 
 
+@pytest.mark.parametrize("other", [{"shapes": 4}, {"shapes": "none"}, {"pad_to": "batch"}])
+def test_packing_has_a_shape_of_its_own(other):
+    with pytest.raises(SettingsError, match="packing alone"):
+        plan_of(SPEECH, packing="60 s", **other)
+
+
 def test_packing_beside_another_padded_key_is_refused():
     with pytest.raises(SettingsError, match='"text" beside it'):
         plan_of({"audio": SPEECH, "text": SPEECH}, packing="60 s")

@@ -94,6 +94,12 @@ def test_a_handful_of_samples_is_a_corpus(size, group):
     assert sorted(samples_of(batches_of(epoch))) == list(range(size))
 
 
+def test_a_window_may_be_a_single_segment():
+    epoch = plan_of(SPEECH[:50], window=1, segment=1).epoch(0, 2)
+    assert sorted(samples_of(batches_of(epoch))) == list(range(50))
+    assert epoch.batches == 100
+
+
 def test_a_group_is_completed_by_empty_batches_of_its_shape():
     batches = batches_of(plan_of(np.array([500]), shapes=1).epoch(0, 4))
     assert [len(batch.samples) for batch in batches] == [1, 0, 0, 0]
@@ -191,7 +197,6 @@ def test_laplace_in_plain_order_has_runs_of_rising_and_falling_length():
     assert (np.diff(lengths[1::2], axis=1) <= 0).all()
 
 
-@pytest.mark.heritage("D16")
 @pytest.mark.heritage("R6")
 def test_dropped_samples_are_counted_by_reason():
     lengths = np.array([0, 5, 50, 500, 5_000, 0])
@@ -232,6 +237,7 @@ def test_limits_hold_for_other_keys(shapes):
     text = log_normal(3_000, 150, 0.6, seed=4)
     plan = plan_of({"audio": SPEECH, "text": text}, shapes=shapes, limits={"text": "1000 characters"})
     assert plan.dropped == {"too_long": int((text > 1_000).sum())}
+    assert plan.epoch(0, 3).batches <= plan.most_batches(3)
     for batch in batches_of(plan.epoch(0, 1)):
         assert batch.shape.rows * batch.shape.lengths["text"] <= 1_000 or batch.shape.rows == 1
 
@@ -298,3 +304,34 @@ def test_rounds_have_no_memory_of_length():
         np.array([batch.shape.lengths["audio"] for batch in batches_of(epoch(number, 1))]) for number in range(8)
     ]
     assert abs(np.mean([np.corrcoef(of[:-1], of[1:])[0, 1] for of in lengths])) < 0.05
+
+
+@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("window", [700, 262_144])
+def test_sub_buckets_pad_a_second_key_less(group, window):
+    text = SPEECH // 8 + log_normal(3_000, 60, 0.7, seed=4)
+    both = {"audio": SPEECH, "text": text}
+    cells = []
+    for table in ({}, {"sub_buckets": {"text": 3}}):
+        plan = plan_of(both, shapes=6, window=window, **table)
+        epoch = plan.epoch(1, group)
+        batches = batches_of(epoch)
+        assert sorted(samples_of(batches)) == list(range(3_000))
+        assert len(batches) <= plan.most_batches(group)
+        for batch in batches:
+            assert SPEECH[batch.samples].max(initial=0) <= batch.shape.lengths["audio"]
+            assert text[batch.samples].max(initial=0) <= batch.shape.lengths["text"]
+        cells.append(sum(batch.shape.rows * batch.shape.lengths["text"] for batch in batches))
+    assert len(plan.buckets) == 18
+    if group == 1:
+        assert cells[1] < 0.9 * cells[0]
+
+
+def test_sub_buckets_need_another_key_and_buckets():
+    both = {"audio": SPEECH, "text": SPEECH}
+    with pytest.raises(SettingsError, match="Leave one of them out"):
+        plan_of(both, shapes="none", sub_buckets={"text": 3})
+    with pytest.raises(SettingsError, match='"text"'):
+        plan_of(both, sub_buckets={"txt": 3})
+    with pytest.raises(SettingsError, match=r"sub_buckets = \{ text = 3 \}"):
+        plan_of(both, sub_buckets={"text": 1})

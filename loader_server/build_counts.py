@@ -1,0 +1,39 @@
+"""What a worker counts of the batches of one stream: plain numbers, made into metrics only when someone asks.
+
+Rules: pure; added to in the poll loop alone, so no number is lost between threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loader_server.builder import Built
+
+__all__ = ["BuildCounts"]
+
+
+@dataclass(slots=True)
+class BuildCounts:
+    """Sums over all batches built so far, none of which ever falls; cells are of the bucketed key."""
+
+    batches: int = 0
+    nbytes: int = 0
+    read_us: int = 0
+    decode_us: int = 0
+    write_us: int = 0
+    sample_cells: int = 0
+    padding_cells: int = 0
+    masked_cells: int = 0
+
+    def add(self, built: Built, nbytes: int) -> None:
+        """One batch more."""
+        self.batches += 1
+        self.nbytes += nbytes
+        self.read_us += built.read_us
+        self.decode_us += built.decode_us
+        self.write_us += built.build_us - built.decode_us
+        self.sample_cells += built.sample_cells
+        self.padding_cells += built.cells - built.sample_cells - built.masked_cells
+        self.masked_cells += built.masked_cells

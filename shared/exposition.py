@@ -1,0 +1,142 @@
+"""Serves a process's metrics to Prometheus on loopback; numbers are turned into samples only while it is being asked.
+
+Rules: `samples` is called in the server's thread, so it reads plain numbers and whole snapshots, and changes nothing.
+What a process exposes is declared in metric_names; a sample of anything else is a defect. Besides them stand
+prometheus_client's own `process_…` metrics: CPU seconds, memory, start time.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+from typing_extensions import Self
+
+from shared.errors import SettingsError
+from shared.logs import Log
+from shared.metric_names import WAIT_BOUNDS_S
+from shared.targets import TargetFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from prometheus_client.core import Metric as Family
+
+    from shared.metric_names import Metric
+
+__all__ = ["Exposition", "Samples", "Spread", "Values"]
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A histogram's value: how many lie at or below each of WAIT_BOUNDS_S but no lower one, how many above; their sum."""
+
+    counts: Sequence[int]
+    total: float
+
+
+#: Values by the values of a metric's labels.
+Values: TypeAlias = dict[tuple[str, ...], float | Spread]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """All samples of one metric."""
+
+    metric: Metric
+    values: Values
+
+    @classmethod
+    def one(cls, metric: Metric, value: float, *labels: str) -> Samples:
+        """A metric with one value."""
+        return cls(metric, {labels: value})
+
+
+class Exposition:
+    """A small HTTP server in a thread of its own, from its making until `close`.
+
+    `labels` name the process: job, role and, for a worker or trainer, itself. With `targets` it says there where it is.
+    """
+
+    def __init__(
+        self, samples: Callable[[], Iterable[Samples]], *, port: int, labels: Mapping[str, str], targets: Path | None
+    ) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Collector(samples))
+        ProcessCollector(registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, _HOST, registry)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            raise SettingsError(
+                expected="a free port for metrics",
+                got=f"{error.strerror} on {port}",
+                where="metrics_port",
+                remedy="Name another port, or 0 for any free one.",
+            ) from error
+        self.address = f"{_HOST}:{self._server.server_port}"
+        self._target = TargetFile(targets, self.address, labels) if targets is not None else None
+        Log("metrics", **labels).info("metrics are served", address=self.address)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the server; a request that is being answered is cut off."""
+        if self._target is not None:
+            self._target.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Collector(Collector):
+    def __init__(self, samples: Callable[[], Iterable[Samples]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> list[Family]:
+        """Nothing: names are declared in metric_names, and nothing is asked of the process before it runs."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        for samples in self._samples():
+            yield _family(samples)
+
+
+def _family(samples: Samples) -> Family:
+    metric = samples.metric
+    if metric.kind == "histogram":
+        return _histogram(samples)
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help_text, labels=metric.labels)
+    for labels, value in samples.values.items():
+        assert not isinstance(value, Spread)
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(samples: Samples) -> Family:
+    metric = samples.metric
+    family = HistogramMetricFamily(metric.name, metric.help_text, labels=metric.labels)
+    bounds = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]
+    for labels, value in samples.values.items():
+        assert isinstance(value, Spread)
+        below = itertools.accumulate(value.counts)
+        family.add_metric(labels, list(zip(bounds, below, strict=True)), value.total)
+    return family

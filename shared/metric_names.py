@@ -1,0 +1,330 @@
+"""Every metric of Stoker, declared once: name, kind, labels, who exposes it, what it is, and what to do about it.
+
+Rules: pure. Names start with `stoker_` and end in their unit where they have one; counters end in `_total`. Labels here
+are those of the samples; job, role, worker and rank come with the scrape target (see targets). What may have many
+values (a sample, a batch number, an address) is never a label. It must not know prometheus_client, nor where the
+numbers come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric", "Role", "metrics_of"]
+
+Kind = Literal["counter", "gauge", "histogram"]
+Role = Literal["coordinator", "worker", "trainer"]
+
+#: From a batch that lay ready to one that a machine had to be restarted for; in between a step's usual fractions.
+WAIT_BOUNDS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric; `what` and `remedy` together are its help text."""
+
+    name: str
+    kind: Kind
+    roles: tuple[Role, ...]
+    what: str
+    remedy: str
+    labels: tuple[str, ...]
+
+    @property
+    def help_text(self) -> str:
+        """What Prometheus shows."""
+        return f"{self.what} {self.remedy}"
+
+
+#: Every metric by its name.
+METRICS: dict[str, Metric] = {}
+
+
+def metrics_of(role: Role) -> tuple[Metric, ...]:
+    """What processes of this role expose."""
+    return tuple(metric for metric in METRICS.values() if role in metric.roles)
+
+
+class _Declarations:
+    """Declares what processes of some roles expose."""
+
+    def __init__(self, *roles: Role) -> None:
+        self._roles = roles
+
+    def counter(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
+        return self._declare("counter", name, what, remedy, labels)
+
+    def gauge(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
+        return self._declare("gauge", name, what, remedy, labels)
+
+    def histogram(self, name: str, what: str, remedy: str, labels: tuple[str, ...] = ()) -> Metric:
+        return self._declare("histogram", name, what, remedy, labels)
+
+    def _declare(self, kind: Kind, name: str, what: str, remedy: str, labels: tuple[str, ...]) -> Metric:
+        if name in METRICS:
+            raise AssertionError(f"{name} is declared twice")
+        metric = METRICS[name] = Metric(
+            name=name, kind=kind, roles=self._roles, what=what, remedy=remedy, labels=labels
+        )
+        return metric
+
+
+_everyone = _Declarations("coordinator", "worker", "trainer")
+_coordinator = _Declarations("coordinator")
+_worker = _Declarations("worker")
+_trainer = _Declarations("trainer")
+
+GARBAGE = _everyone.counter(
+    "stoker_garbage_messages_total",
+    "Frames that are no message of this protocol.",
+    "Zero is normal; if it grows, something else talks to this port: close the port to it.",
+)
+WORKERS = _coordinator.gauge(
+    "stoker_workers",
+    "Workers that are registered and not long silent.",
+    "If fewer than were started, read the supervisor's log for the one that dies.",
+)
+WORKER_SILENT = _coordinator.gauge(
+    "stoker_worker_silent_seconds",
+    "Time since a worker's last heartbeat; one is due each quarter of heartbeat_timeout_s.",
+    "Above the timeout its wants are asked elsewhere: look for a transform that holds the GIL, or a full disk.",
+    ("worker",),
+)
+WORKERS_GONE = _coordinator.counter(
+    "stoker_workers_gone_total",
+    "Workers dropped for their silence.",
+    "No data is lost by it; if it grows, look for out-of-memory kills and network cuts.",
+)
+TRAINERS = _coordinator.gauge(
+    "stoker_trainers",
+    "Trainers that are attached to a stream.",
+    "If fewer than the job has, the others wait or died: read their logs.",
+    ("stream",),
+)
+ATTACHES = _coordinator.counter(
+    "stoker_attaches_total",
+    "Attaches that were granted: starts, restarts and restored checkpoints of trainers.",
+    "If it grows while nobody restarts anything, trainers are crashing or losing the coordinator.",
+)
+REFUSALS = _coordinator.counter(
+    "stoker_refusals_total",
+    "Trainers and workers that were told no.",
+    "Each got the reason as an error: read its log, it names the setting to change.",
+)
+SUPERSEDED = _coordinator.counter(
+    "stoker_superseded_trainers_total",
+    "Trainers whose rank was taken over by a newer one.",
+    "One a restart is normal; more means that two runs claim the same rank: stop one.",
+)
+TRAINED_EPOCH = _coordinator.gauge(
+    "stoker_trained_epoch",
+    "The epoch that the stream's last rank is in; evaluation streams have none.",
+    "See stoker_trained_batch_number.",
+    ("stream",),
+)
+TRAINED_NUMBER = _coordinator.gauge(
+    "stoker_trained_batch_number",
+    "The first batch number of that epoch that the stream's last rank has not trained on.",
+    "If it stands still while trainers are attached, see the runbook, StokerNoProgress.",
+    ("stream",),
+)
+EPOCH_BATCHES = _coordinator.gauge(
+    "stoker_epoch_batches",
+    "Batches in that epoch; absent until the first trainer fixes the group.",
+    "Divide the batch number by it to know how much of the epoch is done.",
+    ("stream",),
+)
+SAMPLES = _coordinator.gauge(
+    "stoker_samples",
+    "Samples in the stream's index.",
+    "If it is not what the data set has, index again and read the report.",
+    ("stream",),
+)
+LEFT_OUT = _coordinator.gauge(
+    "stoker_left_out_samples",
+    "Samples that the plan leaves out, and rows that the index left out, by reason.",
+    "`loader-server plan` says which settings decide it; `loader-server index --strict` names bad rows.",
+    ("stream", "reason"),
+)
+CULPRITS = _coordinator.gauge(
+    "stoker_culprit_samples",
+    "Samples known to kill the process that decodes them; their rows are masked.",
+    "`loader-server status --json` names them: take them out of the manifest, or mend the decoder.",
+    ("stream",),
+)
+JOURNAL_ERRORS = _coordinator.counter(
+    "stoker_journal_errors_total",
+    "Writes to the journal that failed: what they held would not survive a restart of the coordinator.",
+    "Make room on the disk of the state folder; checkpoints of trainers still hold their cursors.",
+)
+WANTS_WAITING = _worker.gauge(
+    "stoker_wants_waiting",
+    "Wants in the worker's queue that nobody has begun to build.",
+    "Always above zero and trainers wait: the worker is the bottleneck, add workers. Always zero: it has time to "
+    "spare.",
+)
+WANTS_BUILDING = _worker.gauge(
+    "stoker_wants_building",
+    "Wants whose samples are being read ahead or whose batch is being built.",
+    "At its limit of 4 for minutes while nothing is built: the source's disk or mount does not answer.",
+)
+BUILD_SECONDS = _worker.counter(
+    "stoker_build_seconds_total",
+    "Time spent on batches by phase: plan_and_read (in threads that read ahead), decode_and_transform, "
+    "write_and_digest (both in the one building thread).",
+    "Make the largest phase cheaper: faster storage, a cheaper transform, or smaller dtypes.",
+    ("stream", "phase"),
+)
+BUILT_BATCHES = _worker.counter(
+    "stoker_built_batches_total",
+    "Batches built, those included that were cancelled meanwhile.",
+    "If one worker's rate is far below the others', its machine is slow or shared.",
+    ("stream",),
+)
+BUILT_BYTES = _worker.counter(
+    "stoker_built_bytes_total",
+    "Bytes of built batches, padding included.",
+    "Compare its rate with the network's; a smaller dtype or more buckets make it less.",
+    ("stream",),
+)
+BUILT_CELLS = _worker.counter(
+    "stoker_built_cells_total",
+    "Cells (rows times padded length of the bucketed key) by kind: sample, padding (behind a sample's end), "
+    "masked (rows without a sample).",
+    "Much padding: raise shapes. Much masked: fewer shapes, a smaller group, or a larger window.",
+    ("stream", "kind"),
+)
+MASKED_SAMPLES = _worker.counter(
+    "stoker_masked_samples_total",
+    "Samples that could not be used, whose row was masked, by reason, each time that they were met.",
+    "The quarantine log in the state folder names each with its error: mend or remove them.",
+    ("reason",),
+)
+REFUSED_WANTS = _worker.counter(
+    "stoker_refused_wants_total",
+    "Wants answered without a batch: a plan that differs, a worker that drains, a source that fails.",
+    "Trainers ask elsewhere and stop if all refuse: read this worker's log.",
+)
+STALE_WANTS = _worker.counter(
+    "stoker_stale_wants_total",
+    "Wants dropped because their ticket was not above the last one of its slot.",
+    "Zero is normal; if it grows, report it with the logs of both sides.",
+)
+UNSENT_BYTES = _worker.gauge(
+    "stoker_unsent_bytes",
+    "Bytes of built batches that are still on their way out by TCP.",
+    "Near queue_bytes: the network or a trainer is slower than the builder; more workers will not help.",
+)
+DATA_WAIT = _trainer.histogram(
+    "stoker_data_wait_seconds",
+    "Time that the reader of the feed was blocked for each batch. Under tf.data the reader is its generator, "
+    "which runs ahead of the steps: this is then the most that steps can have waited.",
+    "Its rate is the share of time spent waiting; see stoker_data_wait_split_seconds_total for where it goes.",
+    ("stream",),
+)
+STEP_WAIT = _trainer.counter(
+    "stoker_step_wait_seconds_total",
+    "Time that training steps were blocked for data, where the training loop measures it (FeedCheckpoint does).",
+    "Its rate is the share of time in which the accelerator idles for data: above 0.05, look at the workers.",
+    ("stream",),
+)
+WAIT_SPLIT = _trainer.counter(
+    "stoker_data_wait_split_seconds_total",
+    "Where the reader's time went. build: blocked, up to the time that the worker spent on the batch (all of the "
+    "wait, where it writes into our slot). transfer: blocked, the rest: network, and a worker's queue. "
+    "conversion: after the wait, from a slot to arrays, copies for want of free slots included.",
+    "build: add workers. transfer: look at the network and at stoker_wants_waiting. conversion: keep fewer "
+    "batches, or raise prefetch_bytes.",
+    ("stream", "part"),
+)
+READ_BATCHES = _trainer.counter(
+    "stoker_read_batches_total",
+    "Batches handed to the reader.",
+    "Its rate is the trainer's speed; compare ranks.",
+    ("stream",),
+)
+READ_BYTES = _trainer.counter(
+    "stoker_read_bytes_total",
+    "Bytes of these batches, padding included.",
+    "Compare its rate with the network's.",
+    ("stream",),
+)
+READ_ROWS = _trainer.counter(
+    "stoker_read_rows_total",
+    "Rows of these batches by kind: sample, masked (its sample could not be used), vacant (no sample was planned).",
+    "masked: read the quarantine log. vacant: see stoker_built_cells_total.",
+    ("stream", "kind"),
+)
+PADDED_BYTES = _trainer.counter(
+    "stoker_padded_bytes_total",
+    "Bytes of the padded tensors of these batches by kind: sample, padding, masked.",
+    "The share that is not sample is accelerator time spent on nothing: raise shapes.",
+    ("stream", "kind"),
+)
+TRAINED_ROUNDS = _trainer.counter(
+    "stoker_trained_rounds_total",
+    "Rounds (steps of the whole world) that were trained on.",
+    "If it stands still while batches are read, nobody calls feed.trained() or uses FeedCheckpoint.",
+    ("stream",),
+)
+SLOTS = _trainer.gauge(
+    "stoker_slots",
+    "Slots by state: free, lent (credits at workers), filled (ready batches), out (the consumer holds them).",
+    "No filled ones: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
+    ("stream", "state"),
+)
+ASKED = _trainer.counter(
+    "stoker_asked_wants_total",
+    "Wants sent to workers, asked again and hedged ones included.",
+    "The base for the shares of the next two.",
+    ("stream",),
+)
+ASKED_AGAIN = _trainer.counter(
+    "stoker_asked_again_wants_total",
+    "Wants asked again, because a worker was silent, died or refused.",
+    "A burst when a worker dies is normal; a steady rate means workers that stall: see stoker_worker_silent_seconds.",
+    ("stream",),
+)
+HEDGED = _trainer.counter(
+    "stoker_hedged_wants_total",
+    "Wants asked of a second worker although the first was well, because the head of the line took long.",
+    "Near one in twenty: build times vary much, or one worker is slow.",
+    ("stream",),
+)
+STALE_BATCHES = _trainer.counter(
+    "stoker_stale_batches_total",
+    "Batches dropped on arrival, because another answer came first or nobody wants them any more.",
+    "About as many as were hedged or asked again is normal; more is wasted building: report it.",
+    ("stream",),
+)
+REJECTED = _trainer.counter(
+    "stoker_rejected_batches_total",
+    "Batches whose digest, layout or number was not what was asked for.",
+    "Any is serious: look at that machine's memory and network.",
+    ("stream",),
+)
+LOST_WANTS = _trainer.counter(
+    "stoker_lost_wants_total",
+    "Wants that the worker does not know of: lost on the way, and asked again.",
+    "A few at a cut of the network; a steady rate means a network that drops connections.",
+    ("stream",),
+)
+RETRACTED = _trainer.counter(
+    "stoker_retracted_batches_total",
+    "Ready batches dropped to make room for the head of the line.",
+    "If it grows, there are too few slots: raise prefetch_bytes, or let the consumer keep fewer batches.",
+    ("stream",),
+)
+SUSPECTED = _trainer.counter(
+    "stoker_suspected_workers_total",
+    "Times that a worker fell silent for this trainer.",
+    "See stoker_worker_silent_seconds; if the coordinator hears that worker well, look at the network between.",
+    ("stream",),
+)
+COPIED = _trainer.counter(
+    "stoker_copied_batches_total",
+    "Batches copied out of their slot, because the consumer kept nearly all slots.",
+    "Correct but slower: raise prefetch_bytes, or keep fewer batches.",
+    ("stream",),
+)

@@ -1,0 +1,98 @@
+"""kill -9 of workers, coordinator, supervisor and trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import kill_workers
+from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+
+
+@pytest.mark.fault(1)
+@pytest.mark.fault(2)
+@pytest.mark.fault(3)
+@pytest.mark.fault(11)
+@pytest.mark.heritage("E18")
+def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing() -> None:
+    """Three rounds here, one of each kind; `python -m tests.faults.kill_workers` does twenty."""
+    total = kill_workers.run(rounds=3, seed=3, say=lambda _: None)
+    gap_s = total.pop("worst_gap_s")
+    assert total == {"rounds": 3, "lost": 0, "repeated": 0, "digest_mismatch": 0}
+    assert gap_s < 2.0 + 2.0  # the heartbeat timeout, and a build on a machine that is busy with tests
+
+
+_TRAINER = """
+import json, os, sys, trainer_client
+endpoint, checkpoint, die_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with trainer_client.connect(endpoint) as feed:
+    committed = []
+    if os.path.exists(checkpoint):
+        saved = json.load(open(checkpoint))
+        committed = saved["trained"]
+        feed.restore(saved["cursor"])
+    for batch in feed:
+        committed.append(batch.number)
+        feed.trained()
+        if len(committed) % 4 == 0:  # model and cursor in one file, replaced whole
+            with open(checkpoint + ".new", "w") as file:
+                json.dump({"trained": committed, "cursor": feed.state()}, file)
+            os.replace(checkpoint + ".new", checkpoint)
+        if len(committed) == die_at:
+            os.kill(os.getpid(), 9)
+print(json.dumps(committed))
+"""
+
+
+@pytest.mark.fault(17)
+@pytest.mark.fault(32)
+@pytest.mark.heritage("D8")
+def test_a_trainer_killed_in_a_step_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, samples=250)) as loaders:
+        for die_at in (3, 6, 9, 0):
+            command = [sys.executable, "-c", _TRAINER, loaders.endpoint, str(tmp_path / "checkpoint"), str(die_at)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        committed = json.loads(done.stdout)
+    assert committed == list(range(len(committed)))
+    assert len(committed) > 9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_supervisors_end_is_the_end_of_all(tmp_path: Path, number: signal.Signals) -> None:
+    before = set(os.listdir("/dev/shm"))
+    loaders = Loaders(write_job(tmp_path, samples=20))
+    family = [psutil.Process(loaders.process.pid), *psutil.Process(loaders.process.pid).children(recursive=True)]
+    assert len(family) == 4
+    loaders.process.send_signal(number)
+    assert loaders.process.wait(20) == (-9 if number is signal.SIGKILL else 0)
+    wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), "all have ended")
+    assert set(os.listdir("/dev/shm")) == before
+    with running(tmp_path / "job.toml"):  # and nothing that is left is in the way
+        pass
+
+
+@pytest.mark.fault(30)
+@pytest.mark.heritage("D13")
+def test_a_worker_that_is_told_to_end_drains(tmp_path: Path, read) -> None:  # noqa: ANN001
+    import trainer_client
+
+    with running(write_job(tmp_path, transforms=("tests.support.transforms:slow", "logmel", "characters"))) as loaders:
+        calm = read(loaders)
+        victim = loaders.workers()[0]
+        got = []
+        with trainer_client.connect(loaders.endpoint) as feed:
+            for batch in feed:
+                got.append((batch.number, batch.digest))
+                if len(got) == 2:
+                    victim.send_signal(signal.SIGTERM)
+        assert got == calm
+        wait_until(lambda: not victim.is_running(), "it has ended")
+        assert '"cause": "exit 0"' in loaders.text()

@@ -1,0 +1,107 @@
+"""Silent is suspect, not dead: stopped and hanging workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from tests.support.loaders import running, wait_until, write_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SLOW = ("tests.support.transforms:slow", "tests.support.transforms:noise", "logmel", "characters")
+
+
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
+    tmp_path: Path,
+    read,  # noqa: ANN001
+    shared_memory: bool,
+) -> None:
+    with running(write_job(tmp_path, samples=600, transforms=_SLOW, job='heartbeat_timeout_s = "1 s"')) as loaders:
+        calm = read(loaders)
+        victim = loaders.workers()[0]
+        got, arrived_s = [], []
+        with trainer_client.connect(loaders.endpoint, shared_memory=shared_memory) as feed:
+            for batch in feed:
+                got.append((batch.number, batch.digest))
+                arrived_s.append(time.monotonic())
+                if len(got) == 8:
+                    victim.send_signal(signal.SIGSTOP)
+                if len(got) == len(calm) - 4:
+                    victim.send_signal(signal.SIGCONT)
+            counts = feed._receiver.line.wants.counts
+        assert got == calm
+        assert counts.suspected >= 1
+        assert max(b - a for a, b in zip(arrived_s, arrived_s[1:])) < 1.0 + 1.5  # the timeout, and a build on a busy machine
+
+
+@pytest.mark.fault(5)
+def test_transforms_that_hold_the_interpreter_in_each_worker_are_slow_but_lose_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read,  # noqa: ANN001
+) -> None:
+    (tmp_path / "turns").mkdir()
+    monkeypatch.setenv("STOKER_TEST_TURNS", str(tmp_path / "turns"))
+    monkeypatch.setenv("STOKER_TEST_HOLD_S", "7")
+    with running(write_job(tmp_path, transforms=("tests.support.transforms:holds_the_gil", "logmel", "characters"))) as loaders:
+        held = read(loaders)
+        assert len(list((tmp_path / "turns").iterdir())) == 2
+        assert held == read(loaders)
+        assert "died" not in loaders.text()
+
+
+@pytest.mark.fault(6)
+def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:  # noqa: ANN001
+    marker = tmp_path / "slow-worker"
+    monkeypatch.setenv("STOKER_TEST_SLOW_WORKER", str(marker))
+    job = write_job(tmp_path, samples=300, transforms=("tests.support.transforms:slow_in_one_worker", "logmel", "characters"))
+    with running(job) as loaders:
+        calm = read(loaders)
+        marker.write_text(str(loaders.workers()[0].pid))
+        with trainer_client.connect(loaders.endpoint) as feed:
+            got = [(batch.number, batch.digest) for batch in feed]
+            counts = feed._receiver.line.wants.counts
+    assert got == calm
+    assert 1 <= counts.hedged <= 1 + counts.asked / 20
+
+
+def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, samples=300, transforms=_SLOW)) as loaders:
+        with trainer_client.connect(loaders.endpoint, lost_timeout_s=1.0) as feed:
+            with feed.open() as reading:
+                next(reading)
+                for worker in loaders.workers():
+                    os.kill(worker.pid, signal.SIGSTOP)
+                with pytest.raises(trainer_client.LostError, match=r"expected a live worker, got none for 1 s; tried: .*-0 \(silent\), .*-1 \(silent\)") as caught:
+                    for _ in reading:
+                        pass
+            assert feed.error is caught.value
+            for worker in loaders.workers():
+                os.kill(worker.pid, signal.SIGCONT)
+
+
+@pytest.mark.fault(16)
+def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:  # noqa: ANN001
+    from loader_server.status import ask
+
+    with running(write_job(tmp_path, job='heartbeat_timeout_s = "500 ms"')) as loaders:
+        calm = read(loaders)
+        coordinator = loaders.coordinator()
+        with trainer_client.connect(loaders.endpoint) as feed, feed.open() as reading:
+            first = next(reading)
+            coordinator.send_signal(signal.SIGSTOP)
+            with pytest.raises(trainer_client.LostError):
+                ask(loaders.endpoint, timeout_s=4.0)
+            coordinator.send_signal(signal.SIGCONT)
+            wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "both workers are still members")
+            assert [(first.number, first.digest), *((batch.number, batch.digest) for batch in reading)] == calm
+            assert feed.error is None

@@ -1,0 +1,143 @@
+"""One hand-written instance of every message, and strategies that derive any instance from the fields' checks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from shared import bounds
+from shared import messages as m
+
+TICKET = m.Ticket(3, 17)
+CURSOR = m.Cursor(2, 1234, 8, "0123456789abcdef")
+WORKER = m.WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123")
+
+EXAMPLES: tuple[m.Message, ...] = (
+    m.Attach(
+        job="digits",
+        stream="train",
+        rank=2,
+        replicas=2,
+        world=8,
+        incarnation=2**64 - 1,
+        name="gpu7:4242",
+        cursor=CURSOR,
+    ),
+    m.Attached(
+        job="digits",
+        stream="train",
+        evaluation=False,
+        cursor=CURSOR,
+        next_group=16,
+        batches=5000,
+        most_batches=5100,
+        fields=(
+            m.WireField("audio", "float32", (None, 80), 100.0),
+            m.WireField("text", "int32", (None,), None),
+            m.WireField("weight", "float32", (), None),
+        ),
+        shapes=(m.WireShape(32, (("audio", 400), ("text", 25))), m.WireShape(8, (("audio", 1600), ("text", 90)))),
+        heartbeat_timeout_ms=2000,
+        workers=(WORKER,),
+    ),
+    m.Wait(reason="rank 1 stands elsewhere", retry_ms=500),
+    m.Refused(code="version", expected="protocol version 1", got="version 2", remedy="Install the same release."),
+    m.Progress(stream="train", rank=0, incarnation=7, epoch=2, number=1240),
+    m.Members(workers=(WORKER, m.WorkerAddress("loader-2", 1, "tcp://[::1]:1"))),
+    m.Detach(stream="train", rank=0, incarnation=7),
+    m.StatusQuery(),
+    m.Status(report='{"job": "digits"}'),
+    m.Register(worker="loader-1", incarnation=2**63 - 1, endpoint="tcp://10.0.0.7:40123", builder="fedcba9876543210"),
+    m.Registered(heartbeat_timeout_ms=2000, culprits=(m.CulpritSample("train", 2**48),)),
+    m.Beat(worker="loader-1", incarnation=9, waiting=4, building=2, built=100, masked=1),
+    m.Culprit(worker="loader-1", culprit=m.CulpritSample("train", 77)),
+    m.Culprits(culprits=(m.CulpritSample("dev", 0), m.CulpritSample("train", 77))),
+    m.Leave(worker="loader-1", incarnation=9),
+    m.Hello(
+        job="digits",
+        stream="train",
+        incarnation=7,
+        shared=m.SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
+    ),
+    m.Welcome(worker="loader-1", incarnation=9, shared=False, reason="the trainer runs on another host"),
+    m.Want(
+        job="digits",
+        stream="train",
+        epoch=2,
+        number=1240,
+        empty=False,
+        group=8,
+        plan_digest="0123456789abcdef",
+        attempt=1,
+        trainer=7,
+        worker=9,
+        ticket=TICKET,
+        in_slot=True,
+        urgent=False,
+    ),
+    m.Cancel(ticket=TICKET),
+    m.Ping(number=3),
+    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1))),
+    m.EpochQuery(stream="train", plan_digest="0123456789abcdef", epoch=3, group=8),
+    m.EpochAnswer(stream="train", epoch=3, group=8, batches=5001),
+    m.Pushed(
+        ticket=TICKET,
+        epoch=2,
+        number=1240,
+        empty=False,
+        in_slot=True,
+        shape=m.WireShape(32, (("audio", 400), ("text", 25))),
+        nbytes=4_100_096,
+        digest=2**64 - 1,
+        rows=31,
+        masked=1,
+        build_us=45_000,
+    ),
+    m.Unbuilt(
+        ticket=TICKET, code="failed", expected="a readable file", got="EIO", where="a/é.wav", remedy="Look at the disk."
+    ),
+    m.Cancelled(ticket=TICKET),
+)
+
+
+def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR0911 - one case a kind of check
+    """Whatever a field with this check may hold."""
+    match check:
+        case bounds.Integer(low, high):
+            return st.integers(low, high)
+        case bounds.Text(longest):
+            return st.text(max_size=min(longest, 12))
+        case bounds.Blob(longest):
+            return st.binary(max_size=longest)
+        case bounds.Boolean():
+            return st.booleans()
+        case bounds.Rate():
+            return st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+        case bounds.Dtype():
+            return st.sampled_from(sorted(bounds.DTYPES))
+        case bounds.Maybe(inner):
+            return st.none() | values(inner)
+        case bounds.Many(inner, most):
+            return st.lists(values(inner), max_size=min(most, 3)).map(tuple)
+        case bounds.Row(checks):
+            return st.tuples(*map(values, checks))
+        case bounds.Record(kind, fields):
+            return values(fields).map(lambda row: kind(*row))
+    raise AssertionError(f"no strategy for {check!r}")
+
+
+def instances(kind: type[m.Message]) -> st.SearchStrategy[m.Message]:
+    """Any message of this class."""
+    return st.builds(kind, **{name: values(check) for name, check in kind.checks.items()})
+
+
+def plain(message: m.Message) -> dict[str, object]:
+    """The fields of a message as they lie in a frame."""
+    return {field.name: _plain(getattr(message, field.name)) for field in dataclasses.fields(message)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, m.Part):
+        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,206 @@
+"""The job file: units, unknown keys, `like`, and the wording of every refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import config
+from shared.config import JobSettings, StreamSettings, parse_job, read_table, read_tables
+from shared.errors import SettingsError
+
+JOB = """
+[job]
+name = "digits"
+heartbeat_timeout_s = "500 ms"
+queue_bytes = "1.5 MiB"
+
+[streams.train]
+source = "manifest"
+length = "audio"
+budget = "60 s"
+[streams.train.logmel]
+rate = 16000
+bands = 80
+
+[streams.dev]
+like = "train"
+paths = ["dev.csv"]
+[streams.dev.logmel]
+bands = 40
+"""
+
+
+def refused(toml):
+    with pytest.raises(SettingsError) as caught:
+        parse_job(toml, "job.toml")
+    return str(caught.value)
+
+
+def job_with(line):
+    return f'[job]\nname = "x"\n{line}\n[streams.train]\n'
+
+
+def test_a_job_file():
+    job = parse_job(JOB, "job.toml")
+    assert job.settings == JobSettings(name="digits", heartbeat_timeout_s=0.5, queue_bytes=1_572_864)
+    assert job.settings.listen == "tcp://127.0.0.1:7400"
+    assert list(job.streams) == ["train", "dev"]
+
+
+def test_like_merges_key_by_key_and_means_evaluation():
+    train, dev = parse_job(JOB, "job.toml").streams.values()
+    assert "evaluation" not in train
+    assert dev == {
+        "evaluation": True,
+        "like": "train",
+        "source": "manifest",
+        "length": "audio",
+        "budget": "60 s",
+        "paths": ["dev.csv"],
+        "logmel": {"rate": 16000, "bands": 40},
+    }
+    assert train["logmel"] == {"rate": 16000, "bands": 80}
+
+
+def test_like_may_say_that_it_is_not_for_evaluation():
+    said = '[streams.a]\nsource = "x"\n[streams.b]\nlike = "a"\nevaluation = false\n'
+    assert parse_job('[job]\nname = "x"\n' + said, "job.toml").streams["b"]["evaluation"] is False
+    model = '[streams.a]\nevaluation = false\n[streams.b]\nlike = "a"\n'
+    assert parse_job('[job]\nname = "x"\n' + model, "job.toml").streams["b"]["evaluation"] is False
+
+
+@pytest.mark.parametrize("model", ['"tarin"', '"b"', '""', "5", "[1]", '"c"'])
+def test_like_names_a_stream_that_is_like_no_other(model):
+    said = refused(f'[job]\nname="x"\n[streams.a]\n[streams.b]\nlike = {model}\n[streams.c]\nlike = "a"\n')
+    assert 'job.toml, [streams.b], like: expected the name of a stream that is not like another ("a"), got ' in said
+    assert said.endswith("Name one of these.")
+
+
+@pytest.mark.heritage("E17")
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[job", "job.toml: expected a TOML file, got "),
+        ("[jbo]\n", "expected the tables [job] and [streams.<name>], perhaps \"job\", got [jbo]. Rename it."),
+        ('[job]\nname="x"\n', "expected at least one table [streams.<name>], got none. Add [streams.train]."),
+        ("streams = 5\n", "expected at least one table [streams.<name>], got 5."),
+        ("[streams]\ntrain = 1\n", "expected at least one table [streams.<name>], got {'train': 1}."),
+        ("job = 5\n[streams.a]\n", "expected the table [job], got job = 5."),
+        ('job = "name"\n[streams.a]\n', "expected the table [job], got job = 'name'."),
+        ("[streams.a]\n", "job.toml, [job]: expected \"name\" (the job's name, in metrics, logs and checkpoints), got no such setting. Add name = … there."),
+        ('[job]\nname="x"\n[streams."a b"]\n', "job.toml, [streams.<name>]: expected a stream's name of up to 100 letters, digits,"),
+        ('[job]\nname="../x"\n[streams.a]\n', "job.toml, [job], name: expected up to 100 letters, digits, dots, dashes"),
+    ],
+)  # fmt: skip
+def test_what_is_no_job_file(toml, said):
+    assert said in refused(toml)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sede = 3", 'job.toml, [job]: expected a known setting, perhaps "seed", got "sede". Known here: group, '),
+        ("zzz = 3", 'expected a known setting, got "zzz"'),
+        ("seed = -1", "job.toml, [job], seed: expected an integer of at least 0, got -1. It means: the number that"),
+        ("seed = true", "expected an integer of at least 0, got True"),
+        ("seed = 1.0", "expected an integer of at least 0, got 1.0"),
+        ("group = 5000", "expected an integer from 0 to 4096, got 5000"),
+        ('listen = ""', "expected a string, got ''"),
+        ("listen = 7400", "expected a string, got 7400"),
+        ("heartbeat_timeout_s = 2", 'expected an amount with its unit, "<number> us" or "<number> ms" or "<number> s"'),
+        ('heartbeat_timeout_s = "2 sec"', "got '2 sec'"),
+        ('heartbeat_timeout_s = "0 s"', 'expected a duration from "10 ms" to "1 h", got \'0 s\''),
+        ('heartbeat_timeout_s = "2 h"', 'expected a duration from "10 ms" to "1 h"'),
+        ('queue_bytes = "1 mib"', "perhaps \"MiB\", got '1 mib'"),
+        ('queue_bytes = "-1 MiB"', "expected an amount with its unit"),
+    ],
+)
+def test_what_is_no_setting(line, said):
+    assert said in refused(job_with(line))
+
+
+@pytest.mark.parametrize(
+    ("parse", "value", "expected"),
+    [
+        (config.duration_s, "25 ms", 0.025),
+        (config.duration_s, " 1.5h ", 5400.0),
+        (config.byte_count, "2 GiB", 2**31),
+        (config.byte_count, "3 kB", 3000),
+        (config.amount("s", "frames"), "300 s", config.Amount(300.0, "s")),
+        (config.texts, "a", ("a",)),
+        (config.texts, ["a", "b"], ("a", "b")),
+        (config.flag, False, False),
+        (config.whole(1), 2**40, 2**40),
+        (config.number(0.5), 1, 1.0),
+        (config.choice("a", "b"), "b", "b"),
+        (config.label, "digits-2.1_x", "digits-2.1_x"),
+    ],
+)
+def test_parsers_take(parse, value, expected):
+    assert parse(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "value", "expected"),
+    [
+        (config.texts, ["a", ""], "a list of strings"),
+        (config.texts, "", "a string"),
+        (config.flag, 1, "true or false"),
+        (config.number(0.0, 1.0), float("nan"), "a number from 0.0 to 1.0"),
+        (config.number(0.0, 1.0), True, "a number from 0.0 to 1.0"),
+        (config.choice("sorted", "shuffled"), "sorteed", 'one of "sorted", "shuffled", perhaps "sorted"'),
+        (config.choice("a"), ["a"], 'one of "a"'),
+        (config.amount("s", "tokens"), "5 token", 'an amount with its unit, "<number> s" or "<number> tokens", perhaps "tokens"'),
+        (config.amount("s"), 300, 'an amount with its unit, "<number> s"'),
+        (config.amount("s"), "1e3 s", 'an amount with its unit, "<number> s"'),
+        (config.label, ".hidden", "up to 100 letters"),
+        (config.label, "a" * 101, "up to 100 letters"),
+    ],
+)  # fmt: skip
+def test_parsers_refuse(parse, value, expected):
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        it: object = config.setting(parse, "it is meant so")
+
+    with pytest.raises(SettingsError) as caught:
+        read_table(Settings, {"it": value}, "job.toml")
+    assert caught.value.expected.startswith(expected)
+    assert caught.value.got == repr(value)
+    assert caught.value.where == "job.toml, it"
+    assert caught.value.remedy == "It means: it is meant so."
+
+
+@given(st.floats(0, 1e12).map(lambda value: round(value, 3)), st.sampled_from(["s", "frames"]))
+def test_amounts_come_back(value, unit):
+    parsed = config.amount("s", "frames")(f"{value:.3f} {unit}")
+    assert parsed == config.Amount(value, unit)
+
+
+def test_an_amount_reads_as_it_was_written():
+    assert str(config.amount("s")("300 s")) == "300 s"
+
+
+def test_several_dataclasses_share_a_table():
+    @dataclasses.dataclass(frozen=True)
+    class Other:
+        depth: int = config.setting(config.whole(0), "depth", default=1)
+
+    table = {"source": "manifest", "length": "audio", "depth": 3, "logmel": {}}
+    stream, other = read_tables((StreamSettings, Other), table, "here", also_known=("logmel",))
+    assert (stream.source, stream.transforms, other.depth) == ("manifest", (), 3)
+    with pytest.raises(SettingsError, match='perhaps "depth", got "dept"'):
+        read_tables((StreamSettings, Other), {**table, "dept": 3}, "here", also_known=("logmel",))
+    with pytest.raises(SettingsError, match='perhaps "logmel", got "logmle"'):
+        read_tables((StreamSettings, Other), {**table, "logmle": {}}, "here", also_known=("logmel",))
+
+
+@pytest.mark.parametrize("kind", [JobSettings, StreamSettings])
+def test_every_setting_has_a_help_text_and_a_default_that_it_would_take(kind):
+    for field in dataclasses.fields(kind):
+        assert field.metadata["help"], field.name
+        if isinstance(field.default, bool | int) and field.name not in ("queue_bytes",):
+            assert field.metadata["parse"](field.default) == field.default

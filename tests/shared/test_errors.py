@@ -1,0 +1,32 @@
+"""Errors say expected, got, where and what to do, and survive the way between processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from shared import errors
+
+SAID = {"expected": "a duck", "got": "a goose", "where": "pond.toml", "remedy": "Look again."}
+MORE = {"SampleError": {"reason": "short"}, "RefusedError": {"code": "world"}}
+
+
+@pytest.mark.heritage("E17")
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_says_all_four_and_can_be_sent(name):
+    error = getattr(errors, name)(**SAID, **MORE.get(name, {}))
+    assert isinstance(error, errors.StokerError)
+    assert str(error) == "pond.toml: expected a duck, got a goose. Look again."
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is type(error)
+    assert vars(twin) == vars(error)
+    assert str(twin) == str(error)
+
+
+def test_whose_fault_it_is():
+    assert issubclass(errors.SampleError, errors.DataError)
+    assert issubclass(errors.ReadError, errors.DataError)
+    for peer in (errors.ProtocolError, errors.RefusedError, errors.LostError):
+        assert issubclass(peer, errors.PeerError)
+    assert not issubclass(errors.ReadError, errors.SampleError)

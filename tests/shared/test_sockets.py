@@ -1,0 +1,212 @@
+"""Sockets as Stoker uses them."""
+
+from __future__ import annotations
+
+import socket as posix
+import threading
+
+import pytest
+import zmq
+
+from shared.codec import MAX_FRAME
+from shared.errors import SettingsError
+from shared.sockets import (
+    Waker,
+    Watched,
+    bind_router,
+    check_endpoint,
+    connect_dealer,
+    connection_events,
+    drained,
+    watch_connection,
+)
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def bound(context):
+    router = bind_router(context, "tcp://127.0.0.1:*", None)
+    return router, router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connected(context, endpoint, identity=b"me"):
+    dealer = connect_dealer(context, endpoint, None, identity)
+    dealer.setsockopt(zmq.SNDTIMEO, 5000)
+    return dealer
+
+
+# --- endpoints ---
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:7400", "tcp://localhost:*", "tcp://[::1]:0", "tcp://127.8.0.1:65535"]
+)
+def test_loopback_needs_no_keys(endpoint):
+    check_endpoint(endpoint, where="listen", encrypted=False, insecure=False)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:7400", "tcp://*:7400", "tcp://loader-1:7400", "tcp://[::]:7400"])
+def test_beyond_loopback_needs_keys_or_insecure(endpoint):
+    with pytest.raises(SettingsError) as caught:
+        check_endpoint(endpoint, where="job.toml, listen", encrypted=False, insecure=False)
+    assert str(caught.value) == (
+        "job.toml, listen: expected keys, or a loopback address such as tcp://127.0.0.1:7400, "
+        f"got {endpoint} without keys: anyone who reaches it could feed on it. Name a key directory "
+        "(keys = …, made with `loader-server keys`), or write --insecure to serve port 7400 openly."
+    )
+    check_endpoint(endpoint, where="x", encrypted=True, insecure=False)
+    check_endpoint(endpoint, where="x", encrypted=False, insecure=True)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "127.0.0.1:7400", "tcp://127.0.0.1", "tcp://:7400", "tcp://h:65536", "tcp://h:-1", "tcp://h:x", "ipc:///tmp/x", "tcp://h:"],
+)  # fmt: skip
+def test_what_is_no_endpoint(endpoint):
+    with pytest.raises(SettingsError) as caught:
+        check_endpoint(endpoint, where="connect", encrypted=True, insecure=True)
+    assert str(caught.value) == (
+        f"connect: expected an endpoint like tcp://127.0.0.1:7400, got {endpoint!r}. Write scheme, host and port."
+    )
+
+
+# --- sockets ---
+
+
+def test_a_bind_conflict_is_named(context):
+    _, endpoint = bound(context)
+    with pytest.raises(SettingsError) as caught:
+        bind_router(context, endpoint, None)
+    said = str(caught.value)
+    assert said.startswith(
+        f"bind: expected {endpoint} to be free, and an address of this machine, got Address already in use"
+    )
+    assert said.endswith("Another loader may run there: stop it, or change `listen`.")
+
+
+@pytest.mark.skipif(not posix.has_ipv6, reason="this Python has no IPv6")
+def test_an_endpoint_in_brackets_is_ipv6(context):
+    try:
+        posix.socket(posix.AF_INET6).bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    router = bind_router(context, "tcp://[::1]:*", None)
+    dealer = connected(context, router.getsockopt_string(zmq.LAST_ENDPOINT))
+    dealer.send(b"x")
+    assert router.poll(5000)
+
+
+def test_a_message_for_nobody_is_an_error_at_once(context):
+    router, _ = bound(context)
+    with pytest.raises(zmq.ZMQError) as caught:
+        router.send_multipart([b"nobody", b"x"], zmq.DONTWAIT)
+    assert caught.value.errno == zmq.EHOSTUNREACH
+
+
+def test_nothing_queues_for_a_connection_that_is_not_there(context):
+    probe = posix.create_server(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+    probe.close()
+    dealer = connect_dealer(context, f"tcp://127.0.0.1:{port}", None, b"me")
+    with pytest.raises(zmq.Again):
+        dealer.send(b"x", zmq.DONTWAIT)
+
+
+@pytest.mark.fault(25)
+def test_a_frame_that_is_too_long_ends_its_connection_only(context):
+    router, endpoint = bound(context)
+    flood, good = connected(context, endpoint, b"flood"), connected(context, endpoint, b"good")
+    monitor = watch_connection(flood)
+    flood.send(bytes(MAX_FRAME + 1))
+    seen = []
+    while not seen or seen[-1].up:
+        assert monitor.poll(5000)
+        seen += list(connection_events(monitor))
+    assert seen[0] == Watched(up=True)
+    good.send(bytes(MAX_FRAME))
+    assert router.poll(5000)
+    assert router.recv_multipart()[0] == b"good"
+    assert not router.poll(0)
+    flood.disable_monitor()
+    monitor.close()
+
+
+def test_a_restart_under_the_same_identity_is_let_in(context):
+    router, endpoint = bound(context)
+    for word in (b"first", b"second"):
+        dealer = connected(context, endpoint, b"same")
+        dealer.send(word)
+        assert router.poll(5000)
+        assert router.recv_multipart() == [b"same", word]
+    router.send_multipart([b"same", b"answer"])
+    assert dealer.poll(5000)
+
+
+def test_a_connection_is_watched(context):
+    router, endpoint = bound(context)
+    dealer = connected(context, endpoint)
+    monitor = watch_connection(dealer)
+    assert monitor.poll(5000)
+    assert list(connection_events(monitor)) == [Watched(up=True)]
+    router.close()
+    assert monitor.poll(5000)
+    assert list(connection_events(monitor)) == [Watched(up=False)]
+    dealer.disable_monitor()
+    monitor.close()
+
+
+def test_draining_takes_a_turn_not_all(context):
+    router, endpoint = bound(context)
+    dealer = connected(context, endpoint)
+    for count in range(5):
+        dealer.send(bytes([count]))
+    got = []
+    while len(got) < 5:
+        assert router.poll(5000)
+        turn = list(drained(router, 2))
+        assert len(turn) <= 2
+        got += [frames[1].bytes[0] for frames in turn]
+    assert got == list(range(5))
+    assert list(drained(router)) == []
+
+
+# --- waking ---
+
+
+def test_a_waker_wakes_a_poll_loop_from_another_thread():
+    waker = Waker()
+    poller = zmq.Poller()
+    poller.register(waker.fileno(), zmq.POLLIN)
+    assert not poller.poll(0)
+    thread = threading.Thread(target=waker.wake)
+    thread.start()
+    assert poller.poll(5000)
+    thread.join()
+    waker.clear()
+    assert not poller.poll(0)
+    waker.close()
+
+
+def test_waking_never_blocks_and_is_cleared_at_once():
+    waker = Waker()
+    for _ in range(100_000):
+        waker.wake()
+    waker.clear()
+    poller = zmq.Poller()
+    poller.register(waker.fileno(), zmq.POLLIN)
+    assert not poller.poll(0)
+    waker.wake()
+    assert poller.poll(0)
+    waker.close()
+
+
+def test_waking_what_is_gone_is_harmless():
+    waker = Waker()
+    waker.close()
+    waker.wake()
+    waker.close()

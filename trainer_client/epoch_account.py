@@ -1,0 +1,172 @@
+"""What a trainer counts of its batches: all that were read, for metrics, and epoch by epoch, for the epoch's log line.
+
+Rules: pure, plain numbers that only grow, a few microseconds a batch. Two may say how long was waited: the reader of
+the feed, for each batch, and the training loop, for each step; where the loop says it, an epoch's line goes by that,
+for a reader inside `tf.data` runs ahead of the steps. Reading ahead, and iterators that are opened and dropped, are
+counted with the epoch that they read; steps are counted by what was trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.metric_names import WAIT_BOUNDS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shared.layout import Field
+    from shared.messages import Pushed, WireShape
+
+__all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTimes:
+    """Of one batch: when it was taken, how long that was waited for, and how long it took to make arrays of it."""
+
+    at_s: float
+    wait_s: float
+    conversion_s: float
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """All batches read so far."""
+
+    batches: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+    build_wait_s: float = 0.0
+    transfer_wait_s: float = 0.0
+    conversion_s: float = 0.0
+    #: Waits told by the training loop; None until it tells any.
+    step_wait_s: float | None = None
+    rounds: int = 0
+    sample_rows: int = 0
+    masked_rows: int = 0
+    vacant_rows: int = 0
+    #: Bytes of padded tensors: of samples, behind their ends, of rows without a sample.
+    sample_bytes: int = 0
+    padding_bytes: int = 0
+    masked_bytes: int = 0
+    #: Waits by WAIT_BOUNDS_S: at or below each bound but no lower one, and above all.
+    waits: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BOUNDS_S) + 1))
+
+
+@dataclass(slots=True)
+class EpochAccount:
+    """One epoch, from the first batch that was read of it."""
+
+    began_s: float
+    #: The batch number at which training on it began, here.
+    first: int = 0
+    steps: int = 0
+    read_wait_s: float = 0.0
+    step_wait_s: float | None = None
+    masked_samples: int = 0
+    sample_bytes: int = 0
+    padded_bytes: int = 0
+    shapes: set[WireShape] = field(default_factory=set)
+
+    def line(self, *, now_s: float, batches: int) -> dict[str, float]:
+        """The fields of its log line; `waiting` and `padding` (masked rows included) are shares."""
+        seconds = max(now_s - self.began_s, 1e-9)
+        waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s
+        return {
+            "steps": self.steps,
+            "seconds": round(seconds, 3),
+            "waiting": round(min(waited_s / seconds, 1.0), 4),
+            "padding": round(1 - self.sample_bytes / self.padded_bytes, 4) if self.padded_bytes else 0.0,
+            "shapes": len(self.shapes),
+            "masked": self.masked_samples,
+            "complete": round(1 - self.first / batches, 4) if batches else 1.0,
+        }
+
+
+class Accounts:
+    """The books of one feed, whose batches have these fields."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        self.counts = ReadCounts()
+        self._step_bytes = {
+            one.key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
+            for one in fields
+            if one.padded
+        }
+        self._epochs: dict[int, EpochAccount] = {}
+
+    def read(self, header: Pushed, arrays: Mapping[str, Any], times: ReadTimes) -> None:
+        """A batch was handed to the reader."""
+        epoch = self._epochs.get(header.epoch)
+        if epoch is None:
+            epoch = self._epochs[header.epoch] = EpochAccount(times.at_s - times.wait_s)
+        epoch.read_wait_s += times.wait_s
+        epoch.shapes.add(header.shape)
+        epoch.masked_samples += header.masked
+        self._count_times(header, times)
+        self._count_rows(header, arrays, epoch)
+
+    def _count_times(self, header: Pushed, times: ReadTimes) -> None:
+        counts = self.counts
+        build_s, transfer_s = split_wait(times.wait_s, header.build_us / 1e6, in_slot=header.in_slot)
+        counts.batches += 1
+        counts.nbytes += header.nbytes
+        counts.wait_s += times.wait_s
+        counts.build_wait_s += build_s
+        counts.transfer_wait_s += transfer_s
+        counts.conversion_s += times.conversion_s
+        counts.waits[bisect_left(WAIT_BOUNDS_S, times.wait_s)] += 1
+
+    def _count_rows(self, header: Pushed, arrays: Mapping[str, Any], epoch: EpochAccount) -> None:
+        counts, space = self.counts, header.shape.rows
+        counts.sample_rows += header.rows
+        counts.masked_rows += header.masked
+        counts.vacant_rows += space - header.rows - header.masked
+        row_bytes = sample_bytes = 0
+        for key, length in header.shape.lengths:
+            step = self._step_bytes[key]
+            row_bytes += length * step
+            sample_bytes += int(arrays[f"{key}_length"].sum()) * step
+        counts.sample_bytes += sample_bytes
+        counts.padding_bytes += max(0, header.rows * row_bytes - sample_bytes)
+        counts.masked_bytes += (space - header.rows) * row_bytes
+        epoch.sample_bytes += sample_bytes
+        epoch.padded_bytes += space * row_bytes
+
+    def stepped(self, epoch: int, wait_s: float) -> None:
+        """The training loop waited so long for the data of a step."""
+        self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
+        account = self._epochs.get(epoch)
+        if account is not None:
+            account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
+
+    def trained(self, epoch: int, number: int, rounds: int = 1) -> None:
+        """So many rounds, from batch `number` of the epoch on, were trained on; of a closed epoch nothing is counted."""
+        account = self._epochs.get(epoch)
+        if account is not None:
+            self.counts.rounds += rounds
+            account.first = account.first if account.steps else number
+            account.steps += rounds
+
+    def forget(self) -> None:
+        """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be told of."""
+        self._epochs = {}
+
+    def close(self, epoch: int) -> EpochAccount | None:
+        """The epoch is over: its account, if anything of it was read; those before it are forgotten."""
+        account = self._epochs.get(epoch)
+        for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next one
+            del self._epochs[old]
+        return account
+
+
+def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
+    """What of a wait is put down to building the batch, and what to its way here."""
+    build_wait_s = wait_s if in_slot else min(wait_s, build_s)
+    return build_wait_s, wait_s - build_wait_s

@@ -1,0 +1,61 @@
+"""Was every batch given out once? What the trainers got, held against what the plan says that they had to get.
+
+Rules: pure; a lap is one pass through an epoch; each trainer is believed how many rounds of a lap it went and whether
+the lap came to its end, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from shared.rounds import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Audit", "Lap", "audited"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """What one rank got of one lap: `numbers` of its batches that were not empty, in `rounds` rounds."""
+
+    rank: int
+    lap: int
+    batches: int
+    group: int
+    rounds: int
+    ended: bool
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Batches that nobody got, and batches that came more often than the plan says, or to whom they do not belong."""
+
+    lost: int
+    repeated: int
+
+
+def audited(laps: Iterable[Lap], world: int) -> Audit:
+    """Compare what all ranks of a world got, lap by lap."""
+    together: defaultdict[int, list[Lap]] = defaultdict(list)
+    for lap in laps:
+        together[lap.lap].append(lap)
+    lost = repeated = 0
+    for same in together.values():
+        due = Counter(number for lap in same for number in _due(lap, world))
+        got = Counter(number for lap in same for number in lap.numbers)
+        lost += sum((due - got).values())
+        repeated += sum((got - due).values())
+    return Audit(lost, repeated)
+
+
+def _due(lap: Lap, world: int) -> list[int]:
+    """The batch numbers that the plan gives this rank in the rounds that it went: all rounds if the lap ended."""
+    way = rounds(0, lap.batches, lap.group, world)
+    places = (one.place(lap.rank) for one in (way if lap.ended else islice(way, lap.rounds)))
+    return [place.number for place in places if not place.empty]

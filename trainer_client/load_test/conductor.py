@@ -1,0 +1,207 @@
+"""Runs a load test: starts crews, lets all trainers begin at one moment, and puts together what they measured.
+
+Rules: crews are new processes that are told what to do in JSON; the one place where we wait is `Interrupts.wait`, so
+Ctrl-C ends everything in good order at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import StokerError
+from trainer_client.load_test.audit import Lap, audited
+from trainer_client.load_test.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trainer_client.load_test.audit import Audit
+    from trainer_client.load_test.interrupts import Interrupts
+    from trainer_client.load_test.thin_trainer import Run
+
+__all__ = ["CrewError", "Measured", "Plan", "conducted"]
+
+#: From the word to the beginning, so that all crews have heard it.
+_LEAD_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many trainers in how many processes, and what each does."""
+
+    trainers: int
+    processes: int
+    run: Run
+
+
+class CrewError(StokerError):
+    """A process of the test ended early."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What all trainers together measured."""
+
+    steps: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    wall_s: float = 0.0
+    harness_cpu_s: float = 0.0
+    loader_cpu_s: float | None = None
+    audit: Audit | None = None
+    errors: list[str] = field(default_factory=list)
+    waits: Histogram = field(default_factory=Histogram)
+    by_second: dict[int, Histogram] = field(default_factory=dict)
+    #: Compute time over total time of each trainer, by rank; empty if there was no compute.
+    utilisations: dict[int, float] = field(default_factory=dict)
+    compute_s: float = 0.0
+    total_s: float = 0.0
+
+    @property
+    def utilisation(self) -> float | None:
+        """Of all accelerators together."""
+        return self.compute_s / self.total_s if self.compute_s else None
+
+
+class _Process:
+    """One crew as the conductor sees it."""
+
+    def __init__(self, plan: Plan, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+        self.ready = False
+        self.result: dict[str, Any] | None = None
+        self.progress = 0
+        self._heard = b""
+        command = [sys.executable, "-m", "trainer_client.load_test.crew"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self.tell(run=asdict(plan.run), ranks=list(ranks))
+
+    @property
+    def file(self) -> int:
+        """What it says is read here."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def tell(self, **line: object) -> None:
+        """Say something to it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write((json.dumps(line) + "\n").encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def hear(self) -> None:
+        """Take in what it said."""
+        more = os.read(self.file, 2**20)
+        if not more and self.result is None:
+            raise self._ended()
+        *lines, self._heard = (self._heard + more).split(b"\n")
+        for line in lines:
+            said: dict[str, Any] = json.loads(line)
+            self.ready = self.ready or "ready" in said
+            self.progress = said.get("progress", self.progress)
+            self.result = said.get("result", self.result)
+
+    def _ended(self) -> CrewError:
+        return CrewError(
+            expected=f"the process of trainers {self.ranks[0]} to {self.ranks[-1]} to go on",
+            got=f"its end, with exit code {self.process.wait()}",
+            where="load test",
+            remedy="Its own error stands above; if it was killed, memory may be short: use fewer trainers.",
+        )
+
+    def close(self) -> None:
+        """End it: it ends with its input."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def conducted(
+    plan: Plan, interrupts: Interrupts, loader_cpu_s: Callable[[], float] | None, on_progress: Callable[[int], None]
+) -> Measured:
+    """Run the test once."""
+    crews: list[_Process] = []
+    try:
+        for share in _shares(plan.trainers, plan.processes):
+            crews.append(_Process(plan, share))  # noqa: PERF401 - one at a time, so that none is forgotten
+        _listen(crews, interrupts, lambda crew: crew.ready, on_progress)
+        began_s = time.monotonic() + _LEAD_S
+        for crew in crews:
+            crew.tell(begin_s=began_s)
+        own_s, loader_s = _own_cpu_s(), loader_cpu_s() if loader_cpu_s else 0.0
+        _listen(crews, interrupts, lambda crew: crew.result is not None, on_progress)
+        measured = _together(crews, plan)
+        measured.harness_cpu_s += _own_cpu_s() - own_s
+        if loader_cpu_s is not None:
+            measured.loader_cpu_s = loader_cpu_s() - loader_s
+        return measured
+    finally:
+        for crew in crews:
+            crew.close()
+
+
+def _shares(trainers: int, processes: int) -> list[range]:
+    """Ranks in order, divided as evenly as it goes."""
+    return [range(trainers * share // processes, trainers * (share + 1) // processes) for share in range(processes)]
+
+
+def _listen(
+    crews: list[_Process],
+    interrupts: Interrupts,
+    is_done: Callable[[_Process], bool],
+    on_progress: Callable[[int], None],
+) -> None:
+    while waiting := {crew.file: crew for crew in crews if not is_done(crew)}:
+        for file in interrupts.wait(list(waiting), None):
+            waiting[file].hear()
+        on_progress(sum(crew.progress for crew in crews))
+
+
+def _own_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _together(crews: list[_Process], plan: Plan) -> Measured:
+    measured, laps = Measured(), list[Lap]()
+    for crew in crews:
+        assert crew.result is not None
+        measured.wall_s = max(measured.wall_s, crew.result["wall_s"])
+        measured.harness_cpu_s += crew.result["cpu_s"]
+        measured.waits.merge(Histogram.of(crew.result["waits"]))
+        for second, histogram in crew.result["seconds"].items():
+            measured.by_second.setdefault(int(second), Histogram()).merge(Histogram.of(histogram))
+        for trainer in crew.result["trainers"]:
+            _add(measured, trainer)
+            laps.extend(Lap(**{**lap, "numbers": tuple(lap["numbers"])}) for lap in trainer["laps"])
+    measured.audit = audited(laps, plan.run.world)
+    return measured
+
+
+def _add(measured: Measured, trainer: dict[str, Any]) -> None:
+    measured.steps += trainer["steps"]
+    measured.rows += trainer["rows"]
+    measured.nbytes += trainer["nbytes"]
+    measured.compute_s += trainer["compute_s"]
+    measured.total_s += trainer["total_s"]
+    if trainer["compute_s"]:
+        measured.utilisations[trainer["rank"]] = trainer["compute_s"] / trainer["total_s"]
+    if trainer["error"]:
+        measured.errors.append(trainer["error"])

@@ -1,0 +1,150 @@
+"""What a load test measured, as figures: of one run, of several together, against limits and against an older test.
+
+Rules: pure; counts of what went wrong add up over repeats, everything else is the median of them; a figure's name ends
+in its unit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer_client.load_test.conductor import Measured
+
+__all__ = ["BETTER", "Change", "Figures", "Limits", "broken", "changes", "curves_of", "figures_of", "together"]
+
+Figures = dict[str, Any]
+
+#: The faults: none is allowed.
+_FAULTS = ("errors", "lost", "repeated")
+
+#: Figures that one wants more (+1) or less (-1) of.
+BETTER = {
+    **dict.fromkeys(_FAULTS, -1),
+    "batches_per_s": 1,
+    "rows_per_s": 1,
+    "mb_per_s": 1,
+    "utilisation": 1,
+    "wait_p50_ms": -1,
+    "wait_p99_ms": -1,
+    "wait_p999_ms": -1,
+    "wait_max_ms": -1,
+    "harness_cores": -1,
+    "loader_cores": -1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the test has to keep; None asks nothing."""
+
+    max_wait_p99_ms: float | None = None
+    min_utilisation: float | None = None
+    min_batches_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure then and now; `better` is None where the two are equal or the figure has no good side."""
+
+    name: str
+    before: float
+    now: float
+    better: bool | None
+
+    @property
+    def percent(self) -> float | None:
+        """How much it changed."""
+        return 100 * (self.now / self.before - 1) if self.before else None
+
+
+def figures_of(measured: Measured, trainers: int) -> Figures:
+    """The figures of one run."""
+    waits, wall_s = measured.waits, measured.wall_s
+    assert measured.audit is not None
+    return {
+        "trainers": trainers,
+        "batches": measured.steps,
+        "errors": len(measured.errors),
+        "lost": measured.audit.lost,
+        "repeated": measured.audit.repeated,
+        "utilisation": _rounded(measured.utilisation, 4),
+        "wait_p50_ms": _ms(waits.quantile_us(0.5)),
+        "wait_p99_ms": _ms(waits.quantile_us(0.99)),
+        "wait_p999_ms": _ms(waits.quantile_us(0.999)),
+        "wait_max_ms": _ms(waits.max_us),
+        "batches_per_s": _rounded(measured.steps / wall_s, 1),
+        "rows_per_s": _rounded(measured.rows / wall_s, 0),
+        "mb_per_s": _rounded(measured.nbytes / wall_s / 1e6, 2),
+        "harness_cores": _rounded(measured.harness_cpu_s / wall_s, 3),
+        "loader_cores": None if measured.loader_cpu_s is None else _rounded(measured.loader_cpu_s / wall_s, 3),
+        "seconds": _rounded(wall_s, 2),
+    }
+
+
+def curves_of(measured: Measured) -> dict[str, Any]:
+    """What is drawn of one run: waits by share, by second, and the utilisation of each trainer."""
+    return {
+        "wait_curve_ms": [(round(share, 9), _ms(time_us)) for share, time_us in measured.waits.curve()],
+        "by_second": [
+            {
+                "second": second,
+                "batches": one.total,
+                "wait_p50_ms": _ms(one.quantile_us(0.5)),
+                "wait_p99_ms": _ms(one.quantile_us(0.99)),
+                "wait_max_ms": _ms(one.max_us),
+            }
+            for second, one in sorted(measured.by_second.items())
+        ],
+        "utilisations": [round(share, 4) for _, share in sorted(measured.utilisations.items())],
+        "errors": measured.errors[:20],
+    }
+
+
+def _ms(time_us: int) -> float:
+    return round(time_us / 1000, 3)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def together(runs: Sequence[Figures]) -> Figures:
+    """Several repeats as one."""
+    return {name: _one(name, [run[name] for run in runs]) for name in runs[0]}
+
+
+def _one(name: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - a number, or None
+    known = [value for value in values if value is not None]
+    if not known or name in _FAULTS:
+        return sum(known) if known else None
+    return statistics.median(known)
+
+
+def broken(figures: Figures, limits: Limits) -> list[str]:
+    """What is not as it has to be, in words."""
+    said = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
+    for name, most in (("wait_p99_ms", limits.max_wait_p99_ms),):
+        if most is not None and figures[name] > most:
+            said.append(f"{name} {figures[name]:g}, expected at most {most:g}")
+    for name, least in (("utilisation", limits.min_utilisation), ("batches_per_s", limits.min_batches_per_s)):
+        got = figures[name]
+        if least is not None and (got is None or got < least):
+            said.append(f"{name} {'not measured' if got is None else f'{got:g}'}, expected at least {least:g}")
+    return said
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """What both tests measured, side by side."""
+    shared = [
+        name for name in BETTER if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
+    ]
+    return [Change(name, before[name], now[name], _is_better(name, before[name], now[name])) for name in shared]
+
+
+def _is_better(name: str, before: float, now: float) -> bool | None:
+    return None if now == before else (now > before) == (BETTER[name] > 0)

@@ -1,0 +1,84 @@
+"""Times in a log-linear histogram: small, mergeable, and true to 1 in 32 at any size.
+
+Rules: pure; whole microseconds in; a value below 64 has a place of its own, above that every doubling has 32 places, so
+a quantile is read at most 3.2 % too high and never too low.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypedDict
+
+__all__ = ["Histogram", "Plain"]
+
+_BITS = 5
+_PLACES = 1 << _BITS
+
+
+class Plain(TypedDict):
+    """A histogram as plain values: how many at each place, the sum and the largest."""
+
+    counts: list[tuple[int, int]]
+    sum_us: int
+    max_us: int
+
+
+class Histogram:
+    """How many times of each size."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.sum_us = 0
+        self.max_us = 0
+        self._counts: Counter[int] = Counter()
+
+    def record(self, time_us: int) -> None:
+        """Count one time."""
+        shift = max(0, time_us.bit_length() - _BITS - 1)
+        self._counts[shift * _PLACES + (time_us >> shift)] += 1
+        self.total += 1
+        self.sum_us += time_us
+        self.max_us = max(self.max_us, time_us)
+
+    def merge(self, other: Histogram) -> None:
+        """Count all of the other's times too."""
+        self._counts.update(other._counts)
+        self.total += other.total
+        self.sum_us += other.sum_us
+        self.max_us = max(self.max_us, other.max_us)
+
+    def quantile_us(self, share: float) -> int:
+        """So large are the times of this share at most; 0 where nothing was counted."""
+        wanted, seen = share * self.total, 0
+        for place, count in sorted(self._counts.items()):
+            seen += count
+            if seen >= wanted:
+                return min(_largest_us(place), self.max_us)
+        return self.max_us
+
+    def curve(self) -> list[tuple[float, int]]:
+        """Quantiles that halve what is left above them, as far as there are times to tell."""
+        shares, left = [0.0], 1.0
+        while left * self.total >= 1:
+            left /= 2
+            shares.append(1 - left)
+        return [(share, self.quantile_us(share)) for share in shares]
+
+    def plain(self) -> Plain:
+        """As plain values, for a message."""
+        return {"counts": sorted(self._counts.items()), "sum_us": self.sum_us, "max_us": self.max_us}
+
+    @classmethod
+    def of(cls, plain: Plain) -> Histogram:
+        """From plain values."""
+        made = cls()
+        made._counts = Counter(dict(plain["counts"]))
+        made.total = made._counts.total()
+        made.sum_us, made.max_us = plain["sum_us"], plain["max_us"]
+        return made
+
+
+def _largest_us(place: int) -> int:
+    """The largest time that belongs into a place."""
+    shift = max(0, place // _PLACES - 1)
+    return ((place - shift * _PLACES + 1) << shift) - 1

@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM as something to wait for: an interruption is raised where we wait, and nowhere else.
+
+So whatever was begun between two waits (a process started, a folder made) is known to whoever has to end it.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType, TracebackType
+
+__all__ = ["Interrupts"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Holds both signals back while the block lasts; used in the main thread."""
+
+    def __enter__(self) -> Self:
+        self._receiving, self._sending = socket.socketpair()
+        self._sending.setblocking(False)  # noqa: FBT003 - its only parameter
+        self._came = False
+        self._before: list[Any] = [signal.signal(number, self._note) for number in _SIGNALS]
+        return self
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._came = True
+        with suppress(BlockingIOError):
+            self._sending.send(b"!")
+
+    def wait(self, files: Sequence[int], timeout_s: float | None) -> list[int]:
+        """The files that can be read; KeyboardInterrupt as soon as a signal comes, or had come."""
+        ours = self._receiving.fileno()
+        ready, _, _ = select.select([*files, ours], [], [], timeout_s)
+        if self._came:
+            raise KeyboardInterrupt
+        return [one for one in ready if one != ours]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+        self._receiving.close()
+        self._sending.close()

@@ -1,0 +1,39 @@
+"""What a load test ran on: figures without this mean nothing to who reads them later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+__all__ = ["machine", "versions"]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores that we may use, memory, system, and how busy it was before."""
+    return {
+        "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the batches go through."""
+    found = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
+    return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **found}
+
+
+def _line(path: str, name: str) -> str:
+    """The value in the first line of that name."""
+    try:
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -1,0 +1,140 @@
+"""A loader side of one's own for a load test: `loader-server run` on a synthetic job in a temporary folder.
+
+Rules: the loaders are another program, started by its command and known by what it prints; nothing of them is imported
+here. Folder and processes are gone when this is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from shared.errors import StokerError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from trainer_client.load_test.interrupts import Interrupts
+
+__all__ = ["JobError", "OwnJob"]
+
+#: Batches of about 64 rows of 50 tokens, 19 400 an epoch.
+_JOB = """
+[job]
+name = "load-test"
+seed = {seed}
+listen = "tcp://127.0.0.1:*"
+
+[streams.train]
+source = "synthetic"
+samples = 1_000_000
+length = "tokens"
+budget = "3200 tokens"
+shapes = 8
+"""
+
+_SERVED = re.compile(rb"is served at (\S+)")
+_READY_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 15.0
+
+
+class JobError(StokerError):
+    """The loaders of the test did not start."""
+
+
+class OwnJob:
+    """Runs until `close`; `endpoint` is where trainers connect to."""
+
+    def __init__(self, *, seed: int, workers: int, interrupts: Interrupts) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="stoker-load-test-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            path = self.folder / "job.toml"
+            path.write_text(_JOB.format(seed=seed), "utf-8")
+            command = [sys.executable, "-m", "loader_server", "run", str(path), "--workers", str(workers)]
+            with (self.folder / "loaders.log").open("wb") as log:
+                # A session of its own: Ctrl-C at the terminal is for us to pass on, in good order.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                )
+            self.endpoint = self._served(interrupts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _served(self, interrupts: Interrupts) -> str:
+        """Wait until the loaders say where they are."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        pipe, heard, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < until_s:
+            ready = interrupts.wait([pipe], until_s - time.monotonic())
+            more = os.read(pipe, 4096) if ready else b""
+            heard += more
+            found = _SERVED.search(heard)
+            if found:
+                return found[1].decode()
+            if ready and not more:
+                break
+        raise JobError(
+            expected="loaders that serve a synthetic job",
+            got=self._last_words() or f"silence for {_READY_TIMEOUT_S:g} s",
+            where="loader-server run, started by the load test",
+            remedy="Install the loader parts (`pip install 'stoker[loader]'`), or name running loaders with --feed.",
+        )
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "loaders.log").read_text("utf-8", "replace").strip().splitlines()
+        return " / ".join(lines[-3:])
+
+    def cpu_s(self) -> float:
+        """The processor time of all its processes so far."""
+        assert self._process is not None
+        return sum(_cpu_s(pid) for pid in (self._process.pid, *_children(self._process.pid)))
+
+    def close(self) -> None:
+        """End the loaders and remove the folder."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its children end with it
+                self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+    except OSError:
+        return []
+    return [one for child in found for one in (child, *_children(child))]
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

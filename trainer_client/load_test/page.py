@@ -1,0 +1,191 @@
+"""The report of a load test as one HTML page: figures and charts, nothing loaded from elsewhere, light or dark as the
+reader's system is.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.load_test.figures import changes
+from trainer_client.load_test.plot import Axis, Line, chart, linear, logarithmic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["page"]
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fbfbfa; --card: #ffffff; --ink: #1c2024; --soft: #60666d; --rule: #e2e4e6;
+  --a: #1f6fb2; --b: #c2571a; --c: #7a3fa0; --old: #9aa0a6; --good: #1a7f4b; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15181b; --card: #1c2024; --ink: #e8eaec; --soft: #a0a7ae;
+  --rule: #33393f; --a: #6cb2ec; --b: #f0955c; --c: #c795e8; --old: #767d84; --good: #5fce94; --bad: #ff8a80; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1360px; padding: 28px 24px 40px; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 30px 0 8px; } p { margin: 0 0 14px; }
+.soft, .axis, .tick { color: var(--soft); fill: var(--soft); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0; }
+.tile, figure { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+.tile { padding: 12px 14px; } .tile b { display: block; font-size: 24px; line-height: 1.25; font-weight: 600; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: 14px; }
+figure { margin: 0; padding: 12px 14px 6px; } figcaption { font-weight: 600; margin-bottom: 4px; }
+svg { display: block; width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+svg .tick, svg .axis { fill: var(--soft); } svg .grid { stroke: var(--rule); }
+polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+polyline.a { stroke: var(--a); } polyline.b { stroke: var(--b); } polyline.c { stroke: var(--c); }
+polyline.old { stroke: var(--old); stroke-dasharray: 5 4; } circle.a { fill: var(--a); }
+svg text.a { fill: var(--a); } svg text.b { fill: var(--b); } svg text.c { fill: var(--c); } svg text.old { fill: var(--soft); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+"""
+
+
+def page(document: Mapping[str, Any], old: Mapping[str, Any] | None, titles: Mapping[str, str]) -> str:
+    """The whole page."""
+    said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
+    facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
+    parts = [
+        f"<h1>Load test: {escape(document['mode'])}</h1>",
+        f'<p class="soft">{escape(said)}. {escape(document["at"])}</p>',
+        _verdict(document),
+        _tiles(document["figures"]),
+        f'<div class="charts">{_charts(document, old)}</div>',
+        f"<h2>All figures</h2>{_table(document, titles)}",
+        f"<h2>Compared with the older test</h2>{_comparison(document, old, titles)}" if old is not None else "",
+        f'<h2>Where</h2><p class="soft">{escape(", ".join(facts))}</p>',
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Load test: {escape(document['mode'])}</title><style>{_STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _verdict(document: Mapping[str, Any]) -> str:
+    if document["broken"]:
+        return f'<p class="bad"><b>Not kept:</b> {escape("; ".join(document["broken"]))}.</p>'
+    return '<p class="good"><b>Nothing lost, nothing repeated, no error</b>, and within the limits that were asked for.</p>'
+
+
+def _tiles(figures: Mapping[str, Any]) -> str:
+    said = [
+        ("accelerator utilisation", figures["utilisation"] and f"{100 * figures['utilisation']:.1f} %"),
+        ("wait, p99", f"{figures['wait_p99_ms']:,.3g} ms"),
+        ("batches a second", f"{figures['batches_per_s']:,.0f}"),
+        ("trainers", f"{figures['trainers']:,}"),
+        ("cores, trainers", f"{figures['harness_cores']:.2f}"),
+        ("cores, loaders", figures["loader_cores"] and f"{figures['loader_cores']:.2f}"),
+    ]
+    tiles = "".join(
+        f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
+        for name, value in said
+        if value
+    )
+    return f'<div class="tiles">{tiles}</div>'
+
+
+# --- charts ---
+
+
+def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
+    run = _middle(document["runs"])
+    drawn = [_batches(run), _waits_by_second(run), _waits_by_share(run, _middle(old["runs"]) if old else None)]
+    if run["utilisations"]:
+        drawn.append(_utilisations(run))
+    return "".join(drawn)
+
+
+def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The repeat that stands for all: the middle one by batches a second."""
+    return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
+
+
+def _batches(run: Mapping[str, Any]) -> str:
+    seconds = run["by_second"][:-1] or run["by_second"]  # the last one is seldom whole
+    points = [(one["second"], one["batches"]) for one in seconds]
+    most = max((batches for _, batches in points), default=1)
+    across = linear("seconds since the start", 0, max(len(points) - 1, 1))
+    line = Line(name="batches", points=points, look="a")
+    return chart("Batches in each second, all trainers together", across, linear("batches", 0, most), [line])
+
+
+def _waits_by_second(run: Mapping[str, Any]) -> str:
+    names = {"wait_max_ms": ("longest", "c"), "wait_p99_ms": ("p99", "b"), "wait_p50_ms": ("p50", "a")}
+    seconds = run["by_second"]
+    lines = [
+        Line(name=name, points=[(one["second"], one[key]) for one in seconds], look=look)
+        for key, (name, look) in names.items()
+    ]
+    highest = max((one["wait_max_ms"] for one in seconds), default=1.0)
+    lowest = min((one["wait_p50_ms"] for one in seconds), default=0.1)
+    across = linear("seconds since the start", 0, max(len(seconds) - 1, 1))
+    return chart("Waiting for a batch, second by second", across, logarithmic("ms", lowest, highest), lines)
+
+
+def _waits_by_share(run: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
+    lines = [Line(name="this test", points=_nines(run), look="a")]
+    if old is not None:
+        lines.insert(0, Line(name="older test", points=_nines(old), look="old"))
+    heights = [height for line in lines for _, height in line.points] or [1.0]
+    most = max((at for line in lines for at, _ in line.points), default=1.0)
+    across = Axis(
+        title="share of all waits that are at most so long",
+        place=lambda nines: nines / most if most else 0.0,
+        ticks=[(nines, word) for nines, word in _NINES if nines <= most],
+    )
+    return chart("Waiting for a batch, from the usual to the rare", across, logarithmic("ms", min(heights), max(heights)), lines)
+
+
+#: Shares by how many nines they have.
+_NINES = ((0.0, "0 %"), (1.0, "90 %"), (2.0, "99 %"), (3.0, "99.9 %"), (4.0, "99.99 %"), (5.0, "99.999 %"), (6.0, "99.9999 %"))
+
+
+def _nines(run: Mapping[str, Any]) -> list[tuple[float, float]]:
+    return [(halvings * 0.30103, wait_ms) for halvings, (_, wait_ms) in enumerate(run["wait_curve_ms"])]
+
+
+def _utilisations(run: Mapping[str, Any]) -> str:
+    shares = sorted(run["utilisations"])
+    points = [(place + 1, 100 * share) for place, share in enumerate(shares)]
+    across = linear("trainers, the least utilised first", 0, len(shares))
+    up = linear("%", min(90.0, points[0][1]), 100)
+    return chart("Accelerator utilisation of each trainer", across, up, [Line(name="", points=points, look="a", dots=True)])
+
+
+# --- tables ---
+
+
+def _table(document: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    runs = [run["figures"] for run in document["runs"]] if len(document["runs"]) > 1 else []
+    heads = ["figure", "all together" if runs else "value", *(f"repeat {place + 1}" for place in range(len(runs)))]
+    rows = [[title, *(_shown(one.get(name)) for one in (document["figures"], *runs))] for name, title in titles.items()]
+    return _html_table(heads, rows)
+
+
+def _comparison(document: Mapping[str, Any], old: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    looks = {True: ("better", "good"), False: ("worse", "bad"), None: ("equal", "soft")}
+    rows = []
+    for one in changes(old["figures"], document["figures"]):
+        word, look = looks[one.better]
+        percent = "" if one.percent is None else f"{one.percent:+.1f} % "
+        rows.append([titles[one.name], _shown(one.before), _shown(one.now), f"{percent}{word}", look])
+    cells = "".join(
+        f'<tr><td>{escape(name)}</td><td>{then}</td><td>{now}</td><td class="{look}">{change}</td></tr>'
+        for name, then, now, change, look in rows
+    )
+    heads = "<tr><th>figure</th><th>then</th><th>now</th><th>change</th></tr>"
+    return f'<div class="wide"><table>{heads}{cells}</table></div>'
+
+
+def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else f"{value:,.10g}" if isinstance(value, int | float) else str(value)

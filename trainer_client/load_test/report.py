@@ -1,0 +1,133 @@
+"""The report of a load test: one JSON document, and the same in Markdown for people.
+
+Rules: the document holds all that is needed to repeat the test and to compare another with it; text and page are made
+from the document alone, so a kept one can be shown again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from trainer_client.load_test.figures import changes
+from trainer_client.load_test.page import page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer_client.load_test.figures import Change
+
+__all__ = ["FORMAT", "markdown", "read_report", "write_report"]
+
+#: Raised when an older document can no longer be compared.
+FORMAT = 1
+
+_TITLES = {
+    "trainers": "trainers",
+    "batches": "batches",
+    "errors": "errors",
+    "lost": "batches lost",
+    "repeated": "batches repeated",
+    "utilisation": "accelerator utilisation",
+    "wait_p50_ms": "wait for a batch, p50 (ms)",
+    "wait_p99_ms": "wait for a batch, p99 (ms)",
+    "wait_p999_ms": "wait for a batch, p99.9 (ms)",
+    "wait_max_ms": "wait for a batch, longest (ms)",
+    "batches_per_s": "batches a second",
+    "rows_per_s": "rows a second",
+    "mb_per_s": "MB a second",
+    "harness_cores": "cores used by the trainers",
+    "loader_cores": "cores used by the loaders",
+    "seconds": "seconds measured",
+}
+
+
+def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
+    """The document as text."""
+    said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
+    parts = [
+        f"# Load test: {document['mode']}",
+        f"{said}.",
+        _table(document),
+        *([_comparison(changes(old["figures"], document["figures"]))] if old is not None else []),
+        *([f"Limits broken: {'; '.join(document['broken'])}."] if document["broken"] else []),
+        "Machine: " + ", ".join(f"{name} {value}" for name, value in document["machine"].items()) + ".",
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in document["versions"].items()) + ".",
+        f"At {document['at']}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(document: Mapping[str, Any]) -> str:
+    runs = document["runs"]
+    several = len(runs) > 1
+    heads = ["figure", "all together" if several else "value", *(f"repeat {n + 1}" for n in range(len(runs)) if several)]
+    rows = [
+        [title, *(shown(one.get(name)) for one in (document["figures"], *(run["figures"] for run in runs if several)))]
+        for name, title in _TITLES.items()
+    ]
+    return _lines(heads, rows)
+
+
+def _comparison(found: list[Change]) -> str:
+    rows = [[_TITLES[one.name], shown(one.before), shown(one.now), _change(one)] for one in found]
+    return "## Compared with the older test\n\n" + _lines(["figure", "then", "now", "change"], rows)
+
+
+def _change(one: Change) -> str:
+    verdict = {True: "better", False: "worse", None: "equal"}[one.better]
+    return f"{one.percent:+.1f} %, {verdict}" if one.percent is not None else verdict
+
+
+def _lines(heads: list[str], rows: list[list[str]]) -> str:
+    table = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in table)
+
+
+def shown(value: object) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return "–"
+    return f"{value:,.10g}" if isinstance(value, int | float) else str(value)
+
+
+def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
+    """Write report.json, report.md and report.html; where they are."""
+    texts = {
+        "report.json": json.dumps(document, indent=1) + "\n",
+        "report.md": markdown(document, old),
+        "report.html": page(document, old, _TITLES),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, "utf-8")
+    except OSError as error:
+        raise SettingsError(
+            expected="a folder that can be written", got=str(error), where="--report", remedy="Name another."
+        ) from None
+    return [folder / name for name in texts]
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """An older report.json."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _no_report(path, str(error)) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("figures"), dict):
+        raise _no_report(path, "another file")
+    return found
+
+
+def _no_report(path: Path, got: str) -> SettingsError:
+    return SettingsError(
+        expected=f"a report.json of a load test, format {FORMAT}",
+        got=got,
+        where=f"--compare {path}",
+        remedy="Write one with --report FOLDER.",
+    )
+
+

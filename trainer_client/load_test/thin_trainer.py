@@ -1,0 +1,178 @@
+"""One thin trainer: a thread that reads batches, and sleeps where a real one would compute.
+
+Rules: the first step is not counted, for everything is being made then; a step is worth its nominal time, so that a
+late wake-up counts against utilisation; what is not sleep is waiting or our own cost, and both count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.feed import connect
+from trainer_client.load_test.audit import Lap
+from trainer_client.load_test.histogram import Histogram
+
+if TYPE_CHECKING:
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed, Reading
+
+__all__ = ["Run", "ThinTrainer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one trainer is to do; `step_s` 0 means as fast as it goes."""
+
+    endpoint: str
+    stream: str
+    world: int
+    step_s: float
+    seconds: float
+    prefetch: int
+    shared_memory: bool
+    keys: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one trainer counts."""
+
+    steps: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    compute_s: float = 0.0
+    total_s: float = 0.0
+    waits: Histogram = field(default_factory=Histogram)
+    by_second: dict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+
+
+class ThinTrainer(threading.Thread):
+    """Attaches at once; trains from `start(at)` on, for `seconds`, or until `stop`."""
+
+    def __init__(self, run: Run, rank: int, on_ready: threading.Semaphore) -> None:
+        super().__init__(name=f"trainer-{rank}", daemon=True)
+        self.rank = rank
+        self.tally = _Tally()
+        self.laps: list[Lap] = []
+        self.error = ""
+        self._run = run
+        self._on_ready = on_ready
+        self._go = threading.Event()
+        self._began_s = 0.0
+        self._stopped = False
+        self._first_end_s = 0.0
+        self._feed: Feed | None = None
+
+    def begin(self, at_s: float) -> None:
+        """Train from this moment of the monotonic clock on."""
+        self._began_s = at_s
+        self._go.set()
+
+    def stop(self) -> None:
+        """Train no more; safe from any thread."""
+        self._stopped = True
+        self._go.set()
+        if self._feed is not None:
+            self._feed.interrupt(KeyboardInterrupt())
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            self._feed = self._connected()
+            self._on_ready.release()
+            with self._feed:
+                self._go.wait()
+                time.sleep(max(0.0, self._began_s - time.monotonic()))
+                while not self._is_over():
+                    self._lap(self._feed)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            self.error = f"rank {self.rank}: {error}"
+            self._on_ready.release()
+
+    def _connected(self) -> Feed:
+        run = self._run
+        return connect(
+            run.endpoint,
+            stream=run.stream,
+            rank=self.rank,
+            world=run.world,
+            prefetch=run.prefetch,
+            shared_memory=run.shared_memory,
+            keys=run.keys,
+        )
+
+    def _is_over(self) -> bool:
+        return self._stopped or time.monotonic() >= self._began_s + self._run.seconds
+
+    def _lap(self, feed: Feed) -> None:
+        """Read an epoch to its end, or until time is up, and keep what came."""
+        group, left = int(feed.state()["group"]), feed.rounds_left()
+        batches = left // -(-group // self._run.world) * group  # an epoch is whole groups
+        numbers: list[int] = []
+        rounds, ended = 0, False
+        with feed.open() as reading:
+            while not self._is_over():
+                batch = self._next(reading)
+                if batch is None:
+                    ended = True
+                    break
+                rounds += 1
+                if not batch.empty:
+                    numbers.append(batch.number)
+                self._step(batch)
+                feed.trained()
+        self.laps.append(
+            Lap(
+                rank=self.rank,
+                lap=len(self.laps),
+                batches=batches,
+                group=group,
+                rounds=rounds,
+                ended=ended,
+                numbers=tuple(numbers),
+            )
+        )
+
+    def _next(self, reading: Reading) -> Batch | None:
+        began_s = time.perf_counter()
+        batch = next(reading, None)
+        waited_us = int(1e6 * (time.perf_counter() - began_s))
+        if self._first_end_s and batch is not None:
+            self.tally.waits.record(waited_us)
+            self.tally.by_second[int(time.monotonic() - self._began_s)].record(waited_us)
+        return batch
+
+    def _step(self, batch: Batch) -> None:
+        """The accelerator is at work."""
+        tally = self.tally
+        if self._run.step_s:
+            time.sleep(self._run.step_s)
+        now_s = time.perf_counter()
+        tally.steps += 1
+        tally.rows += batch.rows
+        tally.nbytes += sum(array.nbytes for array in batch.values())
+        if self._first_end_s:
+            tally.compute_s += self._run.step_s
+            tally.total_s = now_s - self._first_end_s
+        else:
+            self._first_end_s = now_s
+
+    def result(self) -> dict[str, Any]:
+        """What came of it, as plain values."""
+        tally = self.tally
+        return {
+            "rank": self.rank,
+            "error": self.error,
+            "steps": tally.steps,
+            "rows": tally.rows,
+            "nbytes": tally.nbytes,
+            "compute_s": tally.compute_s,
+            "total_s": tally.total_s,
+            "laps": [asdict(lap) for lap in self.laps],
+        }

@@ -1,0 +1,80 @@
+"""The metrics of a trainer: what its feed counted, as samples, while Prometheus is asking.
+
+Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
+is called for a batch. What the numbers mean is declared in `shared.metric_names`. A trainer serves metrics only if it
+was connected with `metrics_port`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared import metric_names as names
+from shared.exposition import Exposition, Samples, Spread
+from trainer_client.ledger import SlotState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_client.epoch_account import ReadCounts
+    from trainer_client.feed import Feed
+    from trainer_client.receiver import Receiver
+    from trainer_client.wants import WantCounts
+
+__all__ = ["serve", "trainer_samples"]
+
+
+def serve(feed: Feed, receiver: Receiver, *, port: int, targets: str | Path | None) -> Exposition:
+    """Serve a feed's metrics until the result is closed; with `targets` it says in that folder where."""
+    facts, seat = receiver.line.facts, receiver.settings.seat
+    process = f"{facts.stream}-{os.uname().nodename}-{os.getpid()}"
+    labels = {"job": facts.job, "role": "trainer", "rank": str(seat.rank), "trainer": process}
+    samples = partial(trainer_samples, feed, receiver)
+    return Exposition(samples, port=port, labels=labels, targets=Path(targets) if targets is not None else None)
+
+
+def trainer_samples(feed: Feed, receiver: Receiver) -> Iterator[Samples]:
+    """How the feed is doing."""
+    stream, line = receiver.settings.stream, receiver.line
+    yield Samples.one(names.GARBAGE, receiver.garbage())
+    yield Samples.one(names.COPIED, feed.copied, stream)
+    yield Samples(names.SLOTS, {(stream, state.value): line.ledger.count(state) for state in SlotState})
+    yield from _wants(line.wants.counts, stream)
+    yield from _waits(feed.accounts.counts, stream)
+    yield from _reads(feed.accounts.counts, stream)
+
+
+def _wants(counts: WantCounts, stream: str) -> Iterator[Samples]:
+    yield Samples.one(names.ASKED, counts.asked, stream)
+    yield Samples.one(names.ASKED_AGAIN, counts.asked_again, stream)
+    yield Samples.one(names.HEDGED, counts.hedged, stream)
+    yield Samples.one(names.STALE_BATCHES, counts.stale, stream)
+    yield Samples.one(names.REJECTED, counts.rejected, stream)
+    yield Samples.one(names.LOST_WANTS, counts.lost_on_the_way, stream)
+    yield Samples.one(names.RETRACTED, counts.retracted, stream)
+    yield Samples.one(names.SUSPECTED, counts.suspected, stream)
+
+
+def _waits(counts: ReadCounts, stream: str) -> Iterator[Samples]:
+    yield Samples(names.DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
+    parts = {
+        "build": counts.build_wait_s,
+        "transfer": counts.transfer_wait_s,
+        "conversion": counts.conversion_s,
+    }
+    yield Samples(names.WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
+    if counts.step_wait_s is not None:
+        yield Samples.one(names.STEP_WAIT, counts.step_wait_s, stream)
+
+
+def _reads(counts: ReadCounts, stream: str) -> Iterator[Samples]:
+    yield Samples.one(names.READ_BATCHES, counts.batches, stream)
+    yield Samples.one(names.READ_BYTES, counts.nbytes, stream)
+    yield Samples.one(names.TRAINED_ROUNDS, counts.rounds, stream)
+    rows = {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows}
+    yield Samples(names.READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
+    padded = {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes}
+    yield Samples(names.PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})
