@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -101,6 +102,9 @@ class Worker:
         self._draining = False
         self._stop_s = float("inf")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = ExitStack()
+        if settings.server_keys is not None:
+            self._guard.enter_context(settings.server_keys.guarding(self._context))
         self._router = bind_router(self._context, settings.listen, settings.server_keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._registration = Registration(
@@ -215,6 +219,7 @@ class Worker:
             session.close()
         self._registration.close()
         self._router.close(linger=200)
+        self._guard.close()
         self._context.term()
         self._waker.close()
         self._quarantine.close()

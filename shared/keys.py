@@ -11,6 +11,7 @@ Rules: key material never appears in a repr, a log or a message; without `allowe
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import zmq
 
 __all__ = ["ClientKeys", "ServerKeys", "make_keys"]
@@ -37,8 +40,22 @@ class ServerKeys:
         public, secret = _load(Path(folder) / "server.key_secret")
         return cls(Path(folder), public, secret)
 
+    @contextmanager
+    def guarding(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
+        """While this is open, the context's serving sockets let in the clients in `allowed`, read once, and no others."""
+        from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - only with keys
+
+        guard = ThreadAuthenticator(context)
+        guard.start()
+        try:
+            (self.folder / "allowed").mkdir(exist_ok=True)
+            guard.configure_curve(domain="*", location=str(self.folder / "allowed"))
+            yield
+        finally:
+            guard.stop()
+
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Only clients that the context's authenticator knows get in."""
+        """Only clients that the context's guard knows get in; without a guard everybody would who knows our public key."""
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_server = True

@@ -171,8 +171,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         replicas = ranks_of(self.model.distribute_strategy).replicas
         if replicas != self._feed.replicas:
             warnings.warn(
-                f"The model has {replicas} replicas here, and the feed occupies {self._feed.replicas} ranks: batches are "
-                "split or repeated. Use connect(..., strategy=strategy) and feed.distributed(strategy).",
+                f"The model has {replicas} replicas here, and the feed occupies {self._feed.replicas} ranks: batches "
+                "are split or repeated. Use connect(..., strategy=strategy) and feed.distributed(strategy).",
                 stacklevel=2,
             )
 

@@ -40,7 +40,7 @@ __all__ = ["FeedDataset", "Ranks", "distributed", "flush_references", "make", "r
 #: Elements that wait behind the step that runs: one hides the next read, one evens out shapes of different size.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
-_LOOKS = 2  # an adapt and one more; the third pass of a training run is too late to warn
+_LOOKS = 2  # one full pass may be an `adapt`; a second may be training, and after a third it is late to say so
 
 
 def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields of Elements
@@ -117,7 +117,7 @@ class _Openings:
 
 
 class _Pass:
-    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow may ask again, and an error is no end."""
+    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
 
     def __init__(self, reading: Reading, openings: _Openings) -> None:
         self._reading = reading
@@ -229,8 +229,8 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         if replicas > 1 and not self._warned:
             self._warned = True
             _warn(
-                f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are not "
-                "one for each replica. Use feed.distributed(strategy)."
+                f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are "
+                "not one for each. Use feed.distributed(strategy)."
             )
 
 
@@ -274,7 +274,7 @@ def _warn(message: str) -> None:
 
 
 class _Flusher:
-    """A thread that runs a tiny eager op when asked: on entering TensorFlow, arrays that it needs no more are dropped."""
+    """A thread that runs a tiny eager op when asked: on entering TensorFlow, what it needs no more is dropped."""
 
     def __init__(self) -> None:
         self._asked = threading.Semaphore(0)

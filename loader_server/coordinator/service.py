@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import zmq
@@ -76,6 +77,9 @@ class Coordinator:
         self._waker = Waker()
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = ExitStack()
+        if keys is not None:
+            self._guard.enter_context(keys.guarding(self._context))
         self._router = bind_router(self._context, endpoint, keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.garbage = 0
@@ -150,6 +154,7 @@ class Coordinator:
 
     def _close(self) -> None:
         self._router.close(linger=200)
+        self._guard.close()
         self._context.term()
         self._waker.close()
         self._journal.close()

@@ -406,8 +406,8 @@ class CoordinatorState:
         if register.builder != self._builder:
             self.counts.refusals += 1
             remedy = (
-                "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
-                "numpy, soundfile and soxr."
+                "Give every loader machine the same job file, index and own transforms, and the same releases of "
+                "stoker, numpy, soundfile and soxr."
             )
             self._out.append(
                 Send(

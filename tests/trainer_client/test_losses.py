@@ -57,7 +57,7 @@ def test_valid_rows_stops_what_is_not_finite_in_both_directions():
     values = tf.constant([[4.0], [0.0]])
     with tf.GradientTape() as tape:
         tape.watch(values)
-        roots = tf.sqrt(valid_rows(values, tf.constant([1.0, 0.0])) + [[0.0], [1.0]])
+        roots = tf.sqrt(valid_rows(values, tf.constant([1.0, 0.0])) + tf.constant([[0.0], [1.0]]))
         loss = masked_mean(roots[:, 0], tf.constant([1.0, 0.0]))
     np.testing.assert_allclose(tape.gradient(loss, values), [[0.25], [0.0]])
 

@@ -1,4 +1,4 @@
-"""`model.fit` over feeds: every batch once, whatever the lengths of epochs, the strategy and the steps per execution."""
+"""`model.fit` over feeds: every batch once, whatever the lengths of epochs, the strategy, the steps per execution."""
 
 from __future__ import annotations
 

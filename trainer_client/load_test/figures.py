@@ -15,7 +15,19 @@ if TYPE_CHECKING:
 
     from trainer_client.load_test.conductor import Measured
 
-__all__ = ["BETTER", "Change", "Figures", "Limits", "broken", "changes", "curves_of", "figures_of", "together"]
+__all__ = [
+    "BETTER",
+    "TITLES",
+    "shown",
+    "Change",
+    "Figures",
+    "Limits",
+    "broken",
+    "changes",
+    "curves_of",
+    "figures_of",
+    "together",
+]
 
 Figures = dict[str, Any]
 
@@ -35,6 +47,27 @@ BETTER = {
     "wait_max_ms": -1,
     "harness_cores": -1,
     "loader_cores": -1,
+}
+
+
+#: Every figure in words, in the order of reports.
+TITLES = {
+    "trainers": "trainers",
+    "batches": "batches",
+    "errors": "errors",
+    "lost": "batches lost",
+    "repeated": "batches repeated",
+    "utilisation": "accelerator utilisation",
+    "wait_p50_ms": "wait for a batch, p50 (ms)",
+    "wait_p99_ms": "wait for a batch, p99 (ms)",
+    "wait_p999_ms": "wait for a batch, p99.9 (ms)",
+    "wait_max_ms": "wait for a batch, longest (ms)",
+    "batches_per_s": "batches a second",
+    "rows_per_s": "rows a second",
+    "mb_per_s": "MB a second",
+    "harness_cores": "cores used by the trainers",
+    "loader_cores": "cores used by the loaders",
+    "seconds": "seconds measured",
 }
 
 
@@ -148,3 +181,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 def _is_better(name: str, before: float, now: float) -> bool | None:
     return None if now == before else (now > before) == (BETTER[name] > 0)
+
+
+def shown(value: object) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return "–"
+    return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.load_test.figures import changes
+from trainer_client.load_test.figures import TITLES, changes, shown
 from trainer_client.load_test.plot import Axis, Line, chart, linear, logarithmic
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 """
 
 
-def page(document: Mapping[str, Any], old: Mapping[str, Any] | None, titles: Mapping[str, str]) -> str:
+def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
     """The whole page."""
     said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
@@ -53,8 +53,8 @@ def page(document: Mapping[str, Any], old: Mapping[str, Any] | None, titles: Map
         _verdict(document),
         _tiles(document["figures"]),
         f'<div class="charts">{_charts(document, old)}</div>',
-        f"<h2>All figures</h2>{_table(document, titles)}",
-        f"<h2>Compared with the older test</h2>{_comparison(document, old, titles)}" if old is not None else "",
+        f"<h2>All figures</h2>{_table(document)}",
+        f"<h2>Compared with the older test</h2>{_comparison(document, old)}" if old is not None else "",
         f'<h2>Where</h2><p class="soft">{escape(", ".join(facts))}</p>',
     ]
     return (
@@ -137,11 +137,21 @@ def _waits_by_share(run: Mapping[str, Any], old: Mapping[str, Any] | None) -> st
         place=lambda nines: nines / most if most else 0.0,
         ticks=[(nines, word) for nines, word in _NINES if nines <= most],
     )
-    return chart("Waiting for a batch, from the usual to the rare", across, logarithmic("ms", min(heights), max(heights)), lines)
+    return chart(
+        "Waiting for a batch, from the usual to the rare", across, logarithmic("ms", min(heights), max(heights)), lines
+    )
 
 
 #: Shares by how many nines they have.
-_NINES = ((0.0, "0 %"), (1.0, "90 %"), (2.0, "99 %"), (3.0, "99.9 %"), (4.0, "99.99 %"), (5.0, "99.999 %"), (6.0, "99.9999 %"))
+_NINES = (
+    (0.0, "0 %"),
+    (1.0, "90 %"),
+    (2.0, "99 %"),
+    (3.0, "99.9 %"),
+    (4.0, "99.99 %"),
+    (5.0, "99.999 %"),
+    (6.0, "99.9999 %"),
+)
 
 
 def _nines(run: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -153,26 +163,28 @@ def _utilisations(run: Mapping[str, Any]) -> str:
     points = [(place + 1, 100 * share) for place, share in enumerate(shares)]
     across = linear("trainers, the least utilised first", 0, len(shares))
     up = linear("%", min(90.0, points[0][1]), 100)
-    return chart("Accelerator utilisation of each trainer", across, up, [Line(name="", points=points, look="a", dots=True)])
+    return chart(
+        "Accelerator utilisation of each trainer", across, up, [Line(name="", points=points, look="a", dots=True)]
+    )
 
 
 # --- tables ---
 
 
-def _table(document: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+def _table(document: Mapping[str, Any]) -> str:
     runs = [run["figures"] for run in document["runs"]] if len(document["runs"]) > 1 else []
     heads = ["figure", "all together" if runs else "value", *(f"repeat {place + 1}" for place in range(len(runs)))]
-    rows = [[title, *(_shown(one.get(name)) for one in (document["figures"], *runs))] for name, title in titles.items()]
+    rows = [[title, *(shown(one.get(name)) for one in (document["figures"], *runs))] for name, title in TITLES.items()]
     return _html_table(heads, rows)
 
 
-def _comparison(document: Mapping[str, Any], old: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+def _comparison(document: Mapping[str, Any], old: Mapping[str, Any]) -> str:
     looks = {True: ("better", "good"), False: ("worse", "bad"), None: ("equal", "soft")}
     rows = []
     for one in changes(old["figures"], document["figures"]):
         word, look = looks[one.better]
         percent = "" if one.percent is None else f"{one.percent:+.1f} % "
-        rows.append([titles[one.name], _shown(one.before), _shown(one.now), f"{percent}{word}", look])
+        rows.append([TITLES[one.name], shown(one.before), shown(one.now), f"{percent}{word}", look])
     cells = "".join(
         f'<tr><td>{escape(name)}</td><td>{then}</td><td>{now}</td><td class="{look}">{change}</td></tr>'
         for name, then, now, change, look in rows
@@ -185,7 +197,3 @@ def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _shown(value: object) -> str:
-    return "–" if value is None else f"{value:,.10g}" if isinstance(value, int | float) else str(value)

@@ -117,5 +117,7 @@ def _names(lines: Sequence[Line], up: Axis) -> str:
     words, last = [], -math.inf
     for height, line in sorted(named, key=lambda one: one[0]):
         last = max(height, last + 15)
-        words.append(f'<text class="name {line.look}" x="{_WIDTH - _RIGHT + 8}" y="{last + 4:.1f}">{escape(line.name)}</text>')
+        words.append(
+            f'<text class="name {line.look}" x="{_WIDTH - _RIGHT + 8}" y="{last + 4:.1f}">{escape(line.name)}</text>'
+        )
     return "".join(words)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from trainer_client.load_test.figures import changes
+from trainer_client.load_test.figures import TITLES, changes, shown
 from trainer_client.load_test.page import page
 
 if TYPE_CHECKING:
@@ -23,25 +23,6 @@ __all__ = ["FORMAT", "markdown", "read_report", "write_report"]
 
 #: Raised when an older document can no longer be compared.
 FORMAT = 1
-
-_TITLES = {
-    "trainers": "trainers",
-    "batches": "batches",
-    "errors": "errors",
-    "lost": "batches lost",
-    "repeated": "batches repeated",
-    "utilisation": "accelerator utilisation",
-    "wait_p50_ms": "wait for a batch, p50 (ms)",
-    "wait_p99_ms": "wait for a batch, p99 (ms)",
-    "wait_p999_ms": "wait for a batch, p99.9 (ms)",
-    "wait_max_ms": "wait for a batch, longest (ms)",
-    "batches_per_s": "batches a second",
-    "rows_per_s": "rows a second",
-    "mb_per_s": "MB a second",
-    "harness_cores": "cores used by the trainers",
-    "loader_cores": "cores used by the loaders",
-    "seconds": "seconds measured",
-}
 
 
 def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
@@ -63,16 +44,20 @@ def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
 def _table(document: Mapping[str, Any]) -> str:
     runs = document["runs"]
     several = len(runs) > 1
-    heads = ["figure", "all together" if several else "value", *(f"repeat {n + 1}" for n in range(len(runs)) if several)]
+    heads = [
+        "figure",
+        "all together" if several else "value",
+        *(f"repeat {n + 1}" for n in range(len(runs)) if several),
+    ]
     rows = [
         [title, *(shown(one.get(name)) for one in (document["figures"], *(run["figures"] for run in runs if several)))]
-        for name, title in _TITLES.items()
+        for name, title in TITLES.items()
     ]
     return _lines(heads, rows)
 
 
 def _comparison(found: list[Change]) -> str:
-    rows = [[_TITLES[one.name], shown(one.before), shown(one.now), _change(one)] for one in found]
+    rows = [[TITLES[one.name], shown(one.before), shown(one.now), _change(one)] for one in found]
     return "## Compared with the older test\n\n" + _lines(["figure", "then", "now", "change"], rows)
 
 
@@ -86,19 +71,12 @@ def _lines(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in table)
 
 
-def shown(value: object) -> str:
-    """A figure as people read it."""
-    if value is None:
-        return "–"
-    return f"{value:,.10g}" if isinstance(value, int | float) else str(value)
-
-
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
     """Write report.json, report.md and report.html; where they are."""
     texts = {
         "report.json": json.dumps(document, indent=1) + "\n",
         "report.md": markdown(document, old),
-        "report.html": page(document, old, _TITLES),
+        "report.html": page(document, old),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,5 +107,3 @@ def _no_report(path: Path, got: str) -> SettingsError:
         where=f"--compare {path}",
         remedy="Write one with --report FOLDER.",
     )
-
-

@@ -1,0 +1,449 @@
+"""The coordinator's decisions: what it refuses and how it says so, what it keeps, what it forgets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loader_server.coordinator.state import (
+    Advanced,
+    CoordinatorState,
+    CulpritFound,
+    GroupFixed,
+    Keep,
+    Received,
+    Send,
+    Ticked,
+)
+from shared import messages as m
+from shared.codec import decode, encode
+
+TIMEOUT_S = 2.0
+
+
+@dataclass
+class View:
+    digest: str = "plan-1"
+    evaluation: bool = False
+    fields: tuple[m.WireField, ...] = (m.WireField("audio", "float32", (None, 80), 100.0),)
+    shapes: tuple[m.WireShape, ...] = (m.WireShape(4, (("audio", 100),)),)
+
+    def batches(self, epoch: int, group: int) -> int:
+        return 100 + epoch % 3
+
+    def most_batches(self, group: int) -> int:
+        return 102
+
+
+def coordinator(*, group: int = 0) -> CoordinatorState:
+    streams = {"train": View(), "dev": View(evaluation=True)}
+    return CoordinatorState("digits", streams, builder="builder-1", group=group, heartbeat_timeout_s=TIMEOUT_S)
+
+
+def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
+    cursor = None if at is None else m.Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
+    said = {"job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank, "name": f"host:{rank}"}
+    return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
+
+
+def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
+    said = {"stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number}
+    return m.Progress(**{**said, **other})
+
+
+def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1") -> m.Register:
+    return m.Register(worker=name, incarnation=incarnation, endpoint=f"tcp://127.0.0.1:1{incarnation}", builder=builder)
+
+
+def beat(name: str = "w0", incarnation: int = 1) -> m.Beat:
+    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4)
+
+
+def said(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:
+    """What the peer is answered; every message can cross the wire."""
+    peer = peer or b"%d" % getattr(message, "incarnation", 0)
+    answers = state.handle(Received(peer, message), now_s)
+    for one in answers:
+        assert isinstance(one, Keep) or decode(encode(one.message)) == one.message
+    return [one.message for one in answers if isinstance(one, Send) and one.peer == peer]
+
+
+def kept(state: CoordinatorState, message: m.Message, now_s: float = 0.0) -> list[object]:
+    return [one.fact for one in state.handle(Received(b"me", message), now_s) if isinstance(one, Keep)]
+
+
+def refused(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> tuple[str, ...]:
+    (answer,) = said(state, message, now_s, peer)
+    assert isinstance(answer, m.Refused), answer
+    return answer.code, answer.expected, answer.got, answer.remedy
+
+
+class TestAttaching:
+    def test_a_first_trainer_is_told_all_it_has_to_know(self):
+        state = coordinator()
+        said(state, register(), peer=b"worker")
+        (answer,) = said(state, attach(0, 4))
+        assert answer == m.Attached(
+            job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=100,
+            most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
+            workers=(m.WorkerAddress("w0", 1, "tcp://127.0.0.1:11"),),
+        )  # fmt: skip
+
+    def test_the_job_may_be_left_out(self):
+        assert isinstance(said(coordinator(), attach(job=""))[0], m.Attached)
+
+    def test_another_job_is_refused(self):
+        code, expected, got, remedy = refused(coordinator(), attach(job="words"))
+        assert (code, expected, got) == ("job", "a trainer of job digits", "job words")
+        assert "leave job= out" in remedy
+
+    def test_an_unknown_stream_is_refused_naming_the_known(self):
+        code, expected, got, remedy = refused(coordinator(), attach(stream="tain"))
+        assert (code, expected, got) == ("stream", 'one of the streams "train", "dev"', '"tain"')
+        assert "stream=" in remedy
+
+    def test_ranks_beyond_the_world_are_refused(self):
+        code, expected, got, remedy = refused(coordinator(), attach(3, 4, replicas=2))
+        assert (code, expected, got) == ("rank", "rank + replicas <= world", "3 + 2 > 4")
+        assert "rank=" in remedy
+
+    def test_a_cursor_of_another_plan_is_refused(self):
+        code, expected, got, remedy = refused(coordinator(), attach(at=(0, 5), digest="plan-0"))
+        assert (code, expected, got) == ("plan", "a cursor of plan plan-1", "one of plan plan-0")
+        assert "seed" in remedy
+
+    @pytest.mark.fault(20)
+    def test_a_world_larger_than_the_group_is_refused_with_the_setting_named(self):
+        state = coordinator()
+        said(state, attach(0, 2))
+        code, expected, got, remedy = refused(state, attach(0, 8, incarnation=5))
+        assert (code, expected, got) == ("world", "a world of at most group = 2 ranks", "a world of 8")
+        assert "group = 8" in remedy
+        assert "next epoch" in remedy
+
+    def test_a_batch_number_past_the_epochs_end_is_refused(self):
+        code, expected, got, _ = refused(coordinator(), attach(at=(1, 102)))
+        assert (code, expected, got) == ("cursor", "a batch number of at most 101 in epoch 1", "102")
+
+    def test_the_end_of_an_epoch_is_a_cursor(self):
+        (answer,) = said(coordinator(), attach(at=(1, 101)))
+        assert answer.cursor == m.Cursor(1, 101, 1, "plan-1")
+
+
+class TestRanks:
+    @pytest.mark.fault(19)
+    def test_a_rank_that_stands_elsewhere_waits_and_is_then_refused_naming_both(self):
+        state = coordinator()
+        said(state, attach(0, 2, at=(0, 40)))
+        (answer,) = said(state, attach(1, 2, at=(0, 50)), now_s=1.0)
+        assert isinstance(answer, m.Wait)
+        assert "batch 40" in answer.reason
+        said(state, progress(0, 0, 40), now_s=5.0)
+        code, expected, got, remedy = refused(state, attach(1, 2, at=(0, 50)), now_s=5.1)
+        assert code == "cursor"
+        assert expected == "epoch 0, batch 40, where rank 0 (host:0) started"
+        assert got == "epoch 0, batch 50 from rank 1 (host:1)"
+        assert "same checkpoint" in remedy
+
+    def test_it_is_let_in_once_the_other_has_moved_to_the_same_place(self):
+        state = coordinator()
+        said(state, attach(0, 2, at=(0, 40)))
+        assert isinstance(said(state, attach(1, 2, at=(0, 50)))[0], m.Wait)
+        said(state, attach(0, 2, at=(0, 50)), now_s=1.0)
+        assert isinstance(said(state, attach(1, 2, at=(0, 50)), now_s=2.0)[0], m.Attached)
+
+    def test_a_rank_that_only_came_has_not_said_where_it_stands(self):
+        state = coordinator()
+        said(state, attach(0, 2))
+        assert isinstance(said(state, attach(1, 2, at=(3, 50)))[0], m.Attached)
+
+    def test_ranks_of_two_worlds_wait_and_are_then_refused(self):
+        state = coordinator(group=8)
+        said(state, attach(0, 2))
+        assert isinstance(said(state, attach(2, 4))[0], m.Wait)
+        said(state, progress(0, 0, 0), now_s=4.5)
+        code, expected, got, remedy = refused(state, attach(2, 4), now_s=4.5)
+        assert (code, expected) == ("world", "a world of 2, as rank 0 (host:0) says")
+        assert got == "a world of 4 from rank 2 (host:2)"
+        assert "world=" in remedy
+
+    @pytest.mark.fault(20)
+    def test_silent_ranks_of_an_old_world_do_not_stand_in_the_way(self):
+        state = coordinator()
+        for rank in range(4):
+            said(state, attach(rank, 4, at=(0, 40)))
+        assert isinstance(said(state, attach(0, 2, at=(0, 44), group=4, incarnation=1))[0], m.Wait)
+        assert isinstance(said(state, attach(0, 2, at=(0, 44), group=4, incarnation=1), now_s=2.1)[0], m.Attached)
+
+    @pytest.mark.fault(19)
+    def test_a_newer_trainer_takes_a_rank_over_and_the_older_is_told(self):
+        state = coordinator()
+        said(state, attach(), peer=b"old")
+        out = state.handle(Received(b"new", attach(incarnation=2, name="host:new")), 1.0)
+        told = [one.message for one in out if isinstance(one, Send) and one.peer == b"old"]
+        assert told == [
+            m.Refused(
+                code="superseded",
+                expected="to be the only trainer of rank 0",
+                got="a newer one, host:new",
+                remedy="Stop one of them.",
+            )
+        ]
+        assert state.counts.superseded == 1
+
+    @pytest.mark.fault(19)
+    @pytest.mark.fault(23)
+    def test_the_older_one_may_not_come_back(self):
+        state = coordinator()
+        said(state, attach(), peer=b"old")
+        said(state, attach(incarnation=2, name="host:new"), peer=b"new")
+        assert refused(state, progress(0, 0, 5), peer=b"old")[0] == "superseded"
+        code, _, got, _ = refused(state, attach(), peer=b"old")
+        assert (code, got) == ("superseded", "a newer one, host:new")
+        assert isinstance(said(state, progress(0, 0, 5, incarnation=2), peer=b"new")[0], m.Members)
+
+    def test_it_is_recognised_by_any_of_its_ranks(self):
+        state = coordinator()
+        said(state, attach(1, 2), peer=b"old")
+        said(state, attach(0, 2, replicas=2, incarnation=2), peer=b"new")
+        assert refused(state, progress(1, 0, 5), peer=b"old")[0] == "superseded"
+        assert refused(state, attach(1, 2), peer=b"old")[0] == "superseded"
+
+    def test_a_trainer_that_moves_to_another_rank_leaves_no_ghost(self):
+        state = coordinator(group=4)
+        said(state, attach(0, 2, incarnation=7))
+        said(state, attach(1, 2, incarnation=7))
+        assert kept(state, progress(1, 0, 9, incarnation=7)) == [Advanced("train", 0, 9)]
+
+    def test_a_trainer_that_nobody_knows_is_asked_to_attach(self):
+        code, _, _, remedy = refused(coordinator(), progress(0, 0, 5))
+        assert (code, remedy) == ("unknown", "Attach again.")
+
+    def test_who_detaches_is_gone(self):
+        state = coordinator()
+        said(state, attach())
+        state.handle(Received(b"me", m.Detach(stream="train", rank=0, incarnation=1000)), 0.0)
+        assert refused(state, progress(0, 0, 5))[0] == "unknown"
+
+    def test_who_is_silent_for_long_is_gone(self):
+        state = coordinator()
+        said(state, attach())
+        state.handle(Ticked(), 10.1)
+        assert refused(state, progress(0, 0, 5))[0] == "unknown"
+
+    @pytest.mark.fault(16)
+    def test_nobody_expires_for_a_stall_of_the_coordinators_own_if_what_came_is_read_first(self):
+        state = coordinator()
+        said(state, attach())
+        said(state, register())
+        said(state, progress(0, 0, 5), now_s=30.0)
+        said(state, beat(), now_s=30.0)
+        state.handle(Ticked(), 30.0)
+        (members,) = said(state, progress(0, 0, 6), now_s=30.1)
+        assert [one.worker for one in members.workers] == ["w0"]
+        assert state.counts.workers_gone == 0
+
+
+class TestEvaluation:
+    def test_anyone_may_read_at_once_wherever_it_stands(self):
+        state = coordinator()
+        for one, at in enumerate([None, (0, 0), (0, 50), (0, 7)]):
+            asked = attach(0, 1, at=at, stream="dev", incarnation=one)
+            assert isinstance(said(state, asked)[0], m.Attached)
+            assert isinstance(said(state, progress(0, 0, 1, stream="dev", incarnation=one))[0], m.Members)
+        assert state.counts.superseded == 0
+
+    def test_a_reader_alone_does_not_bind_a_larger_world(self):
+        state = coordinator()
+        said(state, attach(0, 1, stream="dev", incarnation=1))
+        (answer,) = said(state, attach(3, 4, stream="dev", incarnation=2))
+        assert (answer.cursor.group, answer.next_group) == (4, 4)
+
+    def test_nothing_of_it_is_kept(self):
+        state = coordinator()
+        assert kept(state, attach(stream="dev")) == []
+        assert kept(state, progress(0, 0, 5, stream="dev")) == []
+
+
+class TestGroup:
+    def test_the_first_world_fixes_it_and_it_is_kept(self):
+        state = coordinator()
+        assert kept(state, attach(0, 4)) == [GroupFixed("train", 4)]
+        (answer,) = said(state, attach(0, 2, incarnation=2))
+        assert answer.cursor.group == 4
+
+    def test_the_fact_comes_before_the_promise(self):
+        out = coordinator().handle(Received(b"me", attach(0, 4)), 0.0)
+        assert [type(one) for one in out] == [Keep, Send]
+
+    @pytest.mark.fault(20)
+    def test_a_group_from_the_job_file_takes_effect_where_an_epoch_starts(self):
+        state = coordinator(group=8)
+        state.recover(GroupFixed("train", 4))
+        (middle,) = said(state, attach(0, 2, at=(1, 40), group=4))
+        assert (middle.cursor.group, middle.next_group) == (4, 8)
+        assert refused(state, attach(0, 6, at=(1, 40), group=4, incarnation=2))[0] == "world"
+        (start,) = said(state, attach(0, 6, at=(2, 0), group=4, incarnation=3), now_s=30.0)
+        assert (start.cursor.group, start.next_group) == (8, 8)
+
+
+class TestWorkers:
+    def test_trainers_are_told_of_workers_that_come_and_leave(self):
+        state = coordinator()
+        said(state, attach(), peer=b"trainer")
+        out = state.handle(Received(b"worker", register()), 0.0)
+        assert [one.peer for one in out] == [b"worker", b"trainer"]
+        assert out[1].message.workers == (m.WorkerAddress("w0", 1, "tcp://127.0.0.1:11"),)
+        out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
+        assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(workers=()))]
+
+    def test_a_worker_that_builds_other_bytes_is_refused(self):
+        code, expected, got, remedy = refused(coordinator(), register(builder="builder-2"))
+        assert code == "builder"
+        assert expected == "a worker that builds the same bytes (builder-1)"
+        assert got == "w0 with builder-2"
+        assert "same job file" in remedy
+
+    def test_a_restarted_worker_replaces_itself(self):
+        state = coordinator()
+        said(state, register(incarnation=1))
+        said(state, register(incarnation=2))
+        said(state, m.Leave(worker="w0", incarnation=1))
+        (answer,) = said(state, attach())
+        assert [one.incarnation for one in answer.workers] == [2]
+        assert refused(state, beat(incarnation=1))[0] == "unknown"
+
+    def test_a_worker_that_nobody_knows_is_asked_to_register(self):
+        code, _, _, remedy = refused(coordinator(), beat())
+        assert (code, remedy) == ("unknown", "Register again.")
+
+    def test_one_that_is_silent_for_long_is_gone_and_trainers_are_told(self):
+        state = coordinator()
+        said(state, register(), peer=b"worker")
+        said(state, attach(), now_s=9.0, peer=b"trainer")
+        assert state.handle(Ticked(), 10.0) == []
+        assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(workers=()))]
+        assert state.counts.workers_gone == 1
+
+    @pytest.mark.fault(8)
+    def test_a_culprit_is_kept_first_and_told_to_all_workers(self):
+        state = coordinator()
+        said(state, register("w0", 1), peer=b"w0")
+        said(state, register("w1", 2), peer=b"w1")
+        found = m.Culprit(worker="w0", culprit=m.CulpritSample("train", 17))
+        out = state.handle(Received(b"w0", found), 0.0)
+        assert out[0] == Keep(CulpritFound("train", 17))
+        assert [one.peer for one in out[1:]] == [b"w0", b"w1"]
+        assert all(one.message.culprits == (m.CulpritSample("train", 17),) for one in out[1:])
+        assert state.handle(Received(b"w1", found), 0.0) == []
+        (answer,) = said(state, register("w2", 3))
+        assert answer.culprits == (m.CulpritSample("train", 17),)
+
+    def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
+        assert kept(coordinator(), m.Culprit(worker="w0", culprit=m.CulpritSample("other", 17))) == []
+
+    def test_there_are_never_more_culprits_than_a_message_takes(self, monkeypatch):
+        monkeypatch.setattr("loader_server.coordinator.state._MOST_CULPRITS", 2)
+        state = coordinator()
+        for sample in range(3):
+            state.handle(Received(b"w0", m.Culprit(worker="w0", culprit=m.CulpritSample("train", sample))), 0.0)
+        (answer,) = said(state, register())
+        assert [one.sample for one in answer.culprits] == [0, 1]
+
+
+class TestProgress:
+    def test_a_stream_is_as_far_as_its_last_rank(self):
+        state = coordinator()
+        said(state, attach(0, 2))
+        said(state, attach(1, 2))
+        assert kept(state, progress(0, 0, 10)) == []
+        assert kept(state, progress(1, 0, 6)) == [Advanced("train", 0, 6)]
+        assert kept(state, progress(1, 0, 6)) == []
+
+    @pytest.mark.fault(22)
+    def test_it_is_answered_with_the_members(self):
+        state = coordinator()
+        said(state, register(), peer=b"worker")
+        said(state, attach())
+        for _ in range(2):
+            (answer,) = said(state, progress(0, 0, 10))
+            assert [one.worker for one in answer.workers] == ["w0"]
+
+    @pytest.mark.heritage("D4")
+    def test_the_report_says_how_far_and_by_whom(self):
+        state = coordinator()
+        said(state, register())
+        said(state, beat())
+        said(state, attach(0, 1))
+        said(state, progress(0, 1, 10))
+        (answer,) = said(state, m.StatusQuery(), now_s=1.5)
+        report = json.loads(answer.report)
+        train = report["streams"]["train"]
+        assert (train["epoch"], train["number"], train["batches"], train["group"]) == (1, 10, 101, 1)
+        assert train["trainers"][0]["name"] == "host:0"
+        assert train["trainers"][0]["silent_s"] == 1.5
+        assert report["workers"][0]["built"] == 3
+
+
+ranks = st.integers(0, 3)
+incarnations = st.integers(0, 5)
+cursors = st.none() | st.builds(
+    m.Cursor, st.integers(0, 3), st.integers(0, 110), st.integers(1, 8), st.sampled_from(["plan-1", "plan-0"])
+)
+names = st.sampled_from(["w0", "w1"])
+streams = st.sampled_from(["train", "dev", "none"])
+messages = st.one_of(
+    st.builds(
+        m.Attach, job=st.sampled_from(["", "digits", "words"]), stream=streams, rank=ranks, replicas=st.integers(1, 2),
+        world=st.integers(1, 4), incarnation=incarnations, name=st.just("host"), cursor=cursors,
+    ),
+    st.builds(
+        m.Progress, stream=streams, rank=ranks, incarnation=incarnations, epoch=st.integers(0, 3), number=st.integers(0, 99)
+    ),
+    st.builds(m.Detach, stream=streams, rank=ranks, incarnation=incarnations),
+    st.builds(register, names, incarnations, st.sampled_from(["builder-1", "builder-2"])),
+    st.builds(beat, names, incarnations),
+    st.builds(m.Leave, worker=names, incarnation=incarnations),
+    st.builds(m.Culprit, worker=names, culprit=st.builds(m.CulpritSample, streams, st.integers(0, 3))),
+    st.just(m.StatusQuery()),
+    st.just(m.Ping(number=1)),
+)  # fmt: skip
+
+
+@pytest.mark.fault(11)
+@pytest.mark.fault(25)
+@settings(max_examples=200, deadline=None)
+@given(script=st.lists(st.tuples(messages | st.none(), st.sampled_from([0.0, 0.5, 3.0, 11.0])), max_size=40))
+def test_no_sequence_breaks_it_and_its_facts_alone_rebuild_what_it_promised(script):
+    state, facts, now_s = coordinator(), {}, 0.0
+    for number, (message, pause_s) in enumerate(script):
+        now_s += pause_s
+        event = Ticked() if message is None else Received(b"%d" % (number % 3), message)
+        for one in state.handle(event, now_s):
+            if isinstance(one, Send):
+                assert decode(encode(one.message)) == one.message
+            else:
+                key = (type(one.fact), one.fact.stream, getattr(one.fact, "sample", None))
+                facts[key] = one.fact
+        overlapping = [rank for seat in state._streams["train"].seats.values() for rank in seat.ranks()]
+        assert len(overlapping) == len(set(overlapping))
+    again = coordinator()
+    for fact in facts.values():
+        again.recover(fact)
+    before, after = state.report(now_s), again.report(now_s)
+    assert after["culprits"] == before["culprits"]
+    for field in ("group", "epoch", "number", "batches"):
+        assert after["streams"]["train"][field] == before["streams"]["train"][field]
+
+
+@pytest.mark.fault(11)
+def test_after_a_restart_the_answers_are_the_same():
+    state, again = coordinator(), coordinator()
+    for fact in [*kept(state, attach(0, 4)), *kept(state, progress(0, 1, 8))]:
+        again.recover(fact)
+    asked = replace(attach(0, 2, at=(1, 8), group=4), incarnation=9)
+    assert said(again, asked) == said(state, asked, now_s=60.0)

@@ -1,0 +1,174 @@
+"""The command `trainer-client`: one function a sub-command, each importing what it needs when it runs.
+
+Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C
+with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import StokerError
+from shared.logs import start_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; ends the process."""
+    options = _parser().parse_args(arguments)
+    start_logging(level=options.log_level)
+    try:
+        code: int = options.run(options)
+    except StokerError as error:
+        print(f"trainer-client: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("trainer-client: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trainer-client",
+        description="Train, evaluate and test with batches that loader servers push.",
+        epilog="example: trainer-client load-test train --trainers 50 --step-ms 120",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_load_test,):
+        command = add(commands)
+        command.add_argument(
+            "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="how much to log"
+        )
+    return parser
+
+
+# --- load-test ---
+
+_LOAD_TEST = """\
+Read batches with many thin trainers, without TensorFlow, and measure what they waited for.
+
+drain reads as fast as it goes. train simulates the accelerator: each trainer sleeps --step-ms for each batch, and
+utilisation is that compute time over all time, the first step excluded. Without --feed the test starts loaders of its
+own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes the places of ranks 0 to N-1 of that
+job's stream: never name a job that is training."""
+
+_LOAD_TEST_EXAMPLES = """\
+examples:
+  trainer-client load-test drain --seconds 10
+  trainer-client load-test train --trainers 200 --step-ms 200 --seconds 60 --json
+  trainer-client load-test train --trainers 50 --report out --max-wait-p99-ms 20 --min-utilisation 0.9
+  trainer-client load-test drain --report new --compare old/report.json"""
+
+
+def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "load-test",
+        help="Measure how well loaders feed many trainers, without TensorFlow.",
+        description=_LOAD_TEST,
+        epilog=_LOAD_TEST_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=_load_test)
+    command.add_argument("mode", choices=("drain", "train"), help="as fast as it goes, or with a simulated accelerator")
+    _add_load(command)
+    _add_loaders(command)
+    _add_outcome(command)
+    return command
+
+
+def _add_load(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("load")
+    group.add_argument("--trainers", type=_whole, default=1, metavar="N", help="thin trainers, ranks of one world (1)")
+    group.add_argument(
+        "--step-ms", type=_positive, default=120.0, metavar="MS", help="train: what a step computes (120)"
+    )
+    group.add_argument("--seconds", type=_positive, default=10.0, metavar="S", help="how long to read (10)")
+    group.add_argument("--repeats", type=_whole, default=1, metavar="N", help="how often; figures are medians (1)")
+    group.add_argument(
+        "--prefetch", type=_whole, default=8, metavar="N", help="batches that a trainer asks for ahead (8)"
+    )
+    group.add_argument("--processes", type=int, default=0, metavar="N", help="processes for trainers (one a hundred)")
+    group.add_argument("--tcp", action="store_true", help="never shared memory, as if on another machine")
+
+
+def _add_loaders(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("loaders")
+    group.add_argument(
+        "--feed", default="", metavar="ENDPOINT", help="a running job's coordinator, instead of an own job"
+    )
+    group.add_argument("--stream", default="train", help="the stream to read (train)")
+    group.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job at --feed")
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="workers of the own job (one a core)")
+    group.add_argument("--seed", type=int, default=0, help="seed of the own job (0)")
+
+
+def _add_outcome(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("outcome")
+    group.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
+    group.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html there"
+    )
+    group.add_argument("--compare", type=Path, metavar="FILE", help="an older report.json to compare with")
+    group.add_argument("--max-wait-p99-ms", type=float, metavar="MS", help="fail if 1 of 100 waits is longer")
+    group.add_argument("--min-utilisation", type=float, metavar="SHARE", help="fail below this share, such as 0.9")
+    group.add_argument(
+        "--min-batches-per-s", type=float, metavar="N", help="fail below this rate, all trainers together"
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 4096:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text}")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return number
+
+
+def _load_test(options: argparse.Namespace) -> int:
+    from trainer_client.load_test.command import Asked, load_test
+    from trainer_client.load_test.figures import Limits
+
+    limits = Limits(
+        max_wait_p99_ms=options.max_wait_p99_ms,
+        min_utilisation=options.min_utilisation,
+        min_batches_per_s=options.min_batches_per_s,
+    )
+    return load_test(
+        Asked(
+            mode=options.mode,
+            trainers=options.trainers,
+            step_ms=options.step_ms,
+            seconds=options.seconds,
+            repeats=options.repeats,
+            processes=options.processes,
+            prefetch=options.prefetch,
+            tcp=options.tcp,
+            feed=options.feed,
+            stream=options.stream,
+            keys=options.keys,
+            workers=options.workers,
+            seed=options.seed,
+            limits=limits,
+            report=options.report,
+            compare=options.compare,
+            as_json=options.json,
+        )
+    )
