@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: loader-server run job.toml",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_index, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
+    for add in (_add_index, _add_plan, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
         command = add(commands)
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
@@ -97,6 +97,42 @@ def _index(options: argparse.Namespace) -> int:
         job, options.stream or list(job.recipes), strict=options.strict, processes=options.processes
     )
     indexing.show(reports, as_json=options.json)
+    return 0
+
+
+# --- plan ---
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Show what the settings come to: buckets, rows, padding, steps, and what is dropped."
+    command = _command(commands, "plan", _plan, about, "loader-server plan job.toml --plot lengths.png")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--stream", default="train", help="the stream (default: train)")
+    command.add_argument("--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1")
+    command.add_argument("--epoch", type=int, default=0, help="the epoch (default: 0)")
+    command.add_argument("--find", default="", metavar="NAME", help="say in which batch this sample is")
+    command.add_argument("--diff", type=Path, metavar="JOB", help="say what differs in another job file")
+    command.add_argument("--plot", type=Path, metavar="PNG", help="draw the lengths and the buckets' boundaries")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from loader_server import plan_command
+
+    job = _job(options.job)
+    plan_command.show(
+        job,
+        plan_command.PlanQuestion(
+            stream=options.stream,
+            group=options.group or job.settings.group or 1,
+            epoch=options.epoch,
+            find=options.find,
+            other=_job(options.diff) if options.diff else None,
+            plot=options.plot,
+            as_json=options.json,
+        ),
+    )
     return 0
 
 

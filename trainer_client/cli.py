@@ -16,7 +16,7 @@ from shared.errors import StokerError
 from shared.logs import start_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
@@ -143,8 +143,8 @@ def _positive(text: str) -> float:
 
 
 def _load_test(options: argparse.Namespace) -> int:
-    from trainer_client.load_test.command import Asked, load_test
-    from trainer_client.load_test.figures import Limits
+    from trainer_client.load_test.command import Asked, load_test  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.load_test.figures import Limits  # noqa: PLC0415
 
     limits = Limits(
         max_wait_p99_ms=options.max_wait_p99_ms,

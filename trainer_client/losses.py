@@ -1,8 +1,8 @@
 """Losses that masked rows change in neither value nor gradient, even where a masked row's own loss is not finite.
 
-Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or none) weigh
-as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity times zero
-is no number in a gradient either. Under a strategy a mean is a replica's share: their sum, which Keras takes, is it.
+Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or none)
+weigh as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity
+times zero is no number in a gradient either. Under a strategy a mean is a replica's share; the shares' sum is the mean.
 """
 
 from __future__ import annotations

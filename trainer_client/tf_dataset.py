@@ -172,7 +172,7 @@ class _Counting:
             self.feed.drained(reading)
 
     def settle(self) -> None:
-        """A consumer inside a graph is not seen: whether it left anything is asked when it cannot want it any more."""
+        """A consumer inside a graph is not seen: whether it left anything is asked when it can want no more."""
         if self._reading is None or self.feed.evaluation or self.feed.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):

@@ -2,7 +2,7 @@
 
 Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one coordinator at a
 time holds the lock; each row carries a digest, and one that does not match is dropped with a warning, because every
-fact can be found again.
+fact can be found again; so is one that only another release understands.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ class Journal:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
+        self._database = sqlite3.connect(path, isolation_level=None)
+        # A flipped bit may leave no UTF-8: the row's digest is what tells.
+        self._database.text_factory = lambda raw: raw.decode(errors="replace")
         try:
-            self._database = sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
         except sqlite3.DatabaseError as error:
+            self.close()
             raise self._damaged(error) from None
 
     def _locked(self) -> int:
@@ -66,11 +69,11 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from None
         for key, body, digest in rows:
-            if digest != _digest(key, body):
+            fact = _fact(body) if digest == _digest(key, body) else None
+            if fact is None:
                 Log("journal").warning("damaged fact is dropped", path=str(self._path), key=key)
-                continue
-            kind, fields = json.loads(body)
-            yield _KINDS[kind](**fields)
+            else:
+                yield fact
 
     def write(self, facts: Iterable[Fact]) -> None:
         """Keep facts, all or none; an older one of the same key is replaced."""
@@ -106,6 +109,15 @@ def _key(fact: Fact) -> str:
 
 def _body(fact: Fact) -> str:
     return json.dumps([type(fact).__name__, dataclasses.asdict(fact)])
+
+
+def _fact(body: str) -> Fact | None:
+    """None if another release wrote it, of a kind or with fields that are not known here."""
+    try:
+        kind, fields = json.loads(body)
+        return _KINDS[kind](**fields)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _digest(key: str, body: str) -> str:

@@ -6,6 +6,7 @@ import stat
 
 import pytest
 import zmq
+import zmq.utils.monitor
 
 from shared.errors import SettingsError
 from shared.keys import ClientKeys, ServerKeys, make_keys
@@ -92,13 +93,6 @@ def test_a_client_needs_the_servers_public_half(folder, tmp_path):
         ClientKeys.read(tmp_path)
 
 
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def test_both_sides_talk_under_curve(folder, context):
     router = bind_router(context, "tcp://127.0.0.1:*", ServerKeys.read(folder))
     dealer = connect_dealer(context, router.getsockopt_string(zmq.LAST_ENDPOINT), ClientKeys.read(folder), b"me")
@@ -118,4 +112,3 @@ def test_another_servers_key_does_not_open_the_door(folder, context, tmp_path):
     )
     assert monitor.poll(5000)
     assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
-    router.disable_monitor()

@@ -139,12 +139,13 @@ def test_the_lock_stays_with_a_process_that_is_stopped(memory, child):
 def test_a_trainer_that_dies_leaves_nothing_behind():
     """The file has no name, and its number is gone with its process; a worker may write on into what nobody reads."""
     trainer = (
-        "import sys; from shared.memory import SlotMemory; from shared.messages import Hello; from shared.codec import encode\n"
+        "import sys; from shared.memory import SlotMemory\n"
+        "from shared.messages import Hello; from shared.codec import encode\n"
         "memory = SlotMemory(2, 100)\n"
         "print(encode(Hello(job='', stream='', incarnation=0, shared=memory.offer(16))).hex(), flush=True)\n"
         "sys.stdin.readline()"
     )
-    named = set(os.listdir("/dev/shm"))
+    named = set(Path("/dev/shm").iterdir())
     with subprocess.Popen(
         [sys.executable, "-c", trainer],
         stdin=subprocess.PIPE,
@@ -158,9 +159,9 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
         process.wait()
     attachment.slot(1, 100)[:] = 1
     attachment.close()
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         Attachment(offer)
-    assert set(os.listdir("/dev/shm")) <= named
+    assert set(Path("/dev/shm").iterdir()) <= named
 
 
 # --- who is not let in ---
@@ -222,7 +223,7 @@ def test_no_offer_crosses_a_boot():
 
 
 def open_files():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def mappings():

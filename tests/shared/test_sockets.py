@@ -22,13 +22,6 @@ from shared.sockets import (
 )
 
 
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def bound(context):
     router = bind_router(context, "tcp://127.0.0.1:*", None)
     return router, router.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -65,8 +58,17 @@ def test_beyond_loopback_needs_keys_or_insecure(endpoint):
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "127.0.0.1:7400", "tcp://127.0.0.1", "tcp://:7400", "tcp://h:65536", "tcp://h:-1", "tcp://h:x", "ipc:///tmp/x", "tcp://h:"],
-)  # fmt: skip
+    [
+        "",
+        "127.0.0.1:7400",
+        "tcp://127.0.0.1",
+        "tcp://:7400",
+        "tcp://h:65536",
+        "tcp://h:-1",
+        "tcp://h:x",
+        "ipc:///tmp/x",
+    ],
+)
 def test_what_is_no_endpoint(endpoint):
     with pytest.raises(SettingsError) as caught:
         check_endpoint(endpoint, where="connect", encrypted=True, insecure=True)
@@ -91,10 +93,11 @@ def test_a_bind_conflict_is_named(context):
 
 @pytest.mark.skipif(not posix.has_ipv6, reason="this Python has no IPv6")
 def test_an_endpoint_in_brackets_is_ipv6(context):
-    try:
-        posix.socket(posix.AF_INET6).bind(("::1", 0))
-    except OSError:
-        pytest.skip("this machine has no IPv6 loopback")
+    with posix.socket(posix.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6 loopback")
     router = bind_router(context, "tcp://[::1]:*", None)
     dealer = connected(context, router.getsockopt_string(zmq.LAST_ENDPOINT))
     dealer.send(b"x")
@@ -132,8 +135,6 @@ def test_a_frame_that_is_too_long_ends_its_connection_only(context):
     assert router.poll(5000)
     assert router.recv_multipart()[0] == b"good"
     assert not router.poll(0)
-    flood.disable_monitor()
-    monitor.close()
 
 
 def test_a_restart_under_the_same_identity_is_let_in(context):
@@ -156,8 +157,6 @@ def test_a_connection_is_watched(context):
     router.close()
     assert monitor.poll(5000)
     assert list(connection_events(monitor)) == [Watched(up=False)]
-    dealer.disable_monitor()
-    monitor.close()
 
 
 def test_draining_takes_a_turn_not_all(context):

@@ -532,5 +532,7 @@ class World:
 def _error(code: str, endpoint: int) -> StokerError:
     where = f"worker w{endpoint}"
     if code == "draining":
-        return RefusedError(code=code, expected="one that stays", got="one that drains", where=where, remedy="Ask another.")
+        return RefusedError(
+            code=code, expected="one that stays", got="one that drains", where=where, remedy="Ask another."
+        )
     return ReadError(expected="a file", got="an input/output error", where=where, remedy="Look at the disk.")

@@ -91,18 +91,22 @@ class TestFolder:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001.npz", "00000002.npz"]
 
 
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    feed = FakeFeed(epochs=EPOCHS)
+    return values(fit(feed, [FeedCheckpoint(feed, tmp_path_factory.mktemp("whole"))]))
+
+
 class TestResume:
     @pytest.mark.fault(17)
-    @pytest.mark.parametrize("stop_after", [1, 4, 5, 8, 14])
-    def test_stopped_anywhere_and_resumed_the_model_is_the_same(self, tmp_path, stop_after):
-        feed = FakeFeed(epochs=EPOCHS)
-        whole = fit(feed, [FeedCheckpoint(feed, tmp_path / "whole")])
+    @pytest.mark.parametrize("stop_after", [1, 5, 8])
+    def test_stopped_anywhere_and_resumed_the_model_is_the_same(self, tmp_path, stop_after, never_stopped):
         feed = FakeFeed(epochs=EPOCHS)
         with pytest.raises(ZeroDivisionError):
             fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), StopAfter(stop_after)])
         feed = FakeFeed(epochs=EPOCHS)
         resumed = fit(feed, [FeedCheckpoint(feed, tmp_path, every=2)])
-        for want, got in zip(values(whole), values(resumed), strict=True):
+        for want, got in zip(never_stopped, values(resumed), strict=True):
             np.testing.assert_array_equal(got, want)
 
     def test_without_a_checkpoint_the_feed_starts_at_its_beginning(self, tmp_path):

@@ -72,11 +72,12 @@ class _Crew:
         _say(result=self._result(_cpu_s() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
-        """Time is up: who waits for a batch in vain is not waited for longer than a step."""
+        """Time is up: a step may end, but who waits for a batch in vain is not waited for."""
         until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LEAVING_S
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
             if trainer.is_alive():
+                trainer.error = f"rank {trainer.rank}: expected a batch, got none for the last {_LEAVING_S:g} s or more"
                 trainer.stop()
 
     def _result(self, cpu_s: float, wall_s: float) -> dict[str, Any]:

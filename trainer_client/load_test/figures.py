@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BETTER",
     "TITLES",
-    "shown",
     "Change",
     "Figures",
     "Limits",
@@ -26,6 +25,7 @@ __all__ = [
     "changes",
     "curves_of",
     "figures_of",
+    "shown",
     "together",
 ]
 
@@ -186,5 +186,5 @@ def _is_better(name: str, before: float, now: float) -> bool | None:
 def shown(value: object) -> str:
     """A figure as people read it."""
     if value is None:
-        return "–"
+        return "-"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

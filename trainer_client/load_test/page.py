@@ -35,7 +35,8 @@ svg .tick, svg .axis { fill: var(--soft); } svg .grid { stroke: var(--rule); }
 polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 polyline.a { stroke: var(--a); } polyline.b { stroke: var(--b); } polyline.c { stroke: var(--c); }
 polyline.old { stroke: var(--old); stroke-dasharray: 5 4; } circle.a { fill: var(--a); }
-svg text.a { fill: var(--a); } svg text.b { fill: var(--b); } svg text.c { fill: var(--c); } svg text.old { fill: var(--soft); }
+svg text.a { fill: var(--a); } svg text.b { fill: var(--b); } svg text.c { fill: var(--c); }
+svg text.old { fill: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
@@ -68,7 +69,7 @@ def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 def _verdict(document: Mapping[str, Any]) -> str:
     if document["broken"]:
         return f'<p class="bad"><b>Not kept:</b> {escape("; ".join(document["broken"]))}.</p>'
-    return '<p class="good"><b>Nothing lost, nothing repeated, no error</b>, and within the limits that were asked for.</p>'
+    return '<p class="good"><b>Nothing lost, nothing repeated, no error</b>, and every limit that was set was kept.</p>'
 
 
 def _tiles(figures: Mapping[str, Any]) -> str:

@@ -94,11 +94,11 @@ def _grid(across: Axis, up: Axis) -> str:
         f'<text class="tick" x="{_x(across, value):.1f}" y="{foot + 16}" text-anchor="middle">{escape(word)}</text>'
         for value, word in across.ticks
     )
-    middle = (_TOP + foot) / 2
+    center, middle = (_LEFT + right) / 2, (_TOP + foot) / 2
+    turned = f'transform="rotate(-90 13 {middle})"'
     titles = (
-        f'<text class="axis" x="{(_LEFT + right) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across.title)}</text>'
-        f'<text class="axis" x="13" y="{middle}" text-anchor="middle" transform="rotate(-90 13 {middle})">'
-        f"{escape(up.title)}</text>"
+        f'<text class="axis" x="{center}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across.title)}</text>'
+        f'<text class="axis" x="13" y="{middle}" text-anchor="middle" {turned}>{escape(up.title)}</text>'
     )
     return rows + columns + titles
 

@@ -7,7 +7,6 @@ from the document alone, so a kept one can be shown again.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
@@ -16,6 +15,7 @@ from trainer_client.load_test.page import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trainer_client.load_test.figures import Change
 

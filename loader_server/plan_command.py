@@ -1,0 +1,101 @@
+"""`loader-server plan`: what a job's settings come to, before anything is trained.
+
+It only reads: job file, index and plan. What is printed is made in `plan_report`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loader_server import plan_report
+from loader_server.indexing import progress_bar
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loader_server.stream import JobFile, Stream
+
+__all__ = ["PlanQuestion", "show"]
+
+#: Names that are looked through for one that is close to an unknown name.
+_COMPARED = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """What is asked of a plan."""
+
+    stream: str
+    group: int
+    epoch: int
+    find: str
+    other: JobFile | None
+    plot: Path | None
+    as_json: bool
+
+
+def show(job: JobFile, asked: PlanQuestion) -> None:
+    """Print the plan of one stream; with `find` where a sample is; with `other` what differs there."""
+    stream = _opened(job, asked.stream)
+    answer: dict[str, Any]
+    tables: tuple[Table, ...]
+    if asked.plot is not None:
+        plan_report.plot(stream.plan, asked.plot)
+    if asked.find:
+        answer = _found(stream, asked)
+        tables = (_seats(answer),)
+    else:
+        answer = plan_report.facts(stream.plan, asked.group, asked.epoch)
+        tables = plan_report.tables(answer)
+    if asked.other is not None:
+        other = plan_report.facts(_opened(asked.other, asked.stream).plan, asked.group, asked.epoch)
+        changed = plan_report.diff(answer, other)
+        answer = {path: list(values) for path, values in changed.items()}
+        tables = (plan_report.diff_table(changed),)
+    if asked.as_json:
+        print(json.dumps(answer))
+    else:
+        Console().print(*tables, sep="\n")
+
+
+def _opened(job: JobFile, name: str) -> Stream:
+    if name not in job.recipes:
+        raise SettingsError(
+            expected="one of the streams " + ", ".join(job.recipes), got=name, where=str(job.path), remedy="Name it with --stream."
+        )
+    with progress_bar(f"plan {name}") as progress:
+        return job.open(name, progress)
+
+
+def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
+    source = stream.source
+    sample = next((one for one in range(source.samples) if source.name(one) == asked.find), None)
+    if sample is None:
+        names = islice((source.name(one) for one in range(source.samples)), _COMPARED)
+        near = difflib.get_close_matches(asked.find, names, n=1)
+        raise SettingsError(
+            expected="the name of a sample" + (f', perhaps "{near[0]}"' if near else ""),
+            got=asked.find,
+            where=f"index of {stream.name}",
+            remedy="Names are paths as the manifest has them.",
+        )
+    answer = plan_report.find(stream.plan, sample, asked.group, asked.epoch)
+    return {"name": asked.find, **answer}
+
+
+def _seats(answer: dict[str, Any]) -> Table:
+    table = Table("batch", "row", "group", "bucket", "shape", "with samples")
+    table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
+    for seat in answer["seats"]:
+        shape = f"{seat['shape']['rows']} x {', '.join(f'{key} {length}' for key, length in seat['shape']['lengths'].items())}"
+        others = ", ".join(map(str, seat["samples"][:8])) + (" …" if len(seat["samples"]) > 8 else "")
+        table.add_row(*(str(seat[key]) for key in ("batch", "row", "group", "bucket")), shape, others)
+    return table

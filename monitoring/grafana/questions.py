@@ -1,0 +1,326 @@
+"""What the dashboard of a job asks: panels titled as the questions that a user has, in the order in which to ask them.
+
+Rules: each query names the job, so that the dashboard shows one; a ratio is shown in per cent; every declared metric
+stands in some query here or in a rule. How Grafana wants it is in dashboard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ROWS", "Panel", "Query", "Row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A PromQL expression, and how its lines are called."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A question, its answer over time, and what to make of it."""
+
+    title: str
+    unit: str
+    about: str
+    queries: tuple[Query, ...]
+    stacked: bool = False
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels that belong together."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+_HEALTH = Row(
+    "Is the job well?",
+    (
+        Panel(
+            title="Is the accelerator waiting for data?",
+            unit="percentunit",
+            most=1,
+            about="Share of time that each trainer waits. As the training loop tells it (FeedCheckpoint does); else "
+            "as the reader of the feed sees it, which under tf.data is the most that it can be. Above 5 %: go "
+            "on with the next row.",
+            queries=(Query('stoker:wait:ratio{job="$job"}', "{{stream}}, rank {{rank}}"),),
+        ),
+        Panel(
+            title="How far is training?",
+            unit="percentunit",
+            most=1,
+            about="Share of the epoch that the last rank has trained on.",
+            queries=(Query('stoker:epoch:ratio{job="$job"}', "{{stream}}"),),
+        ),
+        Panel(
+            title="Which epoch is it in, and does it move?",
+            unit="none",
+            about="Epochs count from 0. Moves: how often the cursor was seen to move in ten minutes; 0 raises an "
+            "alert.",
+            queries=(
+                Query('stoker_trained_epoch{job="$job"}', "epoch of {{stream}}"),
+                Query('stoker:progress:changes10m{job="$job"}', "moves of {{stream}}"),
+            ),
+        ),
+        Panel(
+            title="Who is there?",
+            unit="none",
+            about="Workers and trainers as the coordinator knows them; the processes whose metrics can be had.",
+            queries=(
+                Query('stoker_workers{job="$job"}', "workers"),
+                Query('stoker_trainers{job="$job"}', "trainers of {{stream}}"),
+                Query('sum by (role) (up{job="$job"})', "{{role}} processes"),
+            ),
+        ),
+        Panel(
+            title="How fast are batches built and read?",
+            unit="suffix:/s",
+            about="Batches a second. Built far above read: batches are thrown away, or the line is being filled.",
+            queries=(
+                Query('stoker:built_batches:rate{job="$job"}', "built for {{stream}}"),
+                Query('stoker:read_batches:rate{job="$job"}', "read from {{stream}}"),
+            ),
+        ),
+        Panel(
+            title="How fast do the ranks train?",
+            unit="suffix:/s",
+            about="Rounds a second. In lockstep all ranks are as fast as the slowest.",
+            queries=(Query('rate(stoker_trained_rounds_total{job="$job"}[1m])', "{{stream}}, rank {{rank}}"),),
+        ),
+    ),
+)
+
+_WAITING = Row(
+    "What do trainers wait for?",
+    (
+        Panel(
+            title="Is it building, the way, or conversion?",
+            unit="percentunit",
+            stacked=True,
+            about="Share of the reader's time. build: add workers. transfer: the network, or wants that queue at "
+            "workers. conversion: views and copies in the trainer.",
+            queries=(
+                Query(
+                    'avg by (stream, part) (rate(stoker_data_wait_split_seconds_total{job="$job"}[1m]))',
+                    "{{stream}}: {{part}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="How long does one batch keep its reader waiting?",
+            unit="s",
+            about="Median, and the slowest batch in ten and in a hundred. A far tail: few slow batches, or a worker "
+            "that stalls.",
+            queries=tuple(
+                Query(
+                    f"histogram_quantile({quantile}, "
+                    'sum by (le, stream) (rate(stoker_data_wait_seconds_bucket{job="$job"}[5m])))',
+                    f"{{{{stream}}}}: {name}",
+                )
+                for quantile, name in ((0.5, "median"), (0.9, "1 in 10"), (0.99, "1 in 100"))
+            ),
+        ),
+        Panel(
+            title="Are batches ready ahead of need?",
+            unit="none",
+            stacked=True,
+            about="Slots of all trainers by state. filled: ready. lent: credits at workers. out: at the consumer. "
+            "None filled: loaders are slower than the trainers. All out: the consumer keeps batches, raise "
+            "prefetch_bytes.",
+            queries=(Query('sum by (stream, state) (stoker_slots{job="$job"})', "{{stream}}: {{state}}"),),
+        ),
+    ),
+)
+
+_WORKERS = Row(
+    "Are the workers at their limit?",
+    (
+        Panel(
+            title="How busy is each worker?",
+            unit="percentunit",
+            most=1,
+            about="Share of time that its building thread works. Near 100 % while trainers wait: add workers.",
+            queries=(Query('stoker:worker_busy:ratio{job="$job"}', "{{worker}}"),),
+        ),
+        Panel(
+            title="Where does building time go?",
+            unit="none",
+            stacked=True,
+            about="Threads at work by phase, over all workers. plan_and_read runs ahead in threads of its own; if "
+            "it is the largest, storage is slow.",
+            queries=(
+                Query(
+                    'sum by (stream, phase) (rate(stoker_build_seconds_total{job="$job"}[1m]))', "{{stream}}: {{phase}}"
+                ),
+            ),
+        ),
+        Panel(
+            title="Do wants queue up?",
+            unit="none",
+            about="Wants that wait in each worker, and those that it builds or reads ahead for (at most 4).",
+            queries=(
+                Query('stoker_wants_waiting{job="$job"}', "{{worker}}: waiting"),
+                Query('stoker_wants_building{job="$job"}', "{{worker}}: building"),
+            ),
+        ),
+        Panel(
+            title="How many bytes flow?",
+            unit="Bps",
+            about="Payload, padding included, over all processes.",
+            queries=(
+                Query('sum by (stream) (rate(stoker_built_bytes_total{job="$job"}[1m]))', "built for {{stream}}"),
+                Query('sum by (stream) (rate(stoker_read_bytes_total{job="$job"}[1m]))', "read from {{stream}}"),
+            ),
+        ),
+        Panel(
+            title="Does the network keep up?",
+            unit="bytes",
+            about="Built batches still on their way out by TCP. Near queue_bytes: the network or a trainer is the "
+            "limit.",
+            queries=(Query('stoker_unsent_bytes{job="$job"}', "{{worker}}"),),
+        ),
+        Panel(
+            title="What do the processes cost?",
+            unit="none",
+            about="CPU cores in use by role.",
+            queries=(Query('sum by (role) (rate(process_cpu_seconds_total{job="$job"}[1m]))', "{{role}} cores"),),
+        ),
+        Panel(
+            title="Does memory stay within bounds?",
+            unit="bytes",
+            about="Resident memory of each process; a trainer's counts its model as well.",
+            queries=(Query('process_resident_memory_bytes{job="$job"}', "{{instance}}"),),
+        ),
+    ),
+)
+
+_DATA = Row(
+    "Is accelerator time spent on real data?",
+    (
+        Panel(
+            title="How much of what is built is padding?",
+            unit="percentunit",
+            most=1,
+            stacked=True,
+            about="Shares of cells of the bucketed key. padding: raise shapes. masked: rows without a sample.",
+            queries=(Query('stoker:cells:ratio{job="$job"}', "{{stream}}: {{kind}}"),),
+        ),
+        Panel(
+            title="How much of what the trainers read is padding?",
+            unit="percentunit",
+            most=1,
+            about="Share of bytes of padded tensors that is no sample.",
+            queries=(
+                Query(
+                    'sum by (stream) (rate(stoker_padded_bytes_total{job="$job", kind!="sample"}[5m]))'
+                    ' / sum by (stream) (rate(stoker_padded_bytes_total{job="$job"}[5m]))',
+                    "{{stream}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="How many rows hold a sample?",
+            unit="suffix:/s",
+            about="Rows a second that trainers read: sample, masked (its sample could not be used), vacant (none "
+            "was planned).",
+            queries=(
+                Query('sum by (stream, kind) (rate(stoker_read_rows_total{job="$job"}[1m]))', "{{stream}}: {{kind}}"),
+            ),
+        ),
+        Panel(
+            title="Which samples could not be used, and why?",
+            unit="none",
+            about="Masked so far, by reason, each time that they were met. The quarantine log names them.",
+            queries=(
+                Query('sum by (reason) (stoker_masked_samples_total{job="$job"})', "{{reason}}"),
+                Query('sum by (stream) (stoker_culprit_samples{job="$job"})', "{{stream}}: kill their decoder"),
+            ),
+        ),
+        Panel(
+            title="Which samples take no part, and why?",
+            unit="none",
+            about="Of the index: all samples, and those left out by the plan's settings or as bad rows.",
+            queries=(
+                Query('stoker_samples{job="$job"}', "{{stream}}: in the index"),
+                Query('stoker_left_out_samples{job="$job"}', "{{stream}}: {{reason}}"),
+            ),
+        ),
+    ),
+)
+
+_TROUBLE = Row(
+    "Is anything going wrong?",
+    (
+        Panel(
+            title="Are wants asked more than once?",
+            unit="suffix:/s",
+            about="asked: all. again: a worker was silent, died or refused. hedged: the head of the line took long. "
+            "lost: the worker never got it.",
+            queries=tuple(
+                Query(f'sum by (stream) (rate({name}{{job="$job"}}[1m]))', f"{{{{stream}}}}: {what}")
+                for name, what in (
+                    ("stoker_asked_wants_total", "asked"),
+                    ("stoker_asked_again_wants_total", "again"),
+                    ("stoker_hedged_wants_total", "hedged"),
+                    ("stoker_lost_wants_total", "lost"),
+                )
+            ),
+        ),
+        Panel(
+            title="Are batches thrown away, or copied?",
+            unit="suffix:/s",
+            about="stale: another answer came first. rejected: wrong bytes, look at that machine. retracted, "
+            "copied: too few slots.",
+            queries=tuple(
+                Query(f'sum by (stream) (rate({name}{{job="$job"}}[1m]))', f"{{{{stream}}}}: {what}")
+                for name, what in (
+                    ("stoker_stale_batches_total", "stale"),
+                    ("stoker_rejected_batches_total", "rejected"),
+                    ("stoker_retracted_batches_total", "retracted"),
+                    ("stoker_copied_batches_total", "copied"),
+                )
+            ),
+        ),
+        Panel(
+            title="Is a worker silent?",
+            unit="s",
+            about="Time since each worker's last heartbeat, as the coordinator heard it.",
+            queries=(Query('stoker_worker_silent_seconds{job="$job"}', "{{worker}}"),),
+        ),
+        Panel(
+            title="Do processes come and go?",
+            unit="none",
+            about="In the last hour: starts again, attaches, ranks taken over, workers lost, silences as trainers "
+            "see them.",
+            queries=(
+                Query('sum by (role) (changes(process_start_time_seconds{job="$job"}[1h]))', "{{role}} restarts"),
+                Query('increase(stoker_attaches_total{job="$job"}[1h])', "attaches"),
+                Query('increase(stoker_superseded_trainers_total{job="$job"}[1h])', "ranks taken over"),
+                Query('increase(stoker_workers_gone_total{job="$job"}[1h])', "workers lost"),
+                Query('sum(increase(stoker_suspected_workers_total{job="$job"}[1h]))', "silences"),
+            ),
+        ),
+        Panel(
+            title="Is anyone told no?",
+            unit="none",
+            about="In the last hour: trainers and workers refused, wants refused or stale, frames that are no "
+            "message of ours, writes to the journal that failed.",
+            queries=(
+                Query('increase(stoker_refusals_total{job="$job"}[1h])', "members refused"),
+                Query('sum(increase(stoker_refused_wants_total{job="$job"}[1h]))', "wants refused"),
+                Query('sum(increase(stoker_stale_wants_total{job="$job"}[1h]))', "stale wants"),
+                Query('sum by (role) (increase(stoker_garbage_messages_total{job="$job"}[1h]))', "garbage at {{role}}"),
+                Query('increase(stoker_journal_errors_total{job="$job"}[1h])', "journal errors"),
+            ),
+        ),
+    ),
+)
+
+#: The whole dashboard.
+ROWS = (_HEALTH, _WAITING, _WORKERS, _DATA, _TROUBLE)

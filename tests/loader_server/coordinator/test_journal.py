@@ -1,0 +1,237 @@
+"""What is on disk after a crash, a flipped bit, a full disk, a second coordinator."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loader_server.coordinator.journal import Journal
+from loader_server.coordinator.state import Advanced, CulpritFound, GroupFixed
+from shared.errors import DataError
+
+ROOT = Path(__file__).parents[3]
+
+
+def facts(path: Path) -> list[object]:
+    journal = Journal(path)
+    try:
+        return list(journal.facts())
+    finally:
+        journal.close()
+
+
+def written(path: Path, *some) -> Path:
+    journal = Journal(path)
+    for one in some:
+        journal.write([one])
+    journal.close()
+    return path
+
+
+def child(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class TestKeeping:
+    def test_the_newest_fact_of_each_kind_and_stream_is_kept(self, tmp_path):
+        path = written(
+            tmp_path / "journal.sqlite",
+            GroupFixed("train", 4),
+            Advanced("train", 0, 1),
+            Advanced("dev", 0, 9),
+            CulpritFound("train", 7),
+            CulpritFound("train", 8),
+            Advanced("train", 1, 2),
+        )
+        assert set(facts(path)) == {
+            GroupFixed("train", 4),
+            Advanced("train", 1, 2),
+            Advanced("dev", 0, 9),
+            CulpritFound("train", 7),
+            CulpritFound("train", 8),
+        }
+
+    def test_the_folder_is_made(self, tmp_path):
+        assert facts(tmp_path / "new" / "state" / "journal.sqlite") == []
+
+    def test_facts_of_one_write_come_whole_or_not_at_all(self, tmp_path):
+        path = written(tmp_path / "journal.sqlite", Advanced("train", 0, 1))
+        journal = Journal(path)
+        with pytest.raises(sqlite3.Error):
+            journal._database.executescript("CREATE TRIGGER no BEFORE INSERT ON facts WHEN NEW.key LIKE 'Culprit%' "
+                                            "BEGIN SELECT RAISE(ABORT, 'no'); END;")  # fmt: skip
+            journal.write([Advanced("train", 0, 2), CulpritFound("train", 1)])
+        journal.write([GroupFixed("train", 2)])
+        journal.close()
+        assert set(facts(path)) == {Advanced("train", 0, 1), GroupFixed("train", 2)}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from loader_server.coordinator.journal import Journal
+from loader_server.coordinator.state import Advanced, CulpritFound
+journal = Journal(Path(sys.argv[1]))
+for number in range(10**9):
+    journal.write([Advanced("train", 0, number), CulpritFound("train", number % 50)])
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.fault(13)
+@pytest.mark.fault(11)
+def test_kill_9_in_the_midst_of_writing_loses_nothing_acknowledged(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    reached = -1
+    for lines in (1, 40, 300):
+        process = child(WRITER, str(path))
+        for _ in range(lines):
+            assert process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        said, _ = process.communicate()
+        last = int(said.split()[-1]) if said.split() else lines - 1
+        (advanced,) = [one for one in facts(path) if isinstance(one, Advanced)]
+        assert advanced.number in (last, last + 1), "the one being written may or may not have come through"
+        reached = max(reached, advanced.number)
+    assert reached >= 299
+
+
+@pytest.mark.fault(13)
+class TestDamage:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return written(tmp_path / "journal.sqlite", GroupFixed("train", 4), Advanced("train", 3, 1234567))
+
+    @pytest.mark.parametrize("bit", [0, 3, 7])
+    def test_a_flipped_bit_in_a_row_drops_that_row_with_a_warning(self, path, caplog, bit):
+        data = bytearray(path.read_bytes())
+        data[data.index(b"1234567")] ^= 1 << bit
+        path.write_bytes(data)
+        with caplog.at_level(logging.WARNING, "stoker.journal"):
+            assert facts(path) == [GroupFixed("train", 4)]
+        (record,) = caplog.records
+        assert record.getMessage() == "damaged fact is dropped"
+        assert record.fields == {"path": str(path), "key": "Advanced/train"}
+
+    def test_a_fact_that_only_another_release_understands_is_dropped_with_a_warning(self, path, caplog):
+        from loader_server.coordinator import journal as module
+
+        body = '["Foreseen", {"stream": "train"}]'
+        database = sqlite3.connect(path)
+        database.execute(
+            "INSERT INTO facts VALUES ('Foreseen/train', ?, ?)", (body, module._digest("Foreseen/train", body))
+        )
+        database.commit()
+        database.close()
+        assert len(facts(path)) == 2
+        assert "damaged fact is dropped" in caplog.text
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(where=st.floats(0, 0.9999), bit=st.integers(0, 7))
+    def test_any_flipped_bit_leaves_true_facts_or_a_refusal(self, path, where, bit):
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        data[int(where * len(data))] ^= 1 << bit
+        path.write_bytes(data)
+        try:
+            assert set(facts(path)) <= {GroupFixed("train", 4), Advanced("train", 3, 1234567)}
+        except DataError as error:
+            assert "Move the file away" in error.remedy
+        finally:
+            path.write_bytes(whole)
+            for other in path.parent.glob("journal.sqlite-*"):
+                other.unlink()
+
+    def test_a_torn_write_ahead_log_is_read_up_to_the_tear(self, tmp_path):
+        path = tmp_path / "torn.sqlite"
+        process = child(WRITER, str(path))
+        for _ in range(20):
+            process.stdout.readline()
+        process.kill()
+        process.communicate()
+        log = path.with_name("torn.sqlite-wal")
+        log.write_bytes(log.read_bytes()[:-2000])
+        (advanced,) = [one for one in facts(path) if isinstance(one, Advanced)]
+        assert advanced.number >= 0
+
+    @pytest.mark.parametrize("garbage", [b"this is no database at all" * 400, b"SQLite format 3\0" + b"\xff" * 9000])
+    def test_a_garbage_file_is_refused_with_a_remedy(self, tmp_path, garbage):
+        path = tmp_path / "journal.sqlite"
+        path.write_bytes(garbage)
+        for _ in range(2):  # the refusal leaves no lock behind
+            with pytest.raises(DataError) as caught:
+                facts(path)
+            assert caught.value.expected == "a whole journal"
+            assert caught.value.where == str(path)
+            assert "Move the file away" in caught.value.remedy
+        path.unlink()
+        assert facts(path) == []
+
+
+@pytest.mark.fault(15)
+def test_a_second_coordinator_on_one_journal_is_refused(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    first = Journal(path)
+    with pytest.raises(DataError) as caught:
+        Journal(path)
+    assert caught.value.expected == "to be the only coordinator of this job"
+    assert caught.value.where == str(path)
+    assert "Stop the other" in caught.value.remedy
+    first.write([GroupFixed("train", 4)])
+    first.close()
+    assert facts(path) == [GroupFixed("train", 4)]
+
+
+@pytest.mark.fault(15)
+def test_the_lock_goes_with_a_killed_coordinator(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    process = child(WRITER, str(path))
+    process.stdout.readline()
+    with pytest.raises(DataError):
+        Journal(path)
+    process.kill()
+    process.communicate()
+    assert facts(path)
+
+
+FILLER = """
+import resource, signal, sqlite3, sys
+from pathlib import Path
+from loader_server.coordinator.journal import Journal
+from loader_server.coordinator.state import Advanced, CulpritFound
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+for number in range(100_000):
+    try:
+        journal.write([CulpritFound("train", number)])
+    except sqlite3.Error as error:
+        break
+    print(number, flush=True)
+print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.write([Advanced("train", 0, 77)])
+"""
+
+
+@pytest.mark.fault(14)
+def test_a_full_disk_is_said_and_what_was_kept_stays_whole(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    process = child(FILLER, str(path))
+    said, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0, complaint
+    *numbers, kind = said.split()
+    assert kind in ("OperationalError", "DatabaseError")
+    assert len(numbers) > 5
+    kept = facts(path)
+    assert {one.sample for one in kept if isinstance(one, CulpritFound)} == set(map(int, numbers))
+    assert Advanced("train", 0, 77) in kept, "it goes on once there is room"

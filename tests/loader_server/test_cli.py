@@ -1,0 +1,127 @@
+"""The command `loader-server` as its user meets it: output, errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loader_server.cli import main
+from tests.support.loaders import write_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path, samples=40)
+
+
+@pytest.mark.parametrize("command", ["index", "plan", "run", "status", "coordinator", "worker", "keys"])
+def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = _run(capsys, command, "--help")
+    assert code == 0
+    assert f"example: loader-server {command}" in " ".join(out.split())
+
+
+def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    clips, manifest = job.parent / "clips", job.parent / "csv.csv"
+    (clips / "00001.wav").unlink()
+    (clips / "00002.wav").write_bytes(b"")
+    (clips / "00003.wav").write_text("this is no audio")
+    lines = manifest.read_text().splitlines()
+    manifest.write_text("\n".join([*lines, lines[1], "clips/00009.wav"]) + "\n")
+    code, out, err = _run(capsys, "index", job, "--stream", "train")
+    assert code == 0
+    assert "train: 37 samples of 42 rows" in out
+    for line, reason in ((3, "missing_file"), (4, "empty_file"), (5, "undecodable"), (42, "duplicate"), (43, "missing_column")):
+        assert f"line {line}: {reason}" in err
+    code, _, err = _run(capsys, "index", job, "--strict")
+    assert code == 1
+    assert "expected only good rows, as --strict asks, got 5 bad of 42" in err
+
+
+def test_index_and_plan_speak_json(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    _, out, _ = _run(capsys, "index", job, "--json")
+    assert {name: report["samples"] for name, report in json.loads(out).items()} == {"train": 40, "dev": 40}
+    _, out, _ = _run(capsys, "plan", job, "--json")
+    assert json.loads(out)["samples"] == 40
+
+
+def test_plan_finds_a_sample_draws_and_compares(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    _run(capsys, "index", job)
+    picture = job.parent / "lengths.png"
+    code, out, _ = _run(capsys, "plan", job, "--find", "clips/00007.wav", "--plot", picture, "--json")
+    assert (code, json.loads(out)["sample"]) == (0, 7)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    other = job.with_name("other.toml")
+    other.write_text(job.read_text().replace("8 s", "16 s"))
+    _, out, _ = _run(capsys, "plan", job, "--diff", other, "--json")
+    assert json.loads(out)["buckets.0.rows"]
+    code, _, err = _run(capsys, "plan", job, "--find", "clips/0007.wav")
+    assert (code, 'perhaps "clips/00' in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("budget", "buget", r'[streams.train]: expected a known setting, perhaps "budget", got "buget"'),
+        ('budget = "8 s"', "", 'expected "budget"'),
+        ('budget = "8 s"', "budget = 8", "an amount with its unit"),
+        ('"manifest"', '"manifets"', 'expected source = "manifest"'),
+        ('"csv.csv"', '"none.csv"', "none.csv"),
+        ("'logmel',", "'logmle',", 'perhaps "logmel"'),
+        ("bands = 40", "band = 40", 'perhaps "bands"'),
+        ('length = "audio"', 'length = "sound"', 'expected length = "audio" or "text", got "sound"'),
+        ("shapes = 4", 'shapes = 4\norder = "shufled"', 'perhaps "shuffled"'),
+        ('like = "train"', 'like = "trian"', "a stream that is not like another"),
+        ("[job]", "[jobs]", 'perhaps "job"'),
+        ("seed = 7", "seed = seven", "expected a TOML file"),
+        ("seed = 7", 'listen = "localhost"', "expected an endpoint like tcp://127.0.0.1:7400"),
+    ],
+)
+def test_a_mistake_in_the_job_file_is_one_paragraph(capsys: pytest.CaptureFixture[str], job: Path, old: str, new: str, said: str) -> None:
+    text = job.read_text()
+    assert old in text
+    if "listen" in new:
+        text = text.replace('listen = "tcp://127.0.0.1:*"\n', "")
+    job.write_text(text.replace(old, new, 1))
+    _, _, err = _run(capsys, "index", job)
+    if not err:
+        _, _, err = _run(capsys, "plan", job) if "listen" not in new else _run(capsys, "run", job)
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_an_index_that_does_not_match_its_source_is_refused(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    code, _, err = _run(capsys, "plan", job)
+    assert (code, "expected an index, got none" in err) == (1, True)
+    _run(capsys, "index", job)
+    manifest = job.parent / "csv.csv"
+    manifest.write_text(manifest.read_text() + "clips/00003.wav,again\n")
+    code, _, err = _run(capsys, "plan", job)
+    assert code == 1
+    assert "another manifest" in err
+    assert "loader-server index" in err
+
+
+def test_status_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = _run(capsys, "status", "tcp://127.0.0.1:9", "--timeout-seconds", "0.2")
+    assert code == 1
+    assert "expected a coordinator that answers within 0.2 s" in err
+
+
+def test_keys_are_made_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = _run(capsys, "keys", tmp_path / "keys")
+    assert (code, "server.key" in out) == (0, True)
+    code, _, err = _run(capsys, "keys", tmp_path / "keys")
+    assert (code, "expected a folder without keys" in err) == (1, True)
