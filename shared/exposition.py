@@ -7,12 +7,17 @@ prometheus_client's own `process_…` metrics: CPU seconds, memory, start time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import socket
+import threading
 from dataclasses import dataclass
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -39,7 +44,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram's value: how many lie at or below each of WAIT_BOUNDS_S but no lower one, how many above; their sum."""
+    """A histogram: how many lie at or below each of WAIT_BOUNDS_S but no lower one, and how many above; their sum."""
 
     counts: Sequence[int]
     total: float
@@ -75,7 +80,7 @@ class Exposition:
         registry.register(_Collector(samples))
         ProcessCollector(registry=registry)
         try:
-            self._server, self._thread = start_http_server(port, _HOST, registry)
+            self._server = _Server((_HOST, port), _Handler)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
@@ -85,7 +90,11 @@ class Exposition:
                 where="metrics_port",
                 remedy="Name another port, or 0 for any free one.",
             ) from error
+        self._server.set_app(make_wsgi_app(registry))
         self.address = f"{_HOST}:{self._server.server_port}"
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="stoker-metrics", daemon=True)
+        self._thread.start()
         self._target = TargetFile(targets, self.address, labels) if targets is not None else None
         Log("metrics", **labels).info("metrics are served", address=self.address)
 
@@ -93,9 +102,15 @@ class Exposition:
         """End the server; a request that is being answered is cut off."""
         if self._target is not None:
             self._target.close()
-        self._server.shutdown()
-        self._server.server_close()
+        self._closing = True
+        with contextlib.suppress(OSError):  # wakes the thread; where nobody answers it has ended already
+            socket.create_connection((_HOST, self._server.server_port), timeout_s).close()
         self._thread.join(timeout_s)
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            self._server.handle_request()
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +119,24 @@ class Exposition:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread a request, so that one that hangs holds up no other."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # some releases of Python let two servers share a port without a word
+
+    def server_bind(self) -> None:
+        """Without looking the host's name up, which may take long where there is no name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *_said: object) -> None:
+        """Nothing: to be asked every few seconds is no news."""
 
 
 class _Collector(Collector):

@@ -42,7 +42,7 @@ class ServerKeys:
 
     @contextmanager
     def guarding(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
-        """While this is open, the context's serving sockets let in the clients in `allowed`, read once, and no others."""
+        """While this is open, serving sockets let in the clients in `allowed` (read once, now) and no others."""
         from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - only with keys
 
         guard = ThreadAuthenticator(context)
@@ -55,7 +55,7 @@ class ServerKeys:
             guard.stop()
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Only clients that the context's guard knows get in; without a guard everybody would who knows our public key."""
+        """Only clients that the context's guard knows get in; without a guard all would who know our public key."""
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_server = True

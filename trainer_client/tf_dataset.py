@@ -210,7 +210,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         super().__init__(uncounted, uncounted._variant_tensor)  # noqa: SLF001 - how one dataset stands for another
 
     def cardinality(self) -> tf.Tensor:
-        """The length of the longest epoch: with less, or with none, Keras would cut epochs to the length of the first."""
+        """The length of the longest epoch: with less, or none, Keras would cut epochs to the length of the first."""
         feed = self._counting.feed
         return tf.constant(feed.most_rounds() * feed.replicas, tf.int64)
 

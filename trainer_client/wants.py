@@ -499,13 +499,12 @@ class Wants:
                 self._close(event.worker, ticket)
 
     def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
-        """The ticket is answered, or void; a want that nobody holds any more need not wait to be asked again."""
+        """The ticket is answered, or void: whoever else holds the want was waited for already."""
         ask = self._workers[one].asks.pop(ticket)
         entry = self._entries.get(ask.seq)
         if entry is not None:
             entry.askers.discard(one)
-            if not entry.askers:
-                entry.again_s = 0.0
+            entry.again_s = 0.0
         return ask, entry
 
     # --- the line ---
@@ -645,7 +644,7 @@ class Wants:
     def _send(self, seq: int, one: int, ticket: Ticket, now_s: float) -> None:
         worker, entry = self._workers[one], self._entries[seq]
         in_slot = worker.in_slot and ticket.slot != self._ledger.reserve
-        again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused)
+        again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
         worker.asks[ticket] = _Ask(seq, in_slot, now_s, self._pings)
         entry.askers.add(one)
         self.counts.asked += 1
@@ -657,15 +656,13 @@ class Wants:
     def _slot_for(self, seq: int) -> Ticket | None:
         """A free slot; the head makes room for itself if there is none."""
         ticket = self._ledger.lend()
-        if ticket is not None or seq != self._head:
+        if ticket is not None or seq != self._head or self._retracting:
             return ticket
-        ready = [later for later, entry in self._entries.items() if entry.ready and later not in self._retracting]
+        ready = [later for later, entry in self._entries.items() if entry.ready]
         if ready:
             furthest = max(ready)
             self._retracting.add(furthest)
             self._out.append(Retract(furthest))
-            return None
-        if self._retracting:
             return None
         return self._ledger.lend_reserve() or self._taken_back()
 

@@ -112,3 +112,23 @@ def test_another_servers_key_does_not_open_the_door(folder, context, tmp_path):
     )
     assert monitor.poll(5000)
     assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+
+
+@pytest.mark.fault(26)
+def test_only_clients_that_are_allowed_come_in(folder, context, tmp_path):
+    """A stranger that knows the server's public key, which is no secret, stays outside."""
+    make_keys(tmp_path / "stranger")
+    (tmp_path / "stranger" / "server.key").write_bytes((folder / "server.key").read_bytes())
+    keys = ServerKeys.read(folder)
+    with keys.guarding(context):
+        router = bind_router(context, "tcp://127.0.0.1:*", keys)
+        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        stranger = connect_dealer(context, endpoint, ClientKeys.read(tmp_path / "stranger"), b"stranger")
+        monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        assert monitor.poll(5000)
+        assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        friend = connect_dealer(context, endpoint, ClientKeys.read(folder), b"friend")
+        friend.setsockopt(zmq.SNDTIMEO, 5000)
+        friend.send(b"hello")
+        assert router.poll(5000)
+        assert router.recv_multipart() == [b"friend", b"hello"]

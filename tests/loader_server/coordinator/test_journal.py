@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loader_server.coordinator import journal as journal_module
 from loader_server.coordinator.journal import Journal
 from loader_server.coordinator.state import Advanced, CulpritFound, GroupFixed
 from shared.errors import DataError
@@ -66,9 +67,10 @@ class TestKeeping:
     def test_facts_of_one_write_come_whole_or_not_at_all(self, tmp_path):
         path = written(tmp_path / "journal.sqlite", Advanced("train", 0, 1))
         journal = Journal(path)
+        journal._database.executescript(
+            "CREATE TRIGGER no BEFORE INSERT ON facts WHEN NEW.key LIKE 'Culprit%' BEGIN SELECT RAISE(ABORT, 'no'); END;"
+        )
         with pytest.raises(sqlite3.Error):
-            journal._database.executescript("CREATE TRIGGER no BEFORE INSERT ON facts WHEN NEW.key LIKE 'Culprit%' "
-                                            "BEGIN SELECT RAISE(ABORT, 'no'); END;")  # fmt: skip
             journal.write([Advanced("train", 0, 2), CulpritFound("train", 1)])
         journal.write([GroupFixed("train", 2)])
         journal.close()
@@ -123,12 +125,10 @@ class TestDamage:
         assert record.fields == {"path": str(path), "key": "Advanced/train"}
 
     def test_a_fact_that_only_another_release_understands_is_dropped_with_a_warning(self, path, caplog):
-        from loader_server.coordinator import journal as module
-
         body = '["Foreseen", {"stream": "train"}]'
         database = sqlite3.connect(path)
         database.execute(
-            "INSERT INTO facts VALUES ('Foreseen/train', ?, ?)", (body, module._digest("Foreseen/train", body))
+            "INSERT INTO facts VALUES ('Foreseen/train', ?, ?)", (body, journal_module._digest("Foreseen/train", body))
         )
         database.commit()
         database.close()
@@ -215,9 +215,10 @@ for number in range(100_000):
     try:
         journal.write([CulpritFound("train", number)])
     except sqlite3.Error as error:
+        kind = type(error).__name__
         break
     print(number, flush=True)
-print(type(error).__name__)
+print(kind)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.write([Advanced("train", 0, 77)])
 """

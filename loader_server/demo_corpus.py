@@ -1,0 +1,239 @@
+"""The demo's corpus: touch-tone digit strings with noise, pauses and changing loudness and tempo, as FLAC files.
+
+Rules: every number comes from shared.hashing, so a corpus of (samples, seed) has the same waveforms on every machine,
+and one sample hangs on nothing but its number; a folder appears under its name only when it is whole, so that being
+killed at any moment leaves no half a corpus. Lengths are like those of speech: half a second to fifteen, most of them
+short, with a long tail. Knows nothing of jobs, indexes and plans.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import soundfile
+
+from shared.errors import DataError
+from shared.hashing import hashed, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["RATE", "CorpusFacts", "Utterance", "facts_of", "make_corpus", "utterance"]
+
+RATE = 8000
+
+#: What makes a folder ours; written last.
+_STAMP = "demo.json"
+
+_SHORTEST_S = 0.5
+_LONGEST_S = 15.0
+
+#: A typical duration, and how far durations spread (a log-normal's median and sigma): 2.9 s on average.
+_MEDIAN_S = 2.2
+_SPREAD = 0.75
+
+#: One sample of ten is held out.
+_DEV_SHARE = 10
+
+#: The keypad's frequencies: a digit is one tone of the rows and one of the columns.
+_ROWS_HZ = np.array([941, 697, 697, 697, 770, 770, 770, 852, 852, 852], np.float64)
+_COLUMNS_HZ = np.array([1336, 1209, 1336, 1477, 1209, 1336, 1477, 1209, 1336, 1477], np.float64)
+
+#: The most digits that fit into the longest utterance, at the quickest tempo.
+_MOST_DIGITS = 160
+
+#: Tones fade in and out so quickly that they do not click.
+_FADE_S = 0.005
+
+#: Encoding leaves the interpreter, so that threads do help; more of them than cores do not.
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFacts:
+    """What a corpus is: how many recordings to train and to judge by, and their hours."""
+
+    train: int
+    dev: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance:
+    """One recording and its transcript."""
+
+    digits: str
+    audio: NDArray[np.float32]
+
+
+def make_corpus(
+    folder: Path, *, samples: int, seed: int = 0, job: str = "", progress: Callable[[int, int], None]
+) -> CorpusFacts:
+    """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, whole or not at all."""
+    _refuse_foreign(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    made = folder.parent / f".{folder.name}.{os.getpid()}.part"
+    try:
+        (made / "clips").mkdir(parents=True)
+        facts = _fill(made, samples, seed, progress)
+        (made / "job.toml").write_text(job, "utf-8")
+        (made / _STAMP).write_text(json.dumps(asdict(facts)) + "\n", "utf-8")
+        made.replace(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return facts
+
+
+def facts_of(folder: Path) -> CorpusFacts | None:
+    """What is said of a corpus that an earlier demo made there; None where there is none."""
+    try:
+        return CorpusFacts(**json.loads((folder / _STAMP).read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            expected="the description of a demo corpus",
+            got=str(error),
+            where=str(folder / _STAMP),
+            remedy=f"Remove {folder}, or name another folder with --keep.",
+        ) from None
+
+
+def utterance(number: int, seed: int = 0) -> Utterance:
+    """Recording `number` of a corpus, as it is before encoding."""
+    chances = _Chances(key_of("demo corpus", seed, number))
+    target_s = float(np.clip(_MEDIAN_S * np.exp(_SPREAD * chances.normal()), _SHORTEST_S, _LONGEST_S))
+    digits, tones_s, gaps_s = _spoken(chances, target_s)
+    lead_s = chances.between(0.03, 0.2)
+    # Whole tones only, and a pause in front: the last digit decides when the recording ends.
+    length = int(np.clip(lead_s + (tones_s + gaps_s).sum(), _SHORTEST_S, _LONGEST_S) * RATE)
+    starts = lead_s + np.concatenate([[0.0], np.cumsum((tones_s + gaps_s)[:-1])])
+    audio = _tones(digits, starts, tones_s, length) * _loudness(chances, length)
+    audio += _noise(chances, length)
+    peak = float(np.abs(audio).max())
+    return Utterance(
+        digits="".join(map(str, digits)), audio=(audio * (chances.between(0.1, 0.9) / peak)).astype(np.float32)
+    )
+
+
+class _Chances:
+    """Uniform and normal numbers from one key, each drawn once."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._drawn = 0
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """So many numbers in [0, 1)."""
+        words = hashed(np.arange(self._drawn, self._drawn + count, dtype=np.uint64), self._key)
+        self._drawn += count
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def between(self, low: float, high: float) -> float:
+        """One number."""
+        return low + (high - low) * float(self.uniform(1)[0])
+
+    def normal(self) -> float:
+        """One number of a standard normal distribution (Box and Muller)."""
+        radius, angle = self.uniform(2)
+        return float(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle))
+
+
+def _spoken(
+    chances: _Chances, target_s: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Digits, and the seconds of each one's tone and of the pause after it, of about `target_s` in all."""
+    digits = (10 * chances.uniform(_MOST_DIGITS)).astype(np.int64)
+    tempo = chances.between(0.7, 1.6)
+    tones_s = tempo * (0.09 + 0.10 * chances.uniform(_MOST_DIGITS))
+    gaps_s = tempo * (0.05 + 0.10 * chances.uniform(_MOST_DIGITS))
+    pauses = chances.uniform(_MOST_DIGITS) < 0.08
+    gaps_s[pauses] += 0.3 + 0.7 * chances.uniform(_MOST_DIGITS)[pauses]
+    room_s = min(target_s, _LONGEST_S - 0.2)
+    count = max(1, int(np.searchsorted(np.cumsum(tones_s + gaps_s), room_s)))
+    return digits[:count], tones_s[:count], gaps_s[:count]
+
+
+def _tones(
+    digits: NDArray[np.int64], starts_s: NDArray[np.float64], tones_s: NDArray[np.float64], length: int
+) -> NDArray[np.float64]:
+    """The pure signal: for each moment the tone that last began, as long as it sounds."""
+    time = np.arange(length) / RATE
+    last = np.maximum(np.searchsorted(starts_s, time, side="right") - 1, 0)
+    since_s = time - starts_s[last]
+    fade = np.clip(np.minimum(since_s, tones_s[last] - since_s) / _FADE_S, 0.0, 1.0)
+    angle = 2.0 * np.pi * since_s
+    digit = digits[last]
+    signal: NDArray[np.float64] = fade * (np.sin(angle * _ROWS_HZ[digit]) + 0.8 * np.sin(angle * _COLUMNS_HZ[digit]))
+    return signal
+
+
+def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
+    """Slow rises and falls by up to a factor of two or so, a new aim every half second."""
+    every = RATE // 2
+    aims = 0.5 + chances.uniform(length // every + 2)
+    return np.interp(np.arange(length) / every, np.arange(len(aims)), aims)
+
+
+def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
+    """Hiss and mains hum: about 3 to 30 dB below the tones."""
+    hiss = chances.between(0.03, 0.8) * (2.0 * chances.uniform(length) - 1.0)
+    hum = chances.between(0.0, 0.3) * np.sin(2.0 * np.pi * 50.0 * np.arange(length) / RATE)
+    return hiss + hum
+
+
+# --- files ---
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(
+            expected="a new or empty folder, or one that an earlier demo made",
+            got="one that holds something else",
+            where=str(folder),
+            remedy="Name another folder with --keep.",
+        )
+
+
+def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], None]) -> CorpusFacts:
+    rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
+    frames = 0
+    executor = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    try:
+        written = executor.map(lambda number: _write(folder, number, seed), range(samples))
+        for number, (path, text, length) in enumerate(written):
+            rows["dev" if number % _DEV_SHARE == 0 else "train"].append((path, text))
+            frames += length
+            progress(number + 1, samples)
+    finally:
+        executor.shutdown(cancel_futures=True)
+    for name, lines in rows.items():
+        _write_manifest(folder / f"{name}.csv", lines)
+    return CorpusFacts(train=len(rows["train"]), dev=len(rows["dev"]), seconds=frames / RATE, seed=seed)
+
+
+def _write(folder: Path, number: int, seed: int) -> tuple[str, str, int]:
+    made = utterance(number, seed)
+    path = f"clips/{number:05d}.flac"
+    soundfile.write(folder / path, made.audio, RATE, subtype="PCM_16")
+    return path, made.digits, len(made.audio)
+
+
+def _write_manifest(path: Path, rows: list[tuple[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("audio", "text"))
+        writer.writerows(rows)

@@ -1,0 +1,267 @@
+"""The synthetic source: the same on every machine, and a whole batch at once is what its samples are one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loader_server.builder import Builder
+from loader_server.quarantine import Quarantine
+from loader_server.sources.index import IndexRequest, make_index, open_index
+from loader_server.sources.source import SOURCES, Gathering, Source
+from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource, fields_of, lengths_of
+from loader_server.stream import JobFile
+from shared import messages as m
+from shared.config import read_table
+from shared.errors import DataError, SettingsError
+from shared.hashing import fingerprint
+from shared.layout import BucketShape, fields_of_batch, layout_of
+
+TOKENS = SyntheticSettings(samples=500)
+FEATURES = SyntheticSettings(samples=200, kind="features", median_length=9, bands=5)
+
+JOB = """
+[job]
+name = "made-up"
+seed = 3
+[streams.train]
+source = "synthetic"
+samples = 900
+length = "{key}"
+budget = "600 steps"
+shapes = 4
+{more}
+"""
+
+
+def lengths(of: SyntheticSettings) -> np.ndarray:
+    return np.concatenate([piece[fields_of(of)[0].key] for piece in lengths_of(of)])
+
+
+def opened(of: SyntheticSettings) -> SyntheticSource:
+    return SyntheticSource(of, lengths(of))
+
+
+def job_file(folder: Path, key: str = "tokens", more: str = "") -> JobFile:
+    path = folder / "job.toml"
+    path.write_text(JOB.format(key=key, more=more))
+    job = JobFile(path)
+    recipe = job.recipes["train"]
+    request = IndexRequest(
+        folder=job.index_folder("train"),
+        source="synthetic",
+        settings=recipe.source,
+        base=folder,
+        chain=recipe.chain(rate=0),
+    )
+    assert make_index(request).samples == 900
+    return job
+
+
+def builder(folder: Path, **how: str) -> Builder:
+    return Builder(job_file(folder, **how).open("train"), Quarantine(folder / "quarantine.jsonl"))
+
+
+def want(number: int, *, empty: bool = False) -> m.Want:
+    return m.Want(
+        job="made-up",
+        stream="train",
+        epoch=1,
+        number=number,
+        empty=empty,
+        group=2,
+        plan_digest="",
+        attempt=0,
+        trainer=1,
+        worker=1,
+        ticket=m.Ticket(0, 1),
+        in_slot=True,
+        urgent=False,
+    )
+
+
+def built(of: Builder, number: int, *, empty: bool = False, dirt: int = 0) -> tuple[bytes, int, int, int]:
+    asked = want(number, empty=empty)
+    prepared = of.prepare(asked)
+    payload = np.full(prepared.layout.nbytes, dirt, np.uint8)
+    said = of.build(asked, prepared, payload)
+    return payload.tobytes(), said.rows, said.masked, said.digest
+
+
+def one_by_one(of: Builder) -> Builder:
+    """The same builder without its short cut."""
+    of._gathering = None
+    return of
+
+
+def test_the_same_samples_on_every_machine_for_ever() -> None:
+    found = opened(TOKENS)
+    parts = [found.decode(sample, found.read(sample))["tokens"].tobytes() for sample in range(TOKENS.samples)]
+    assert fingerprint(lengths(TOKENS).tobytes(), *parts) == "5d6ae71dd11bc9b1fe31d88fc3a62c83"
+    features = opened(FEATURES)
+    parts = [features.decode(sample, b"")["features"].tobytes() for sample in range(FEATURES.samples)]
+    assert fingerprint(lengths(FEATURES).tobytes(), *parts) == "3b4d0f6be56f5c56c94c773c2eac32c4"
+
+
+def test_samples_have_the_length_and_range_that_the_settings_say() -> None:
+    found = opened(TOKENS)
+    for sample in range(TOKENS.samples):
+        tokens = found.decode(sample, b"")["tokens"]
+        assert tokens.dtype == np.int32
+        assert len(tokens) == lengths(TOKENS)[sample]
+        assert tokens.min() >= 1
+        assert tokens.max() < TOKENS.vocabulary
+
+
+def test_lengths_spread_as_asked() -> None:
+    many = lengths(SyntheticSettings(samples=50_000, median_length=100, spread=0.5))
+    assert abs(np.median(many) - 100) <= 1
+    assert abs(np.log(many).std() - 0.5) < 0.01
+    assert set(lengths(SyntheticSettings(samples=50, median_length=7, spread=0.0))) == {7}
+
+
+def test_lengths_do_not_hang_on_the_pieces_they_are_drawn_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lengths(TOKENS)
+    monkeypatch.setattr("loader_server.sources.synthetic._PIECE", 7)
+    assert np.array_equal(lengths(TOKENS), whole)
+
+
+def test_the_smallest_vocabulary_is_one_token() -> None:
+    found = opened(SyntheticSettings(samples=3, vocabulary=2))
+    assert set(found.decode(0, b"")["tokens"]) == {1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    of=st.sampled_from([TOKENS, FEATURES]),
+    samples=st.lists(st.integers(0, 199), max_size=12),
+    spare=st.integers(0, 5),
+)
+def test_gathering_a_batch_gives_the_samples_and_zeros_behind_them(
+    of: SyntheticSettings, samples: list[int], spare: int
+) -> None:
+    found, key = opened(of), fields_of(of)[0].key
+    longest = int(lengths(of)[samples].max(initial=1)) + spare
+    layout = layout_of(fields_of_batch(found.fields), BucketShape(rows=max(len(samples), 1), lengths={key: longest}))
+    out = layout.arrays(np.full(layout.nbytes, 0xA5, np.uint8))
+    found.gather(np.array(samples, np.int64), {name: array[: len(samples)] for name, array in out.items()})
+    for row, sample in enumerate(samples):
+        value = found.decode(sample, b"")[key]
+        assert out[f"{key}_length"][row] == len(value)
+        assert np.array_equal(out[key][row, : len(value)], value)
+        assert not out[key][row, len(value) :].any()
+
+
+@pytest.fixture(scope="module", params=["tokens", "features"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, Builder]:
+    how = {"key": request.param, "more": f'kind = "{request.param}"\nbands = 3'}
+    fast = builder(tmp_path_factory.mktemp("fast"), **how)
+    slow = one_by_one(builder(tmp_path_factory.mktemp("slow"), **how))
+    assert not fast.reads
+    assert slow.reads
+    return fast, slow
+
+
+@settings(max_examples=50, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), empty=st.booleans(), dirt=st.integers(0, 255))
+def test_a_batch_built_at_once_has_the_bytes_of_one_built_row_by_row(
+    pair: tuple[Builder, Builder], place: float, empty: bool, dirt: int
+) -> None:
+    fast, slow = pair
+    number = int(place * fast.batches(1, 2))
+    assert built(fast, number, empty=empty, dirt=dirt) == built(slow, number, empty=empty, dirt=255 - dirt)
+
+
+def test_an_epoch_holds_every_sample_once(tmp_path: Path) -> None:
+    made = builder(tmp_path)
+    tags: list[int] = []
+    for number in range(made.batches(1, 2)):
+        prepared = made.prepare(want(number))
+        payload = np.zeros(prepared.layout.nbytes, np.uint8)
+        made.build(want(number), prepared, payload)
+        arrays = prepared.layout.arrays(payload)
+        valid = arrays["weight"] == 1
+        tags += arrays["tag"][valid].tolist()
+        assert (arrays["tag"][~valid] == -1).all()
+    assert sorted(tags) == list(range(900))
+
+
+def test_a_sample_that_was_found_to_kill_its_decoder_is_masked_all_the_same(tmp_path: Path) -> None:
+    made = builder(tmp_path)
+    victim = int(made.prepare(want(0)).planned.samples[0])
+    made.culprits = frozenset([victim])
+    _, _, masked, _ = built(made, 0)
+    assert masked == 1
+
+
+TRANSFORMS = """
+from loader_server.transforms.declare import transform
+
+@transform()
+def zeros(sample, rng):
+    sample["tokens"][:] = 0
+
+def undeclared(sample, rng):
+    return sample
+"""
+
+
+@pytest.fixture
+def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "synthetic_transforms.py").write_text(TRANSFORMS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "synthetic_transforms"
+
+
+def test_transforms_see_every_sample(tmp_path: Path, transforms: str) -> None:
+    job = job_file(tmp_path, more=f'transforms = ["{transforms}:zeros"]')
+    made = Builder(job.open("train"), Quarantine(tmp_path / "quarantine.jsonl"))
+    assert made.reads
+    prepared = made.prepare(want(0))
+    payload = np.zeros(prepared.layout.nbytes, np.uint8)
+    assert made.build(want(0), prepared, payload).masked == 0
+    arrays = prepared.layout.arrays(payload)
+    assert arrays["tokens_length"].any()
+    assert not arrays["tokens"].any()
+
+
+def test_the_index_is_that_of_the_settings(tmp_path: Path) -> None:
+    job = job_file(tmp_path)
+    index = open_index(job.index_folder("train"))
+    assert list(index.raw_lengths) == ["tokens"]
+    assert np.array_equal(index.raw_lengths["tokens"], lengths(replace(TOKENS, samples=900)))
+    job.path.write_text(job.path.read_text().replace("samples = 900", "samples = 901"))
+    with pytest.raises(DataError, match="run loader-server index"):
+        JobFile(job.path).open("train")
+
+
+def test_a_transform_that_has_to_be_measured_is_refused(tmp_path: Path, transforms: str) -> None:
+    with pytest.raises(DataError, match="Declare it with @transform"):
+        job_file(tmp_path, more=f'transforms = ["{transforms}:undeclared"]')
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, "how many samples there are"),
+        ({"samples": 0}, "at least 1|from 1 to"),
+        ({"samples": 5, "kind": "token"}, 'perhaps "tokens"'),
+        ({"samples": 5, "spread": 3}, "from 0 to 2"),
+        ({"samples": 5, "vocabulary": 1}, "from 2 to"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(table: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        read_table(SyntheticSettings, table, "job.toml, [streams.train]")
+
+
+def test_it_is_a_source_that_gathers_and_a_manifest_is_none() -> None:
+    found: Source = opened(TOKENS)
+    assert isinstance(found, Gathering)
+    assert found.name(7) == "synthetic 7"
+    assert SOURCES["manifest"].lengths is None

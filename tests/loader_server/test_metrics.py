@@ -1,0 +1,161 @@
+"""What coordinator and workers of a running job say of themselves."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from shared.metric_names import metrics_of
+from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.scraping import Scrape, scraped, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SAMPLES = 60
+TRANSFORMS = ("tests.support.transforms:raises", "logmel", "characters")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples that begin with "three" cannot be used, and the longest take no part."""
+    folder = tmp_path_factory.mktemp("metrics")
+    return write_job(folder, samples=SAMPLES, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
+
+
+@pytest.fixture(scope="module")
+def loaders(job: Path) -> Iterator[Loaders]:
+    with running(job, workers=2) as loaders:
+        yield loaders
+
+
+def _folder(job: Path) -> Path:
+    return job.parent / ".stoker" / "tones" / "targets"
+
+
+def _of(job: Path, name: str) -> Scrape:
+    return scraped(targets(_folder(job))[name]["address"])
+
+
+def _workers(job: Path) -> list[Scrape]:
+    return [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == "worker"]
+
+
+def _sum(scrapes: list[Scrape], name: str, **labels: str) -> float:
+    return sum(
+        value
+        for scrape in scrapes
+        for (one, had), value in scrape.items()
+        if one == name and labels.items() <= dict(had).items()
+    )
+
+
+@pytest.fixture(scope="module")
+def read(loaders: Loaders) -> dict[str, int]:
+    """One epoch that was read: what the trainer saw of it."""
+    with trainer_client.connect(loaders.endpoint) as feed:
+        batches = list(feed)
+        cells = sum(batch["audio"].shape[0] * batch["audio"].shape[1] for batch in batches)
+        return {
+            "batches": len(batches),
+            "masked": sum(batch.masked for batch in batches),
+            "rows": sum(batch.rows for batch in batches),
+            "cells": cells,
+        }
+
+
+def test_each_process_says_where_it_is_and_who(loaders: Loaders, job: Path) -> None:
+    found = targets(_folder(job))
+    assert sorted((one["job"], one["role"]) for one in found.values()) == [
+        ("tones", "coordinator"),
+        ("tones", "worker"),
+        ("tones", "worker"),
+    ]
+    assert {one["worker"] for one in found.values() if one["role"] == "worker"} == {
+        name.removeprefix("worker-") for name in found if name != "coordinator"
+    }
+
+
+@pytest.mark.parametrize("role", ["coordinator", "worker"])
+def test_every_declared_metric_of_a_role_is_served(loaders: Loaders, job: Path, read: object, role: str) -> None:
+    scrapes = [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == role]
+    served = {name for scrape in scrapes for name, _ in scrape if name.startswith("stoker_")}
+    assert served == {metric.name for metric in metrics_of(role)}  # type: ignore[arg-type]
+
+
+def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, int]) -> None:
+    def settled() -> bool:  # batches read ahead into the next epoch are still being built
+        return _sum(_workers(job), "stoker_wants_building") + _sum(_workers(job), "stoker_wants_waiting") == 0
+
+    wait_until(settled, "workers have nothing to do")
+    workers = _workers(job)
+    built = _sum(workers, "stoker_built_batches_total", stream="train")
+    assert built >= read["batches"]
+    assert _sum(workers, "stoker_built_batches_total", stream="dev") == 0
+    assert _sum(workers, "stoker_built_cells_total", stream="train") >= read["cells"]
+    assert _sum(workers, "stoker_built_cells_total", kind="masked") > 0
+    assert _sum(workers, "stoker_masked_samples_total") >= read["masked"] > 0
+    for phase in ("plan_and_read", "decode_and_transform", "write_and_digest"):
+        assert 0 < _sum(workers, "stoker_build_seconds_total", phase=phase) < 60
+
+
+def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: Path, read: dict[str, int]) -> None:
+    with trainer_client.connect(loaders.endpoint) as feed:
+        for _ in zip(range(2), feed, strict=False):
+            feed.trained()
+
+        def seen() -> bool:
+            scrape = _of(job, "coordinator")
+            return (
+                scrape["stoker_trainers", (("stream", "train"),)] == 1
+                and scrape["stoker_trained_batch_number", (("stream", "train"),)] == 2
+            )
+
+        wait_until(seen, "the coordinator has heard of two batches")
+    scrape = _of(job, "coordinator")
+    assert scrape["stoker_workers", ()] == 2
+    assert scrape["stoker_attaches_total", ()] >= 2
+    assert scrape["stoker_epoch_batches", (("stream", "train"),)] == read["batches"]
+    assert ("stoker_trained_epoch", (("stream", "dev"),)) not in scrape  # an evaluation stream goes nowhere
+    left_out = _sum([scrape], "stoker_left_out_samples", stream="train")
+    assert scrape["stoker_samples", (("stream", "train"),)] == SAMPLES
+    assert read["rows"] + read["masked"] + left_out == SAMPLES
+    assert left_out > 0
+
+
+def test_a_worker_that_is_killed_takes_its_target_over(loaders: Loaders, job: Path) -> None:
+    before = targets(_folder(job))
+    victim = loaders.workers()[0]
+    name = victim.cmdline()[victim.cmdline().index("--name") + 1]
+    victim.kill()
+    wait_until(
+        lambda: targets(_folder(job))[f"worker-{name}"]["address"] != before[f"worker-{name}"]["address"],
+        "the worker is back at another address",
+    )
+    assert targets(_folder(job)).keys() == before.keys()
+    assert _of(job, f"worker-{name}")["stoker_wants_waiting", ()] == 0
+
+
+def test_targets_go_with_their_processes_and_dead_ones_at_the_next_start(tmp_path: Path) -> None:
+    job = write_job(tmp_path, samples=8, longest_s=0.3)
+    with running(job, workers=1) as loaders:
+        names = targets(_folder(job)).keys()
+        loaders.workers()[0].send_signal(signal.SIGTERM)  # ends in good order, and is started again
+    assert len(names) == 2
+    assert targets(_folder(job)) == {}
+    stale = _folder(job) / "trainer-0.json"
+    stale.write_text('[{"targets": ["127.0.0.1:1"], "labels": {"role": "trainer"}}]')
+    with running(job, workers=1):
+        assert targets(_folder(job)).keys() == names
+
+
+def test_ports_follow_the_coordinator_s(tmp_path: Path) -> None:
+    port = 20_000 + hash(tmp_path) % 10_000
+    job = write_job(tmp_path, samples=8, longest_s=0.3, job=f"metrics_port = {port}")
+    with running(job, workers=2):
+        addresses = sorted(one["address"] for one in targets(_folder(job)).values())
+    assert addresses == [f"127.0.0.1:{port + offset}" for offset in range(3)]

@@ -1,0 +1,87 @@
+"""What is served reads back as what was counted, and the server is gone when it was closed."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared import metric_names as names
+from shared.errors import SettingsError
+from shared.exposition import Exposition, Samples, Spread
+from tests.support.scraping import scraped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LABELS = {"job": "tones", "role": "worker", "worker": "w-0"}
+
+
+def _serve(*samples: Samples, port: int = 0, targets: Path | None = None) -> Exposition:
+    return Exposition(lambda: iter(samples), port=port, labels=LABELS, targets=targets)
+
+
+def test_values_come_across_with_their_labels_and_help() -> None:
+    seconds = Samples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
+    with _serve(Samples.one(names.WORKERS, 3), seconds) as exposition:
+        text = urllib.request.urlopen(f"http://{exposition.address}/metrics", timeout=5).read().decode()
+        values = scraped(exposition.address)
+    assert values["stoker_workers", ()] == 3
+    assert values["stoker_build_seconds_total", (("phase", "write_and_digest"), ("stream", "train"))] == 1.5
+    assert values["stoker_build_seconds_total", (("phase", "plan_and_read"), ("stream", "dev"))] == 0.25
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["stoker_workers"].documentation == names.WORKERS.help_text
+    assert families["stoker_build_seconds"].type == "counter"
+
+
+def test_a_histogram_counts_at_or_below_each_bound() -> None:
+    counts = [0] * (len(names.WAIT_BOUNDS_S) + 1)
+    counts[0], counts[3], counts[-1] = 2, 1, 4
+    with _serve(Samples(names.DATA_WAIT, {("train",): Spread(counts, 99.5)})) as exposition:
+        values = scraped(exposition.address)
+
+    def below(bound: str) -> float:
+        return values["stoker_data_wait_seconds_bucket", (("le", bound), ("stream", "train"))]
+
+    assert [below(bound) for bound in ("0.0001", "0.0025", "0.005", "60.0", "+Inf")] == [2, 2, 3, 3, 7]
+    assert values["stoker_data_wait_seconds_count", (("stream", "train"),)] == 7
+    assert values["stoker_data_wait_seconds_sum", (("stream", "train"),)] == 99.5
+
+
+def test_numbers_are_taken_when_asked() -> None:
+    count = iter(range(1, 9))
+
+    def samples() -> Iterator[Samples]:
+        yield Samples.one(names.ATTACHES, next(count))
+
+    with Exposition(samples, port=0, labels=LABELS, targets=None) as exposition:
+        seen = [scraped(exposition.address)["stoker_attaches_total", ()] for _ in range(2)]
+    assert seen == [1, 2]
+
+
+def test_it_serves_on_loopback_with_the_process_s_own_numbers() -> None:
+    with _serve() as exposition:
+        assert exposition.address.startswith("127.0.0.1:")
+        assert scraped(exposition.address)["process_cpu_seconds_total", ()] > 0
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+    with _serve() as exposition:
+        port = int(exposition.address.partition(":")[2])
+        with pytest.raises(SettingsError, match=rf"metrics_port: expected a free port .* on {port}\. Name another"):
+            _serve(port=port)
+
+
+def test_closed_means_gone(tmp_path: Path) -> None:
+    exposition = _serve(targets=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-w-0.json"]
+    exposition.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scraped(exposition.address)
+    with _serve(port=int(exposition.address.partition(":")[2])) as again:
+        assert again.address == exposition.address

@@ -1,0 +1,67 @@
+"""Metrics are declared once, named by the rules, and say what they are and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from shared import metric_names
+from shared.metric_names import METRICS, WAIT_BOUNDS_S, Metric, metrics_of
+
+ALL = sorted(METRICS.values(), key=lambda metric: metric.name)
+
+#: What a metric measures decides how its name ends; counts of things have no unit.
+UNITS = ("seconds", "bytes")
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+class TestEach:
+    def test_is_named_by_the_rules(self, metric: Metric) -> None:
+        assert re.fullmatch(r"stoker(_[a-z]+)+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        for unit in UNITS:
+            if unit in metric.name:
+                assert metric.name.removesuffix("_total").endswith(unit)
+
+    def test_says_what_it_is_and_what_to_do(self, metric: Metric) -> None:
+        for text in (metric.what, metric.remedy):
+            assert len(text) >= 15
+            assert text.endswith(".")
+        assert metric.help_text == f"{metric.what} {metric.remedy}"
+        assert "\n" not in metric.help_text
+
+    def test_has_labels_of_few_values(self, metric: Metric) -> None:
+        # Job, role and rank come with the target; a sample or a batch number would make a series each.
+        assert set(metric.labels) <= {"stream", "phase", "kind", "part", "state", "reason", "worker"}
+
+    def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
+        named = {"phase": "plan_and_read", "part": "build", "state": "filled"}
+        for label in set(metric.labels) & named.keys():
+            assert named[label] in metric.what
+
+
+def test_a_name_is_declared_once() -> None:
+    with pytest.raises(AssertionError, match="stoker_workers is declared twice"):
+        metric_names._worker.gauge("stoker_workers", "Workers again.", "Take another name.")
+
+
+def test_every_constant_is_in_the_table_and_the_other_way_round() -> None:
+    constants = [value for value in vars(metric_names).values() if isinstance(value, Metric)]
+    assert sorted(metric.name for metric in constants) == sorted(METRICS)
+
+
+def test_roles_share_only_what_everyone_has() -> None:
+    common = {metric.name for metric in metrics_of("worker")} & {metric.name for metric in metrics_of("trainer")}
+    assert common == {"stoker_garbage_messages_total"}
+    assert {role for metric in ALL for role in metric.roles} == {"coordinator", "worker", "trainer"}
+
+
+def test_bounds_of_waits_rise() -> None:
+    assert list(WAIT_BOUNDS_S) == sorted(set(WAIT_BOUNDS_S))
+
+
+def test_a_declaration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        metric_names.WORKERS.name = "other"  # type: ignore[misc]

@@ -1,0 +1,57 @@
+"""PROTOCOL.md against the code: every message, every field with its bounds, in order, and the version."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import shared
+from shared import bounds
+from shared import messages as m
+from shared.codec import MAX_FRAME, VERSION
+from tests.shared.examples import PARTS
+
+TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
+SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
+ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def test_the_version_is_that_of_the_code():
+    assert re.findall(r"^Protocol version: \*\*(\d+)\*\*$", TEXT, re.MULTILINE) == [str(VERSION)]
+    assert f"at most {MAX_FRAME >> 20} MiB long" in TEXT
+
+
+def test_every_message_and_record_is_described_and_no_other():
+    assert set(SECTIONS) == {*m.KINDS, *PARTS}
+
+
+@pytest.mark.parametrize("name", [*m.KINDS, *PARTS])
+def test_every_field_is_described_with_its_bounds(name):
+    kind = m.KINDS.get(name)
+    checks = (
+        kind.checks if kind else dict(zip(names(PARTS[name]), bounds.record(PARTS[name]).fields.checks, strict=True))
+    )
+    rows = ROW.findall(SECTIONS[name])
+    assert [(field, bound) for field, bound, _ in rows] == [(field, str(check)) for field, check in checks.items()]
+    assert all(len(meaning) > 3 for _, _, meaning in rows)
+
+
+def names(part):
+    return list(part.__dataclass_fields__)
+
+
+def test_every_code_of_a_refusal_is_described():
+    """The codes that the two servers send, as they stand in their source."""
+    root = Path(shared.__file__).parents[1] / "loader_server"
+    source = "".join((root / name).read_text("utf-8") for name in ("coordinator/state.py", "worker.py"))
+    sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
+    sent |= set(re.findall(r'_unbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
+    table = TEXT[TEXT.index("| code | from | meaning |") :]
+    described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))
+    assert sent == described
+
+
+def test_it_says_where_it_differs_from_the_first_design():
+    assert "## Where this differs from the first design, and why" in TEXT

@@ -1,0 +1,36 @@
+"""Reads what a process of ours serves, as Prometheus would."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Scrape", "scraped", "targets"]
+
+#: Values by name and sorted labels.
+Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scraped(address: str) -> Scrape:
+    """All samples at an address."""
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def targets(folder: Path) -> dict[str, dict[str, Any]]:
+    """The labels and `address` of each target file, by its name."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        (entry,) = json.loads(path.read_text())
+        found[path.stem] = {**entry["labels"], "address": entry["targets"][0]}
+    return found

@@ -1,0 +1,164 @@
+"""Books of what was read, waited for and trained on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.layout import Field
+from shared.messages import Pushed, Ticket, WireShape
+from shared.metric_names import WAIT_BOUNDS_S
+from trainer_client.epoch_account import Accounts, ReadTimes, split_wait
+
+FIELDS = (
+    Field(key="audio", dtype="float32", shape=(None, 2)),
+    Field(key="text", dtype="int16", shape=(None,)),
+    Field(key="speaker", dtype="int64", shape=()),
+)
+SHAPE = WireShape(4, (("audio", 10), ("text", 5)))
+
+
+def _header(**more: Any) -> Pushed:
+    said: dict[str, Any] = {
+        "ticket": Ticket(0, 1),
+        "epoch": 0,
+        "number": 0,
+        "empty": False,
+        "in_slot": True,
+        "shape": SHAPE,
+        "nbytes": 1000,
+        "digest": 1,
+        "rows": 2,
+        "masked": 1,
+        "build_us": 30_000,
+    }
+    return Pushed(**{**said, **more})
+
+
+ARRAYS = {"audio_length": np.array([10, 6, 0, 0]), "text_length": np.array([5, 1, 0, 0])}
+
+
+def _read(accounts: Accounts, *, at_s: float = 10.0, wait_s: float = 0.5, **more: Any) -> None:
+    accounts.read(_header(**more), ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
+
+
+def test_rows_and_bytes_are_told_apart() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts)
+    _read(accounts)
+    counts = accounts.counts
+    assert (counts.batches, counts.nbytes) == (2, 2000)
+    assert (counts.sample_rows, counts.masked_rows, counts.vacant_rows) == (4, 2, 2)
+    # A row holds 10 x 2 floats and 5 shorts; samples hold 16 steps of audio and 6 of text.
+    assert counts.sample_bytes == 2 * (16 * 8 + 6 * 2)
+    assert counts.padding_bytes == 2 * (2 * 90 - 140)
+    assert counts.masked_bytes == 2 * 2 * 90
+
+
+def test_waits_are_counted_where_they_belong() -> None:
+    accounts = Accounts(FIELDS)
+    for wait_s in (0.0, 0.0001, 0.00011, 59.0, 61.0):
+        _read(accounts, wait_s=wait_s)
+    waits = accounts.counts.waits
+    assert (waits[0], waits[1], waits[-2], waits[-1]) == (2, 1, 1, 1)
+    assert sum(waits) == 5
+    assert accounts.counts.wait_s == pytest.approx(120.00021)
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.booleans())
+def test_a_wait_is_split_without_a_rest(wait_s: float, build_s: float, in_slot: bool) -> None:
+    build_wait_s, transfer_s = split_wait(wait_s, build_s, in_slot=in_slot)
+    assert build_wait_s + transfer_s == pytest.approx(wait_s)
+    assert min(build_wait_s, transfer_s) >= 0
+    assert build_wait_s == wait_s if in_slot else build_wait_s <= build_s
+
+
+def test_what_is_beyond_building_is_the_way_here() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts, wait_s=0.5, in_slot=False)
+    _read(accounts, wait_s=0.5, in_slot=True)
+    assert accounts.counts.build_wait_s == pytest.approx(0.03 + 0.5)
+    assert accounts.counts.transfer_wait_s == pytest.approx(0.47)
+    assert accounts.counts.conversion_s == pytest.approx(0.02)
+
+
+@pytest.mark.heritage("R8")
+@pytest.mark.heritage("R12")
+def test_an_epoch_s_line() -> None:
+    accounts = Accounts(FIELDS)
+    for number in range(4):
+        _read(accounts, at_s=100.0 + number, wait_s=0.25, number=number)
+        accounts.trained(0, number)
+    account = accounts.close(0)
+    assert account is not None
+    assert account.line(now_s=103.75, batches=4) == {
+        "steps": 4,
+        "seconds": 4.0,
+        "waiting": 0.25,
+        "padding": round(1 - 140 / 360, 4),
+        "shapes": 1,
+        "masked": 4,
+        "complete": 1.0,
+    }
+
+
+@pytest.mark.heritage("R8")
+def test_a_loop_s_own_waits_go_before_those_of_a_reader_that_runs_ahead() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts, at_s=1.0, wait_s=0.9)
+    accounts.stepped(0, 0.125)
+    accounts.stepped(0, 0.125)
+    account = accounts.close(0)
+    assert account is not None
+    assert account.line(now_s=1.1, batches=1)["waiting"] == pytest.approx(0.25)
+    assert accounts.counts.step_wait_s == 0.25
+    assert accounts.counts.wait_s == 0.9
+
+
+def test_an_epoch_that_was_resumed_is_partly_complete() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts, number=6)
+    accounts.trained(0, 6)
+    accounts.trained(0, 7)
+    account = accounts.close(0)
+    assert account is not None
+    assert account.line(now_s=20.0, batches=8)["complete"] == 0.25
+
+
+def test_reading_ahead_counts_with_the_epoch_that_it_reads() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts, number=0)
+    _read(accounts, epoch=1, shape=WireShape(2, (("audio", 10), ("text", 5))), rows=1)
+    accounts.trained(0, 0)
+    first, second = accounts.close(0), accounts.close(1)
+    assert first is not None
+    assert second is not None
+    assert (first.steps, second.steps) == (1, 0)
+    assert first.shapes != second.shapes
+    assert accounts.counts.batches == 2
+
+
+def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts)
+    assert accounts.close(0) is not None
+    accounts.trained(0, 0)
+    assert accounts.close(0) is None
+    assert accounts.counts.rounds == 0
+    _read(accounts)
+    accounts.forget()
+    assert accounts.close(0) is None
+
+
+def test_an_epoch_of_nothing_has_a_line_too() -> None:
+    accounts = Accounts(FIELDS[2:])
+    accounts.read(_header(shape=WireShape(4, ())), {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
+    account = accounts.close(0)
+    assert account is not None
+    line = account.line(now_s=5.0, batches=0)
+    assert (line["waiting"], line["padding"], line["complete"]) == (0.0, 0.0, 1.0)
+    assert len(WAIT_BOUNDS_S) + 1 == len(accounts.counts.waits)

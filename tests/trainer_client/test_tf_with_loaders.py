@@ -1,0 +1,140 @@
+"""TensorFlow's side over real loaders: what the fake feed promises, the real one keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import trainer_client
+from tests.support.loaders import running, write_job
+from tests.support.two_devices import mirrored
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from tests.support.tiny_models import tiny_model  # isort: skip
+from trainer_client.tf_dataset import warm_up  # isort: skip
+
+
+def named(batch):
+    """What a recorder needs; a batch is told by its largest tag, since a masked row has none."""
+    inputs = {"audio": batch["audio"], "tag": tf.reduce_max(batch["tag"], keepdims=True)}
+    return inputs, batch["weight"], batch["weight"]
+
+
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, feed, number):
+        super().__init__()
+        self.feed = feed
+        self.number = number
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.feed.cursor >= self.number:
+            raise ZeroDivisionError
+
+
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory):
+    job = write_job(tmp_path_factory.mktemp("tf"), samples=300, longest_s=0.5, job="group = 2")
+    with running(job, workers=2) as loaders:
+        yield loaders
+
+
+def tags_of_epochs(endpoint, epochs):
+    with trainer_client.connect(endpoint) as feed:
+        feed.rewind()
+        return [[int(batch["tag"].max()) for batch in feed] for _ in range(epochs)]
+
+
+def test_fit_without_a_callback_trains_each_epoch_once(loaders):
+    want = tags_of_epochs(loaders.endpoint, 3)
+    model = tiny_model()
+    with trainer_client.connect(loaders.endpoint) as feed:
+        feed.rewind()
+        data = feed.dataset(map=named)
+        list(data.take(1))
+        list(data.map(lambda inputs, *_: inputs["audio"]))
+        next(iter(data))
+        model.fit(data, epochs=3, verbose=0)
+    assert model.seen == sum(want, [])
+
+
+@pytest.mark.heritage("D8")
+@pytest.mark.fault(17)
+@pytest.mark.parametrize(("replicas", "steps"), [(1, 1), (1, 4), (2, 4)])
+def test_stopped_and_resumed_each_batch_is_trained_once(loaders, tmp_path, replicas, steps):
+    want = tags_of_epochs(loaders.endpoint, 2)
+    strategy = mirrored() if replicas == 2 else None
+
+    def fit(model, stop_at):
+        with trainer_client.connect(loaders.endpoint, strategy=strategy) as feed:
+            data = feed.distributed(strategy, map=named) if strategy else feed.dataset(map=named)
+            callbacks = [trainer_client.FeedCheckpoint(feed, tmp_path, every=1), StopAt(feed, stop_at)]
+            model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+            return feed.epoch, feed.cursor
+
+    first, second = tiny_model(strategy, steps), tiny_model(strategy, steps)
+    with pytest.raises(ZeroDivisionError):
+        fit(first, 3 * replicas)
+    assert fit(second, 10**6) == (2, 0)
+    trained = [tag for tag in first.seen + second.seen if tag >= 0]
+    assert sorted(trained) == sorted(sum(want, []))
+
+
+def test_an_evaluation_stream_is_the_same_each_time(loaders):
+    with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+        data = feed.dataset(map=named)
+        model = tiny_model()
+        assert model.evaluate(data, verbose=0) == model.evaluate(data, verbose=0)
+
+
+def test_a_list_of_all_batches_holds_what_numpy_reads(loaders):
+    with trainer_client.connect(loaders.endpoint, stream="dev", prefetch=2) as feed:
+        want = [{key: array.copy() for key, array in batch.items()} for batch in feed.open()]
+        for got, batch in zip(list(feed.dataset()), want, strict=True):
+            for key, array in batch.items():
+                np.testing.assert_array_equal(got[key], array)
+
+
+def test_warm_up_takes_the_shapes_of_the_plan(loaders):
+    with trainer_client.connect(loaders.endpoint) as feed:
+        shapes = []
+        warm_up(feed, lambda element: shapes.append(tuple(element.shape)), inputs="audio")
+        assert sorted(shapes) == sorted((shape.rows, shape.lengths["audio"], 40) for shape in feed.shapes)
+
+
+def test_ctrl_c_while_no_worker_answers(tmp_path):
+    job = write_job(tmp_path, samples=60, longest_s=0.5, job='heartbeat_timeout_s = "60 s"')
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=1) as feed:
+        data = feed.dataset(map=named)
+        iterator = iter(data)
+        next(iterator)
+        stopped = loaders.workers()
+        for worker in stopped:
+            worker.suspend()
+        try:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                tiny_model().fit(data, epochs=1, verbose=0)
+        finally:
+            for worker in stopped:
+                worker.resume()
+        assert isinstance(feed.error, KeyboardInterrupt)
+
+
+def test_sums_inside_one_graph_with_few_slots(loaders):
+    with trainer_client.connect(loaders.endpoint, stream="dev", prefetch=1) as feed:
+        want = sum(int(batch["tag"].sum()) for batch in feed.open())
+
+        @tf.function
+        def epoch(data):
+            total = tf.constant(0, tf.int64)
+            for batch in data:
+                total += tf.reduce_sum(batch["tag"])
+            return total
+
+        assert int(epoch(feed.dataset())) == want

@@ -1,0 +1,240 @@
+"""The demo's trainer: a small CTC model in Keras, trained by `fit` on a feed and judged on an evaluation stream.
+
+`python -m trainer_client.demo tcp://127.0.0.1:7400` trains on the job that the demo left behind and prints a line an
+epoch; with `--events` each line is a JSON object, for `loader-server demo`, which runs this as a process of its own.
+Rules: what is said to be trained on is what the train step itself saw, tags included; an expected error is one
+readable paragraph and exit code 1, Ctrl-C exits with 130. It knows the job's keys (`audio`, `text`), and nothing of
+how loaders work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Before TensorFlow is loaded, which reads it then: this demo's output is for people.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import trainer_client
+from shared.errors import StokerError
+from shared.logs import start_logging
+from trainer_client.losses import CTC, blank_after
+
+__all__ = ["DigitModel", "Options", "edit_distance", "main", "train"]
+
+#: Two strided convolutions: a frame of the outputs is 40 ms.
+_STRIDE = 4
+_CHANNELS = 96
+_LABELS = 11  # ten digits, from 1 on, and the blank
+
+_INPUTS = {"audio": "audio", "audio_length": "audio_length", "tag": "tag"}
+
+#: What each row of an evaluation batch is judged by.
+_KEYS = ("audio", "audio_length", "text", "text_length", "weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to train on, and for how long."""
+
+    endpoint: str
+    epochs: int
+    #: No epoch is begun after this: slower machines end in time, with a higher error.
+    seconds: float
+    checkpoints: Path
+    events: bool
+
+
+class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
+    """Log-mel bands to logits of digits: strided, then dilated convolutions; normalised row by row, never by batch."""
+
+    def __init__(self, tell: Any) -> None:  # noqa: ANN401 - called with facts
+        super().__init__()
+        self._tell = tell
+        self.steps = 0
+        self._down = [keras.layers.Conv1D(_CHANNELS, 5, 2, "same", activation="relu") for _ in range(2)]
+        self._wide = [keras.layers.Conv1D(_CHANNELS, 3, 1, "same", dilation_rate=rate) for rate in (1, 2, 4)]
+        self._norms = [keras.layers.LayerNormalization() for _ in range(5)]
+        self._out = keras.layers.Dense(_LABELS)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: ANN401, ARG002, FBT001, FBT002 - as Keras calls it
+        """Logits `[rows, frames / 4, labels]`, blank behind each row's end."""
+        frames = inputs["audio_length"]
+        own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
+        # Logarithms of energies between 1e-10 and some hundreds, to about -2 to 2.
+        outputs = own * (inputs["audio"] + 8.0) / 6.0
+        for down, norm in zip(self._down, self._norms, strict=False):
+            outputs = norm(down(outputs))
+        for wide, norm in zip(self._wide, self._norms[2:], strict=True):
+            outputs = outputs + tf.nn.relu(wide(norm(outputs)))
+        return blank_after(self._out(outputs), -(-frames // _STRIDE))
+
+    def train_step(self, data: Any) -> Any:  # noqa: ANN401 - as Keras calls it
+        """As always; and what was trained on is told, from within the step."""
+        inputs, _, weight = data
+        logs = super().train_step(data)
+        seen = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
+        tf.numpy_function(self._seen, seen, [], stateful=True)
+        return logs
+
+    def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:  # noqa: ANN401 - arrays
+        self.steps += 1
+        valid = weight > 0
+        self._tell(
+            "step", step=self.steps, tags=tags[valid].tolist(), shape=shape.tolist(), filled=int(lengths[valid].sum())
+        )
+
+
+class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """After each epoch: judges the model on the evaluation stream, tells how it went, and ends training in time."""
+
+    def __init__(self, checkpoint: Any, judge: Any, tell: Any, until_s: float) -> None:  # noqa: ANN401
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._judge = judge
+        self._tell = tell
+        self._until_s = until_s
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        times = self._checkpoint.times
+        self._tell(
+            "epoch",
+            epoch=epoch,
+            loss=float((logs or {})["loss"]),
+            error=self._judge(),
+            steps=times.steps,
+            wait_s=times.wait_s,
+            train_s=times.wait_s + times.compute_s,
+        )
+        if time.monotonic() > self._until_s:
+            self.model.stop_training = True
+
+
+class _Judge:
+    """The digit error on a stream: edits to come from what the model hears to what was dialled, over digits dialled."""
+
+    def __init__(self, model: DigitModel, feed: trainer_client.Feed) -> None:
+        self._data = feed.dataset(map=lambda batch: {key: batch[key] for key in _KEYS})
+        self._guess = tf.function(lambda inputs: tf.argmax(model(inputs), axis=-1), reduce_retracing=True)
+
+    def __call__(self) -> float:
+        edits = digits = 0
+        for batch in self._data:
+            heard = self._guess({"audio": batch["audio"], "audio_length": batch["audio_length"]}).numpy()
+            said = zip(batch["text"].numpy(), batch["text_length"].numpy(), strict=True)
+            for row, (text, length) in enumerate(said):
+                if batch["weight"][row] > 0:
+                    edits += edit_distance(_collapsed(heard[row]), text[:length].tolist())
+                    digits += int(length)
+        return edits / max(digits, 1)
+
+
+def _collapsed(path: np.ndarray[Any, Any]) -> list[int]:
+    """The labels of a CTC path: repeats are one, blanks are none."""
+    first = np.concatenate([[True], path[1:] != path[:-1]])
+    labels: list[int] = path[first & (path != 0)].tolist()
+    return labels
+
+
+def edit_distance(heard: list[int], said: list[int]) -> int:
+    """How many insertions, deletions and substitutions it takes (Levenshtein)."""
+    row = list(range(len(said) + 1))
+    for at, mine in enumerate(heard, 1):
+        before, row[0] = row[0], at
+        for place, yours in enumerate(said, 1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (mine != yours))
+    return row[-1]
+
+
+def train(options: Options) -> None:
+    """Train until all epochs are done, or the time is up."""
+    tell = _tell_json if options.events else _tell_people
+    keras.utils.set_random_seed(7)
+    with (
+        trainer_client.connect(options.endpoint, stream="train") as feed,
+        trainer_client.connect(options.endpoint, stream="dev") as dev,
+    ):
+        model = DigitModel(tell)
+        data = feed.dataset(inputs=_INPUTS, targets="text", weights="weight")
+        model.compile(keras.optimizers.Adam(2e-3, clipnorm=5.0), CTC(), jit_compile=False)
+        checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
+        epochs = _Epochs(checkpoint, _Judge(model, dev), tell, time.monotonic() + options.seconds)
+        tell("connected", epoch=feed.epoch, steps=feed.rounds_left(), shapes=len(feed.shapes))
+        model.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
+        tell("done", weights=model.count_params(), seconds=options.seconds)
+
+
+def _tell_json(event: str, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+    print(json.dumps({"event": event, **facts}), flush=True)
+
+
+def _tell_people(event: str, **facts: Any) -> None:  # noqa: ANN401 - as above
+    if event == "epoch":
+        rate, waiting = facts["steps"] / facts["train_s"], facts["wait_s"] / facts["train_s"]
+        print(
+            f"epoch {facts['epoch'] + 1}: loss {facts['loss']:.2f}, digit error {facts['error']:.1%}, "
+            f"{rate:.1f} steps/s, waiting for data {waiting:.1%}",
+            flush=True,
+        )
+
+
+# --- the process ---
+
+
+def main() -> None:
+    """Run; ends the process."""
+    options = _options()
+    start_logging(level="error")
+    if options.events:
+        _end_with_parent()
+    try:
+        train(options)
+        code = 0
+    except StokerError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("trainer: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def _options() -> Options:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer_client.demo",
+        description="Train a small model on the job of `loader-server demo`.",
+        epilog="example: python -m trainer_client.demo tcp://127.0.0.1:7400 --checkpoints checkpoints",
+    )
+    parser.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
+    parser.add_argument("--epochs", type=int, default=12, help="how many epochs to train (12)")
+    parser.add_argument("--seconds", type=float, default=1e6, help="begin no epoch after so many seconds")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("checkpoints"), help="folder to resume from and to save in"
+    )
+    parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)
+    return Options(**vars(parser.parse_args()))
+
+
+def _end_with_parent() -> None:
+    """Our parent holds the other end of standard input: its end is ours, however it comes."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(130)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
