@@ -69,7 +69,10 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
 def _opened(job: JobFile, name: str) -> Stream:
     if name not in job.recipes:
         raise SettingsError(
-            expected="one of the streams " + ", ".join(job.recipes), got=name, where=str(job.path), remedy="Name it with --stream."
+            expected="one of the streams " + ", ".join(job.recipes),
+            got=name,
+            where=str(job.path),
+            remedy="Name it with --stream.",
         )
     with progress_bar(f"plan {name}") as progress:
         return job.open(name, progress)
@@ -95,7 +98,8 @@ def _seats(answer: dict[str, Any]) -> Table:
     table = Table("batch", "row", "group", "bucket", "shape", "with samples")
     table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
     for seat in answer["seats"]:
-        shape = f"{seat['shape']['rows']} x {', '.join(f'{key} {length}' for key, length in seat['shape']['lengths'].items())}"
+        lengths = ", ".join(f"{key} {length}" for key, length in seat["shape"]["lengths"].items())
+        shape = f"{seat['shape']['rows']} x {lengths}"
         others = ", ".join(map(str, seat["samples"][:8])) + (" …" if len(seat["samples"]) > 8 else "")
         table.add_row(*(str(seat[key]) for key in ("batch", "row", "group", "bucket")), shape, others)
     return table

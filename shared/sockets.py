@@ -31,6 +31,7 @@ __all__ = [
     "bind_router",
     "check_endpoint",
     "connect_dealer",
+    "connect_watched_dealer",
     "connection_events",
     "drained",
     "watch_connection",
@@ -115,6 +116,27 @@ def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
     """A DEALER to one peer, under an identity of this incarnation alone."""
+    dealer = _dealer(context, endpoint, keys, identity)
+    dealer.connect(endpoint)
+    return dealer
+
+
+def connect_watched_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """The same, and a socket that tells when its connection comes and goes; read it with `connection_events`.
+
+    The watch stands before the connection is begun: a loopback handshake is over before a busy thread could look.
+    """
+    dealer = _dealer(context, endpoint, keys, identity)
+    monitor = watch_connection(dealer)
+    dealer.connect(endpoint)
+    return dealer, monitor
+
+
+def _dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
+) -> zmq.Socket[bytes]:
     dealer = context.socket(zmq.DEALER)
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
@@ -124,7 +146,6 @@ def connect_dealer(
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
     if keys is not None:
         keys.use(dealer)
-    dealer.connect(endpoint)
     return dealer
 
 
@@ -142,7 +163,7 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A socket that tells when the dealer's connection comes and goes; read it with `connection_events`."""
+    """A socket that tells when the dealer's connection comes and goes, from now on: what was before is not told."""
     return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 

@@ -280,10 +280,19 @@ class _Worker:
     leaving: bool = False
     asks: dict[Ticket, _Ask] = field(default_factory=dict)
 
+    def in_hand_s(self, ask: _Ask, now_s: float) -> float:
+        """Seconds since it could begin with this."""
+        return now_s - max(ask.sent_s, self.answered_s)
+
+    def served(self, service_s: float, now_s: float) -> None:
+        """It took so long for a want."""
+        self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
+        self.answered_s = now_s
+
     def pace_s(self, now_s: float) -> float:
         """Seconds a want, counting how long the one in hand takes already."""
-        oldest_s = min((ask.sent_s for ask in self.asks.values()), default=now_s)
-        return max(self.service_s, now_s - max(oldest_s, self.answered_s), _QUICKEST_S)
+        oldest_s = max((self.in_hand_s(ask, now_s) for ask in self.asks.values()), default=0.0)
+        return max(self.service_s, oldest_s, _QUICKEST_S)
 
     @property
     def live(self) -> bool:
@@ -333,7 +342,7 @@ class Wants:
         self._usual_answer_s = 0.0
         #: Counted over all workers: one that is buried too early and comes back must not meet its old numbers again.
         self._pings = 0
-        self._ticked_s = float("inf")
+        self._seen_s = float("inf")
         self._alone_since_s: float | None = None
         self._failed = False
         self._tried: dict[str, str] = {}
@@ -359,6 +368,9 @@ class Wants:
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take in a fact; what is to be done now."""
+        if now_s - self._seen_s > self._settings.heartbeat_timeout_s / 2:
+            self._excuse(now_s)
+        self._seen_s = now_s
         self._doors[type(event)](event, now_s)  # type: ignore[operator]
         self._hedge(now_s)
         self._ask(now_s)
@@ -472,18 +484,20 @@ class Wants:
         answer_s = now_s - ask.sent_s
         self._usual_answer_s += 0.1 * (answer_s - self._usual_answer_s) if self._usual_answer_s else answer_s
         worker = self._workers[event.worker]
-        service_s = now_s - max(ask.sent_s, worker.answered_s)
-        worker.service_s += 0.3 * (service_s - worker.service_s) if worker.service_s else service_s
-        worker.answered_s = now_s
+        worker.served(worker.in_hand_s(ask, now_s), now_s)
         self._out.append(Deliver(ask.seq, event.ticket.slot, entry.target))
         self._cancel_asks(ask.seq)
 
     def _gave_up(self, event: GaveUp, now_s: float) -> None:
         self._heard(Heard(event.worker), now_s)
-        _, entry = self._close(event.worker, event.ticket)
+        worker = self._workers[event.worker]
+        ask, entry = self._close(event.worker, event.ticket)
         self._ledger.release(event.ticket)
+        in_hand_s = worker.in_hand_s(ask, now_s)
+        if in_hand_s > worker.service_s and all(ask.sent_s <= other.sent_s for other in worker.asks.values()):
+            worker.served(in_hand_s, now_s)  # cancelled, but it had this in hand for at least so long
         if event.passing:
-            self._workers[event.worker].leaving = True
+            worker.leaving = True
         elif entry is not None and event.error is not None:
             entry.refused[event.worker] = event.error
 
@@ -497,6 +511,8 @@ class Wants:
                 self.counts.lost_on_the_way += 1
                 self._ledger.release(ticket)
                 self._close(event.worker, ticket)
+        # Wants that were on a connection when it broke: void here, but not there.
+        self._out.extend(SendCancel(event.worker, ticket) for ticket in sorted(event.tickets - worker.asks.keys()))
 
     def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
         """The ticket is answered, or void: whoever else holds the want was waited for already."""
@@ -539,17 +555,20 @@ class Wants:
 
     def _ticked(self, event: Ticked, now_s: float) -> None:
         timeout_s = self._settings.heartbeat_timeout_s
-        away = now_s - self._ticked_s > timeout_s / 2
-        self._ticked_s = now_s
         for one, worker in self._workers.items():
-            if away:  # it was us who did not look: nobody is silent for that
-                worker.heard_s = now_s
             if now_s - worker.heard_s > timeout_s:
                 self._suspect(worker)
             if now_s - worker.pinged_s >= timeout_s / 4:
                 self._pings += 1
                 worker.pinged_s = now_s
                 self._out.append(SendPing(one, self._pings))
+
+    def _excuse(self, now_s: float) -> None:
+        """It was us who did not look for long: nobody is silent or slow for that."""
+        for worker in self._workers.values():
+            worker.heard_s = worker.answered_s = now_s
+            for ask in worker.asks.values():
+                ask.sent_s = now_s
 
     def _watch_head(self, now_s: float) -> None:
         """A head that nobody could build for long ends the feed; soon, if all workers that are there refused it."""
@@ -587,7 +606,7 @@ class Wants:
 
     def _ask_one(self, seq: int, entry: _Entry, now_s: float) -> bool:
         """False if there is no slot for it; there is none for later ones either then."""
-        chosen = self._least_busy(entry)
+        chosen = self._least_busy(entry, now_s)
         if chosen is None:
             return True
         silent = bool(entry.askers)
@@ -601,7 +620,7 @@ class Wants:
         return True
 
     def _rebalance(self, now_s: float) -> None:
-        """A worker that has nothing to do takes over what waits longest at another one, but not what that one builds."""
+        """A worker that has nothing to do takes over what waits longest at another one, but not what that builds."""
         for one, idle in self._workers.items():
             if idle.asks or not idle.live:
                 continue
@@ -630,12 +649,17 @@ class Wants:
         seq, donor, ticket = min(found)
         return donor, ticket, seq
 
-    def _least_busy(self, entry: _Entry) -> int | None:
+    def _least_busy(self, entry: _Entry, now_s: float) -> int | None:
         """The one that should be through first: what it still has to do, at its own pace."""
         paces = [worker.service_s for worker in self._workers.values() if worker.service_s]
         usual_s = sum(paces) / len(paces) if paces else _QUICKEST_S
         fit = [
-            ((len(worker.asks) + 1) * max(worker.service_s or usual_s, _QUICKEST_S), len(worker.asks), worker.name, one)
+            (
+                (len(worker.asks) + 1) * max(worker.pace_s(now_s), 0.0 if worker.service_s else usual_s),
+                len(worker.asks),
+                worker.name,
+                one,
+            )
             for one, worker in self._workers.items()
             if worker.live and one not in entry.askers and one not in entry.refused
         ]
@@ -693,7 +717,7 @@ class Wants:
         ]
         if not sent_s or now_s - max(sent_s) < max(self._settings.hedge_floor_s, 3 * self._usual_answer_s):
             return
-        chosen = self._least_busy(entry)
+        chosen = self._least_busy(entry, now_s)
         ticket = self._slot_for(self._head) if chosen is not None else None
         if chosen is not None and ticket is not None:
             entry.hedged = True

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.metrics_cost
 
-Rules: CPU time of this process, the best of several runs, for what is wanted is the cost of the code and not the load of
-the machine. "With" runs the real counting code in a loop; "without" runs the loop alone. Budget: 50 us a batch and side.
+Rules: CPU time of this process, the best of several runs, for what is wanted is the cost of the code and not the load
+of the machine. "With" runs the real counting code in a loop, "without" the loop alone. Budget: 50 us a batch and side.
 """
 
 from __future__ import annotations

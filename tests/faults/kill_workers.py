@@ -2,8 +2,9 @@
 
     python -m tests.faults.kill_workers --rounds 20 --json
 
-Each round reads one epoch from its start while processes are killed: one worker; all workers, one after the other; or the
-coordinator. What arrived is compared, in order and digest, with the undisturbed epoch. The last line is one JSON object.
+Each round reads one epoch from its start while processes are killed: one worker; all workers, one after the other; or
+the coordinator. What arrived is compared, in order and digest, with the undisturbed epoch. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Epoch:
 
     def worst_gap_s(self, kills_s: list[float]) -> float:
         """The longest wait for a batch that a kill fell into."""
-        gaps = zip(self.arrived_s, self.arrived_s[1:])
-        return max((end - max(begin, kill) for begin, end in gaps for kill in kills_s if begin <= kill <= end), default=0.0)
+        gaps = zip(self.arrived_s, self.arrived_s[1:], strict=False)
+        return max(
+            (end - max(begin, kill) for begin, end in gaps for kill in kills_s if begin <= kill <= end), default=0.0
+        )
 
 
 def _read(loaders: Loaders, on_batch: Callable[[int], None] = lambda _: None) -> Epoch:
@@ -76,9 +79,12 @@ class _Killer:
         self.kills_s.append(time.monotonic())
         victim.kill()
 
-    def _worker(self):  # noqa: ANN202 - psutil.Process
+    def _worker(self):
         fresh: list = []
-        wait_until(lambda: fresh.extend(w for w in self._loaders.workers() if w.pid not in self._killed) or fresh, "a worker lives")
+        wait_until(
+            lambda: fresh.extend(w for w in self._loaders.workers() if w.pid not in self._killed) or fresh,
+            "a worker lives",
+        )
         victim = self._chance.choice(fresh)
         self._killed.add(victim.pid)
         return victim
@@ -106,7 +112,8 @@ def run(rounds: int, seed: int, say: Callable[[str], None]) -> dict[str, float]:
                 gap_s = epoch.worst_gap_s(killer.kills_s)
                 _compare(calm, epoch, total)
                 total["worst_gap_s"] = round(max(total["worst_gap_s"], gap_s), 3)
-                say(f"round {number + 1}: {kind}, {len(killer.kills_s)} killed, {len(epoch.batches)} batches, gap {gap_s:.3f} s")
+                killed = f"{kind}, {len(killer.kills_s)} killed"
+                say(f"round {number + 1}: {killed}, {len(epoch.batches)} batches, gap {gap_s:.3f} s")
     return total
 
 
@@ -114,7 +121,7 @@ def _compare(calm: Epoch, epoch: Epoch, total: dict[str, float]) -> None:
     wanted, got = [number for number, _ in calm.batches], [number for number, _ in epoch.batches]
     total["lost"] += len(set(wanted) - set(got))
     total["repeated"] += len(got) - len(set(got))
-    total["digest_mismatch"] += sum(mine != theirs for mine, theirs in zip(calm.batches, epoch.batches))
+    total["digest_mismatch"] += sum(mine != theirs for mine, theirs in zip(calm.batches, epoch.batches, strict=False))
 
 
 def main() -> None:

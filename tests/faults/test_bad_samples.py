@@ -1,8 +1,10 @@
-"""Samples that cannot be used, and files that cannot be read: the first are masked and named, the second stop the job."""
+"""Samples that cannot be used, and files that cannot be read: the first are masked and named, the second stop the
+job."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +33,9 @@ def _rows(loaders: Loaders) -> dict[int, float]:
 @pytest.mark.fault(7)
 @pytest.mark.heritage("R9")
 def test_a_transform_that_raises_masks_its_row_and_names_it(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, transforms=("tests.support.transforms:raises", "logmel", "characters"))) as loaders:
+    with running(
+        write_job(tmp_path, transforms=("tests.support.transforms:raises", "logmel", "characters"))
+    ) as loaders:
         rows = _rows(loaders)
     bad = {number for number, one in enumerate(utterances(120)) if one.text.startswith("three")}
     assert bad
@@ -51,8 +55,6 @@ def test_bytes_that_are_no_audio_mask_their_row(tmp_path: Path) -> None:
     victim = tmp_path / "clips/00007.wav"
     stat = victim.stat()
     victim.write_bytes(b"\0" * stat.st_size)
-    import os
-
     os.utime(victim, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with running(job) as loaders:
         rows = _rows(loaders)
@@ -77,13 +79,17 @@ def test_a_file_that_cannot_be_read_is_tried_elsewhere_and_then_stops_the_job(tm
     job = write_job(tmp_path)
     with running(job) as loaders:
         (tmp_path / "clips/00007.wav").unlink()
-        with pytest.raises(trainer_client.RefusedError, match=r"clips/00007\.wav.*expected to read the sample, got .*No such file") as caught:
+        with pytest.raises(
+            trainer_client.RefusedError, match=r"clips/00007\.wav.*expected to read the sample, got .*No such file"
+        ) as caught:
             _rows(loaders)
         assert "Check the disk" in str(caught.value)
 
 
 @pytest.mark.fault(8)
-def test_a_sample_that_kills_its_decoder_costs_one_restart_and_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_kills_its_decoder_costs_one_restart_and_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its text says which it is; unique, so that only one sample dies."""
     job = write_job(tmp_path, samples=400, transforms=("tests.support.transforms:aborts", "logmel", "characters"))
     manifest = tmp_path / "csv.csv"

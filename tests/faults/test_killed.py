@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+import trainer_client
 from tests.faults import kill_workers
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.fault(1)
@@ -67,23 +70,21 @@ def test_a_trainer_killed_in_a_step_goes_on_at_its_checkpoint(tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_supervisors_end_is_the_end_of_all(tmp_path: Path, number: signal.Signals) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     loaders = Loaders(write_job(tmp_path, samples=20))
     family = [psutil.Process(loaders.process.pid), *psutil.Process(loaders.process.pid).children(recursive=True)]
     assert len(family) == 4
     loaders.process.send_signal(number)
     assert loaders.process.wait(20) == (-9 if number is signal.SIGKILL else 0)
     wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), "all have ended")
-    assert set(os.listdir("/dev/shm")) == before
+    assert set(Path("/dev/shm").iterdir()) == before
     with running(tmp_path / "job.toml"):  # and nothing that is left is in the way
         pass
 
 
 @pytest.mark.fault(30)
 @pytest.mark.heritage("D13")
-def test_a_worker_that_is_told_to_end_drains(tmp_path: Path, read) -> None:  # noqa: ANN001
-    import trainer_client
-
+def test_a_worker_that_is_told_to_end_drains(tmp_path: Path, read) -> None:
     with running(write_job(tmp_path, transforms=("tests.support.transforms:slow", "logmel", "characters"))) as loaders:
         calm = read(loaders)
         victim = loaders.workers()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
+from loader_server.status import ask
 from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _SLOW = ("tests.support.transforms:slow", "tests.support.transforms:noise", "log
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
     tmp_path: Path,
-    read,  # noqa: ANN001
+    read,
     shared_memory: bool,
 ) -> None:
     with running(write_job(tmp_path, samples=600, transforms=_SLOW, job='heartbeat_timeout_s = "1 s"')) as loaders:
@@ -40,19 +42,23 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
             counts = feed._receiver.line.wants.counts
         assert got == calm
         assert counts.suspected >= 1
-        assert max(b - a for a, b in zip(arrived_s, arrived_s[1:])) < 1.0 + 1.5  # the timeout, and a build on a busy machine
+        assert (
+            max(b - a for a, b in itertools.pairwise(arrived_s)) < 1.0 + 1.5
+        )  # the timeout, and a build on a busy machine
 
 
 @pytest.mark.fault(5)
 def test_transforms_that_hold_the_interpreter_in_each_worker_are_slow_but_lose_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    read,  # noqa: ANN001
+    read,
 ) -> None:
     (tmp_path / "turns").mkdir()
     monkeypatch.setenv("STOKER_TEST_TURNS", str(tmp_path / "turns"))
     monkeypatch.setenv("STOKER_TEST_HOLD_S", "7")
-    with running(write_job(tmp_path, transforms=("tests.support.transforms:holds_the_gil", "logmel", "characters"))) as loaders:
+    with running(
+        write_job(tmp_path, transforms=("tests.support.transforms:holds_the_gil", "logmel", "characters"))
+    ) as loaders:
         held = read(loaders)
         assert len(list((tmp_path / "turns").iterdir())) == 2
         assert held == read(loaders)
@@ -60,10 +66,12 @@ def test_transforms_that_hold_the_interpreter_in_each_worker_are_slow_but_lose_n
 
 
 @pytest.mark.fault(6)
-def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:  # noqa: ANN001
+def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read) -> None:
     marker = tmp_path / "slow-worker"
     monkeypatch.setenv("STOKER_TEST_SLOW_WORKER", str(marker))
-    job = write_job(tmp_path, samples=300, transforms=("tests.support.transforms:slow_in_one_worker", "logmel", "characters"))
+    job = write_job(
+        tmp_path, samples=300, transforms=("tests.support.transforms:slow_in_one_worker", "logmel", "characters")
+    )
     with running(job) as loaders:
         calm = read(loaders)
         marker.write_text(str(loaders.workers()[0].pid))
@@ -75,24 +83,24 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, samples=300, transforms=_SLOW)) as loaders:
-        with trainer_client.connect(loaders.endpoint, lost_timeout_s=1.0) as feed:
-            with feed.open() as reading:
-                next(reading)
-                for worker in loaders.workers():
-                    os.kill(worker.pid, signal.SIGSTOP)
-                with pytest.raises(trainer_client.LostError, match=r"expected a live worker, got none for 1 s; tried: .*-0 \(silent\), .*-1 \(silent\)") as caught:
-                    for _ in reading:
-                        pass
-            assert feed.error is caught.value
+    said = r"expected a live worker, got none for 1 s; tried: .*-0 \(silent\), .*-1 \(silent\)"
+    with (
+        running(write_job(tmp_path, samples=300, transforms=_SLOW)) as loaders,
+        trainer_client.connect(loaders.endpoint, lost_timeout_s=1.0) as feed,
+    ):
+        with feed.open() as reading:
+            next(reading)
             for worker in loaders.workers():
-                os.kill(worker.pid, signal.SIGCONT)
+                os.kill(worker.pid, signal.SIGSTOP)
+            with pytest.raises(trainer_client.LostError, match=said) as caught:
+                list(reading)
+        assert feed.error is caught.value
+        for worker in loaders.workers():
+            os.kill(worker.pid, signal.SIGCONT)
 
 
 @pytest.mark.fault(16)
-def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:  # noqa: ANN001
-    from loader_server.status import ask
-
+def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:
     with running(write_job(tmp_path, job='heartbeat_timeout_s = "500 ms"')) as loaders:
         calm = read(loaders)
         coordinator = loaders.coordinator()

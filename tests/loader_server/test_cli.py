@@ -33,7 +33,9 @@ def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFix
     assert f"example: loader-server {command}" in " ".join(out.split())
 
 
-def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
     clips, manifest = job.parent / "clips", job.parent / "csv.csv"
     (clips / "00001.wav").unlink()
     (clips / "00002.wav").write_bytes(b"")
@@ -43,7 +45,13 @@ def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(capsys: pyt
     code, out, err = _run(capsys, "index", job, "--stream", "train")
     assert code == 0
     assert "train: 37 samples of 42 rows" in out
-    for line, reason in ((3, "missing_file"), (4, "empty_file"), (5, "undecodable"), (42, "duplicate"), (43, "missing_column")):
+    for line, reason in (
+        (3, "missing_file"),
+        (4, "empty_file"),
+        (5, "undecodable"),
+        (42, "duplicate"),
+        (43, "missing_column"),
+    ):
         assert f"line {line}: {reason}" in err
     code, _, err = _run(capsys, "index", job, "--strict")
     assert code == 1
@@ -89,7 +97,9 @@ def test_plan_finds_a_sample_draws_and_compares(capsys: pytest.CaptureFixture[st
         ("seed = 7", 'listen = "localhost"', "expected an endpoint like tcp://127.0.0.1:7400"),
     ],
 )
-def test_a_mistake_in_the_job_file_is_one_paragraph(capsys: pytest.CaptureFixture[str], job: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_the_job_file_is_one_paragraph(
+    capsys: pytest.CaptureFixture[str], job: Path, old: str, new: str, said: str
+) -> None:
     text = job.read_text()
     assert old in text
     if "listen" in new:

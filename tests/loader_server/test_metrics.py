@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -82,9 +83,14 @@ def test_each_process_says_where_it_is_and_who(loaders: Loaders, job: Path) -> N
 
 @pytest.mark.parametrize("role", ["coordinator", "worker"])
 def test_every_declared_metric_of_a_role_is_served(loaders: Loaders, job: Path, read: object, role: str) -> None:
-    scrapes = [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == role]
-    served = {name for scrape in scrapes for name, _ in scrape if name.startswith("stoker_")}
-    assert served == {metric.name for metric in metrics_of(role)}  # type: ignore[arg-type]
+    declared = {metric.name for metric in metrics_of(role)}  # type: ignore[arg-type]
+
+    def served() -> set[str]:
+        scrapes = [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == role]
+        return {name for scrape in scrapes for name, _ in scrape if name.startswith("stoker_")}
+
+    wait_until(lambda: served() >= declared, f"a {role} serves {sorted(declared - served())}")
+    assert served() == declared
 
 
 def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, int]) -> None:
@@ -154,7 +160,7 @@ def test_targets_go_with_their_processes_and_dead_ones_at_the_next_start(tmp_pat
 
 
 def test_ports_follow_the_coordinator_s(tmp_path: Path) -> None:
-    port = 20_000 + hash(tmp_path) % 10_000
+    port = 20_000 + os.getpid() % 10_000  # below those that the system gives away
     job = write_job(tmp_path, samples=8, longest_s=0.3, job=f"metrics_port = {port}")
     with running(job, workers=2):
         addresses = sorted(one["address"] for one in targets(_folder(job)).values())

@@ -96,9 +96,9 @@ def test_a_client_needs_the_servers_public_half(folder, tmp_path):
 def test_both_sides_talk_under_curve(folder, context):
     router = bind_router(context, "tcp://127.0.0.1:*", ServerKeys.read(folder))
     dealer = connect_dealer(context, router.getsockopt_string(zmq.LAST_ENDPOINT), ClientKeys.read(folder), b"me")
-    dealer.setsockopt(zmq.SNDTIMEO, 5000)
+    dealer.setsockopt(zmq.SNDTIMEO, 20_000)
     dealer.send(b"hello")
-    assert router.poll(5000)
+    assert router.poll(20_000)
     assert router.recv_multipart() == [b"me", b"hello"]
 
 
@@ -110,7 +110,7 @@ def test_another_servers_key_does_not_open_the_door(folder, context, tmp_path):
     connect_dealer(
         context, router.getsockopt_string(zmq.LAST_ENDPOINT), ClientKeys.read(tmp_path / "other"), b"stranger"
     )
-    assert monitor.poll(5000)
+    assert monitor.poll(20_000)
     assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
 
 
@@ -123,12 +123,12 @@ def test_only_clients_that_are_allowed_come_in(folder, context, tmp_path):
     with keys.guarding(context):
         router = bind_router(context, "tcp://127.0.0.1:*", keys)
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        stranger = connect_dealer(context, endpoint, ClientKeys.read(tmp_path / "stranger"), b"stranger")
-        monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        assert monitor.poll(5000)
+        monitor = router.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        connect_dealer(context, endpoint, ClientKeys.read(tmp_path / "stranger"), b"stranger")
+        assert monitor.poll(20_000)
         assert zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         friend = connect_dealer(context, endpoint, ClientKeys.read(folder), b"friend")
-        friend.setsockopt(zmq.SNDTIMEO, 5000)
+        friend.setsockopt(zmq.SNDTIMEO, 20_000)
         friend.send(b"hello")
-        assert router.poll(5000)
+        assert router.poll(20_000)
         assert router.recv_multipart() == [b"friend", b"hello"]

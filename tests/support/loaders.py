@@ -59,7 +59,7 @@ def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 20.0) 
         event.wait(0.01)
 
 
-def write_job(  # noqa: PLR0913 - each is a part of the file
+def write_job(
     folder: Path,
     *,
     samples: int = 120,
@@ -88,7 +88,9 @@ class Loaders:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=job.parent)
         try:
-            wait_until(lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 60)
+            wait_until(
+                lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 60
+            )
             assert self.process.poll() is None, self.text()
         except BaseException:
             self.close()

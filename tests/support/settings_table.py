@@ -1,4 +1,5 @@
-"""The README's table of the job file's settings, made from their declarations: `python -m tests.support.settings_table`."""
+"""The README's table of the job file's settings, made from their declarations: `python -m
+tests.support.settings_table`."""
 
 from __future__ import annotations
 

@@ -74,6 +74,8 @@ class Process:
     refusing: bool = False
     #: Extra steps for each piece.
     slow: int = 0
+    #: Steps that each build holds the interpreter's lock: nothing of the process turns meanwhile.
+    hogging: int = 0
     session: bool = False
     tickets: Tickets = field(default_factory=Tickets)
     jobs: dict[Ticket, _Job] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class Process:
     def _build(self, link: Link) -> None:
         if self.building is None:
             self.building = self.queue.take()
+            self.hung_steps = self.hogging if self.building is not None else 0
         job = self.building
         if job is None:
             return
@@ -395,8 +398,10 @@ class World:
             self._events.append(w.Retracted(order.seq, item[1] if item else None))
         elif isinstance(order, w.Fail):
             assert self.failed is None, "the feed fails once"
-            known = self.wants._workers.keys()
-            assert known <= self.wants._entries[self.wants._head].refused.keys(), f"nobody refused: {self.picture()}"
+            refused = self.wants._entries[self.wants._head].refused
+            able = [one for one, worker in self.wants._workers.items() if worker.live and one not in refused]
+            assert refused, f"nobody refused: {self.picture()}"
+            assert not able, f"{able} could build it: {self.picture()}"
             self.failed = order.error
         else:
             self._send(order)
@@ -522,11 +527,11 @@ class World:
             for one in self.processes
         )
         seen = {
-            one: f"{'silent' if worker.silent else 'heard'}{' leaving' if worker.leaving else ''} {len(worker.asks)} asks"
+            one: f"{'' if worker.live else 'not '}live, {len(worker.asks)} asks"
             for one, worker in self.wants._workers.items()
         }
         head = self.wants._entries.get(self.wants._head)
-        return f"at {self.now_s:.1f} s, slots {states}, {workers}; seen {seen}; head {self.wants._head}: {head}"
+        return f"at {self.now_s:.1f} s, slots {states}; {workers}; seen {seen}; head {self.wants._head}: {head}"
 
 
 def _error(code: str, endpoint: int) -> StokerError:

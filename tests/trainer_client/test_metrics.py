@@ -100,7 +100,7 @@ def test_an_epoch_that_was_trained_on_leaves_one_line(loaders: Loaders, lines: l
         assert (line["stream"], line["rank"], line["job"]) == ("train", 0, "tones")
         assert (line["steps"], line["complete"]) == (len(batches), 1.0)
         assert line["masked"] == sum(batch.masked for batch in batches) > 0
-        assert line["shapes"] == 4
+        assert line["shapes"] == len({batch["audio"].shape for batch in batches}) > 1
         assert 0 < line["waiting"] <= 1  # type: ignore[operator]
         assert 0 < line["padding"] < 1  # type: ignore[operator]
 

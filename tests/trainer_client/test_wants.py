@@ -192,7 +192,7 @@ class TestSilence:
             )
             if order:
                 times_s.append(trainer.now_s - began_s)
-        first, *gaps = [later - sooner for sooner, later in zip([0.0, *times_s], times_s)]
+        first, *gaps = [later - sooner for sooner, later in zip([0.0, *times_s], times_s, strict=False)]
         assert first == pytest.approx(2.25)
         assert gaps[1:] == pytest.approx([2 * TIMEOUT_S, 4 * TIMEOUT_S, 8 * TIMEOUT_S], abs=0.5)
 

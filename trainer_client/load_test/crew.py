@@ -77,11 +77,6 @@ class _Crew:
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
             if trainer.is_alive():
-                import faulthandler; faulthandler.dump_traceback()
-                f=trainer._feed; r=f._receiver; L=r.line
-                print("STUCK", {a:getattr(L.wants,a) for a in ("_head","_end","counts")}, "handover", r.handover.head, len(r.handover._inbox), r.handover._served, r.handover._wanted, "alive", r._thread.is_alive(), r._closing, r.handover.error, file=sys.stderr)
-                print({k:(w.health,len(w.asks),w.name) for k,w in L.wants._workers.items()}, [ (s,e.ready,e.askers) for s,e in L.wants._entries.items()][:9], file=sys.stderr)
-                print({e:(l.incarnation,l.connected,l.left) for e,l in r._exchange._links.items()}, r._notes, L.road._ahead, L.road.missing(), L.road.epochs, file=sys.stderr)
                 trainer.error = f"rank {trainer.rank}: expected a batch, got none for the last {_LEAVING_S:g} s or more"
                 trainer.stop()
 

@@ -1,0 +1,141 @@
+"""A real Prometheus watches a running job: every query of dashboard and rules has an answer."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from monitoring.grafana.questions import ROWS
+from tests.support.loaders import running, wait_until, write_job
+from tests.support.monitoring import PROMETHEUS, WHY_NOT, Prometheus, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.loaders import Loaders
+    from trainer_client import Feed
+
+pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason=WHY_NOT)
+
+JOB = "tones"
+TRANSFORMS = ("tests.support.transforms:raises", "logmel", "characters")
+EXPRESSIONS = sorted(
+    {query.expr.replace("$job", JOB) for row in ROWS for panel in row.panels for query in panel.queries}
+)
+
+#: A selector in the expression of an alert: a metric's name and what is asked of its labels.
+_SELECTOR = re.compile(r"(?:stoker[a-z_0-9:]+|up)(?:\{[^}]*\})?(?:\[\w+\])?")
+
+
+class _Trainer:
+    """Trains without an end, slowly, and tells what it waits."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for _ in self._feed:
+                self._feed.waited(0.001)
+                self._feed.trained()
+                if self._stop.wait(0.02):
+                    break
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("watched")
+
+
+@pytest.fixture(scope="module")
+def loaders(folder: Path) -> Iterator[Loaders]:
+    job = write_job(folder, samples=60, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
+    with running(job, workers=2) as loaders:
+        yield loaders
+
+
+@pytest.fixture(scope="module")
+def prometheus(folder: Path, loaders: Loaders) -> Iterator[Prometheus]:
+    """Prometheus, once it has seen each process often enough for a rate."""
+    targets = folder / ".stoker" / JOB / "targets"
+    with (
+        watching(targets, folder) as prometheus,
+        trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=targets) as feed,
+    ):
+        trainer = _Trainer(feed)
+        try:
+            wait_until(
+                lambda: len(prometheus.values(f'count_over_time(up{{job="{JOB}"}}[1m]) > 3')) == 4,
+                "Prometheus has asked coordinator, workers and trainer",
+                60,
+            )
+            yield prometheus
+        finally:
+            trainer.close()
+
+
+def test_every_target_is_found_and_answers(prometheus: Prometheus) -> None:
+    targets = prometheus.ask("targets")["activeTargets"]
+    assert [(one["health"], one["lastError"]) for one in targets] == [("up", "")] * 4
+    assert {one["labels"]["role"] for one in targets} == {"coordinator", "worker", "trainer"}
+    assert {one["labels"]["job"] for one in targets} == {JOB}
+
+
+@pytest.mark.parametrize("expr", EXPRESSIONS)
+def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus, expr: str) -> None:
+    wait_until(lambda: prometheus.values(expr), f"data for {expr}", 15)
+
+
+def test_every_rule_is_sound_and_returns_data(prometheus: Prometheus) -> None:
+    def rules() -> list[dict[str, str]]:
+        return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules were evaluated", 20)
+    assert len(rules()) == 10
+    for rule in rules():
+        # An alert is silent while all is well: then what it looks at must be there.
+        parts = [rule["query"]] if rule["type"] == "recording" else _SELECTOR.findall(rule["query"])
+        assert parts
+        for part in parts:
+            wait_until(lambda part=part: prometheus.values(_instant(part)), f"data for {part}", 15)  # type: ignore[misc]
+
+
+def _instant(selector: str) -> str:
+    return f"last_over_time({selector})" if selector.endswith("]") else selector
+
+
+def test_ratios_lie_between_nothing_and_all(prometheus: Prometheus) -> None:
+    for name in ("stoker:wait:ratio", "stoker:epoch:ratio", "stoker:cells:ratio", "stoker:worker_busy:ratio"):
+        wait_until(lambda name=name: prometheus.values(name), f"data for {name}")  # type: ignore[misc]
+        assert all(0 <= value <= 1.05 for value in prometheus.values(name)), name
+    wait_until(
+        lambda: abs(sum(prometheus.values('stoker:cells:ratio{stream="train"}')) - 1) < 1e-6,
+        "shares of cells are whole",
+    )
+
+
+def test_no_alert_fires_for_a_job_that_is_well(prometheus: Prometheus) -> None:
+    assert [alert for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"] == []
+
+
+def test_a_coordinator_that_is_gone_is_noticed_until_it_is_back(prometheus: Prometheus, loaders: Loaders) -> None:
+    absent = f'count by (job) (up{{job="{JOB}", role=~"worker|trainer"}} == 1) unless on (job) (up{{role="coordinator"}} == 1)'
+    coordinator = loaders.coordinator()
+    coordinator.suspend()
+    try:
+        wait_until(lambda: prometheus.values(absent) == [3], "the coordinator is missed", 30)
+    finally:
+        coordinator.resume()
+    wait_until(lambda: prometheus.values(absent) == [], "the coordinator is back", 30)

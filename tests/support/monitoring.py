@@ -1,0 +1,96 @@
+"""A real Prometheus for tests, and what our rules say, read without a YAML library."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.loaders import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PROMETHEUS", "WHY_NOT", "Prometheus", "metrics_named", "recorded_names", "rules_text", "watching"]
+
+FOLDER = Path(__file__).resolve().parents[2] / "monitoring" / "prometheus"
+PROMETHEUS = shutil.which("prometheus")
+WHY_NOT = "Debian's package prometheus is not installed; `make monitoring-test` installs it where it can"
+
+_NAME = re.compile(r"\b(?:stoker[a-z_0-9:]*|up|process_[a-z_]+)\b")
+
+
+def rules_text() -> str:
+    """Both rule files."""
+    return (FOLDER / "rules.yml").read_text() + (FOLDER / "alerts.yml").read_text()
+
+
+def recorded_names() -> set[str]:
+    """What the recording rules make."""
+    return set(re.findall(r"record: (\S+)", rules_text()))
+
+
+def metrics_named(expr: str) -> set[str]:
+    """The metrics that an expression names; label values are none."""
+    return set(_NAME.findall(re.sub(r'"[^"]*"', "", expr)))
+
+
+class Prometheus:
+    """A server that was started on a free port."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        found = re.search(r'msg="Listening on" address=(\S+)', self._log.read_text())
+        return found[1] if found else ""
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of its API."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        answer = json.loads(urllib.request.urlopen(url, timeout=10).read())
+        assert answer["status"] == "success"
+        return answer["data"]
+
+    def values(self, expr: str) -> list[float]:
+        """The values of a query, now; NaN is no data."""
+        values = [float(one["value"][1]) for one in self.ask("query", query=expr)["result"]]
+        return [value for value in values if value == value]
+
+
+@contextmanager
+def watching(targets: Path, folder: Path) -> Iterator[Prometheus]:
+    """A real Prometheus with our configuration, asking every second, for the length of a block."""
+    config = (FOLDER / "prometheus.yml").read_text()
+    for ours, here in (("5s", "1s"), ("/targets/*.json", f"{targets}/*.json")):
+        assert ours in config
+        config = config.replace(ours, here)
+    (folder / "prometheus.yml").write_text(config)
+    for name in ("rules.yml", "alerts.yml"):
+        shutil.copy(FOLDER / name, folder)
+    log = folder / "prometheus.log"
+    assert PROMETHEUS is not None
+    command = [
+        PROMETHEUS,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--web.listen-address=127.0.0.1:0",
+    ]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder)
+    prometheus = Prometheus(log)
+    try:
+        wait_until(lambda: prometheus.address or process.poll() is not None, "Prometheus listens", 30)
+        assert process.poll() is None, log.read_text()
+        yield prometheus
+    finally:
+        process.terminate()
+        process.wait(20)
