@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 from typing import TYPE_CHECKING
 
 import zmq
@@ -20,10 +21,39 @@ from shared.sockets import connect_dealer, drained
 if TYPE_CHECKING:
     from shared.keys import ClientKeys
 
-__all__ = ["Registration"]
+__all__ = ["Registration", "advertised"]
+
+_EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
+
+#: An address that is reserved for documentation: the way to it is the way to the world.
+_SOME_OTHER_HOST = "192.0.2.1"
 
 _FIRST_PAUSE_S = 0.02
 _PAUSE_S = 0.5
+
+
+def advertised(endpoint: str, coordinator: str) -> str:
+    """The endpoint that trainers can reach: a worker that listens everywhere names the address that it has towards the
+    coordinator, or, where that is on this host, towards the world.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if host not in _EVERYWHERE:
+        return endpoint
+    target = coordinator.partition("://")[2].rpartition(":")[0]
+    local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
+    return f"{scheme}://{_address_towards(_SOME_OTHER_HOST if local else target)}:{port}"
+
+
+def _address_towards(host: str) -> str:
+    """Our address on the way there; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+            address: str = probe.getsockname()[0]
+        except OSError:  # no way out of this host
+            return "127.0.0.1"
+        return address
 
 
 class Registration:

@@ -19,7 +19,7 @@ from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
 from loader_server.quarantine import Quarantine
-from loader_server.registration import Registration
+from loader_server.registration import Registration, advertised
 from loader_server.session import Session
 from loader_server.stream import JobFile
 from loader_server.trial import Trial
@@ -107,12 +107,13 @@ class Worker:
             self._guard.enter_context(settings.server_keys.guarding(self._context))
         self._router = bind_router(self._context, settings.listen, settings.server_keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        reachable = advertised(self.endpoint, settings.coordinator)
         self._registration = Registration(
             self._context,
             settings.coordinator,
             settings.client_keys,
             m.Register(
-                worker=settings.name, incarnation=self.incarnation, endpoint=self.endpoint, builder=self._fingerprint()
+                worker=settings.name, incarnation=self.incarnation, endpoint=reachable, builder=self._fingerprint()
             ),
         )
 

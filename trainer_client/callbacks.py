@@ -120,6 +120,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def __init__(self, feed: Feed, folder: str | Path, *, every: int | None = None, keep: int = 3) -> None:
         super().__init__()
+        _check_keras(keras.__version__)
         if keep < 1 or (every is not None and every < 1):
             raise SettingsError(
                 expected="every and keep of at least 1",
@@ -263,6 +264,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             for variable, array in zip(variables, arrays, strict=True):
                 variable.assign(_like(variable, array))
         self._pending = None
+
+
+def _check_keras(version: str) -> None:
+    """Before 3.7 a train function that is given a Python iterator would train on its first batch over and over."""
+    if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
+        raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")
 
 
 def _plain(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable

@@ -512,7 +512,7 @@ class Wants:
                 self._ledger.release(ticket)
                 self._close(event.worker, ticket)
         # Wants that were on a connection when it broke: void here, but not there.
-        self._out.extend(SendCancel(event.worker, ticket) for ticket in sorted(event.tickets - worker.asks.keys()))
+        self._out.extend(SendCancel(event.worker, ticket) for ticket in event.tickets if ticket not in worker.asks)
 
     def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
         """The ticket is answered, or void: whoever else holds the want was waited for already."""

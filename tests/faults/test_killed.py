@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -14,9 +13,6 @@ import pytest
 import trainer_client
 from tests.faults import kill_workers
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.fault(1)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from monitoring.grafana.questions import ROWS
 from shared.metric_names import METRICS
 from tests.support.monitoring import FOLDER, PROMETHEUS, WHY_NOT, metrics_named, recorded_names, rules_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RUNBOOK = (FOLDER.parent / "runbook.md").read_text()
 ALERTS = re.findall(r"alert: (\w+)", (FOLDER / "alerts.yml").read_text())
@@ -78,8 +82,6 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
 
 
 def test_panels_named_in_the_runbook_exist() -> None:
-    from monitoring.grafana.questions import ROWS
-
     titles = {panel.title for row in ROWS for panel in row.panels}
     named = set(re.findall(r"(?<!\*)\*([A-Z][^*]*\?)\*(?!\*)", RUNBOOK))
     assert named

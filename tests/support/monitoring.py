@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -63,7 +64,7 @@ class Prometheus:
     def values(self, expr: str) -> list[float]:
         """The values of a query, now; NaN is no data."""
         values = [float(one["value"][1]) for one in self.ask("query", query=expr)["result"]]
-        return [value for value in values if value == value]
+        return [value for value in values if not math.isnan(value)]
 
 
 @contextmanager

@@ -194,6 +194,11 @@ class TestManners:
         with pytest.raises(SettingsError, match="expected every and keep of at least 1, got every=0, keep=3"):
             FeedCheckpoint(FakeFeed(), tmp_path, every=0)
 
+    def test_a_keras_that_would_miscount_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(keras, "__version__", "3.6.0")
+        with pytest.raises(SettingsError, match=r"expected Keras 3.7 or later, got 3.6.0"):
+            FeedCheckpoint(FakeFeed(), tmp_path)
+
     def test_a_feed_of_other_ranks_than_the_model_has_replicas_warns(self, tmp_path):
         feed = FakeFeed(epochs=(1,), slots=16)
         with pytest.warns(UserWarning, match="The model has 2 replicas here, and the feed occupies 1 ranks"):
