@@ -115,4 +115,4 @@ class BuildThread:
             builder.culprits |= set(culprits)
         payload = job.buffer(prepared.layout.nbytes)
         built = builder.build(job.want, prepared, payload)
-        return Outcome(job, shape=prepared.planned.shape, built=built, payload=payload, culprits=culprits)
+        return Outcome(job, shape=prepared.shape, built=built, payload=payload, culprits=culprits)

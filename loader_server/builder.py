@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loader_server.sources.source import Gathering
 from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, ReadError, SampleError
@@ -21,12 +23,12 @@ from shared.layout import Layout, layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.quarantine import Quarantine
     from loader_server.stream import Stream
+    from shared.layout import BucketShape
     from shared.messages import Want
 
 __all__ = ["Builder", "Built", "Prepared", "read_patiently"]
@@ -43,6 +45,7 @@ class Prepared:
     """A want looked up in the plan, and the bytes of its samples, or what failed while reading them."""
 
     planned: PlannedBatch
+    shape: BucketShape
     layout: Layout
     raw: Sequence[bytes]
     read_us: int
@@ -109,10 +112,11 @@ class Builder:
                 remedy="Trainer and worker disagree on the plan: report this.",
             )
         planned = epoch.batch(want.number)
-        layout = layout_of(self._stream.fields, planned.shape)
+        shape = self._stream.shape(planned.shape)
+        layout = layout_of(self._stream.fields, shape)
         samples = [] if want.empty else planned.samples.tolist()
         raw = self._read(samples) if self.reads else [b""] * len(samples)
-        return Prepared(planned, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+        return Prepared(planned, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
 
     def _read(self, samples: Sequence[int]) -> list[bytes]:
         read = self._stream.source.read
@@ -123,20 +127,20 @@ class Builder:
         began_ns = time.perf_counter_ns()
         arrays: Any = prepared.layout.arrays(payload)
         samples = prepared.planned.samples[:0] if want.empty else prepared.planned.samples
-        if self._gathering is not None and self.culprits.isdisjoint(samples.tolist()):
+        if self._stream.packed:
+            rows, masked, decode_ns = self._pack(want, prepared, arrays)
+        elif self._gathering is not None and self.culprits.isdisjoint(samples.tolist()):
             masked, decode_ns = self._gather(self._gathering, samples, arrays), 0
+            rows = self._leave_empty(arrays, len(samples)) - masked
         else:
             masked, decode_ns = self._fill(want.epoch, samples, prepared.raw, arrays)
-        rows = len(samples)
-        for array in arrays.values():
-            array[rows:] = 0
-        arrays["tag"][rows:] = -1
+            rows = self._leave_empty(arrays, len(samples)) - masked
         self._clear_gaps(prepared.layout, payload)
         digest = digest64(payload.data)
         key = self._stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(
-            rows=rows - masked,
+            rows=rows,
             masked=masked,
             digest=digest,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
@@ -144,7 +148,7 @@ class Builder:
             read_us=prepared.read_us,
             cells=space * length,
             sample_cells=int(arrays[f"{key}_length"].sum()),
-            masked_cells=(space - rows + masked) * length,
+            masked_cells=(space - rows) * length,
         )
 
     @staticmethod
@@ -174,6 +178,44 @@ class Builder:
             else:
                 self._write(arrays, row, sample, values)
         return masked, decode_ns
+
+    @staticmethod
+    def _leave_empty(arrays: Any, rows: int) -> int:  # noqa: ANN401 - arrays by key
+        """No sample belongs into the rows after these."""
+        for array in arrays.values():
+            array[rows:] = 0
+        arrays["tag"][rows:] = -1
+        return rows
+
+    def _pack(self, want: Want, prepared: Prepared, arrays: Any) -> tuple[int, int, int]:  # noqa: ANN401 - arrays by key
+        """Write several samples into each row; valid rows, masked samples, nanoseconds of decoding and transforming.
+
+        A masked sample leaves its place in the row empty; `tag` is the row's first sample.
+        """
+        planned, key = prepared.planned, self._stream.settings.length
+        self._leave_empty(arrays, 0)
+        masked = decode_ns = 0
+        if want.empty or planned.rows is None or planned.offsets is None:
+            return 0, 0, 0
+        places = zip(planned.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
+        segments: dict[int, int] = {}
+        for (sample, row, offset), raw in zip(places, prepared.raw, strict=True):
+            began_ns = time.perf_counter_ns()
+            values = self._values(want.epoch, sample, raw, arrays)
+            decode_ns += time.perf_counter_ns() - began_ns
+            if row not in segments:
+                arrays["tag"][row] = sample
+            segments[row] = segments.get(row, 0) + 1
+            if values is None:
+                masked += 1
+                continue
+            stop = offset + len(values[key])
+            arrays[key][row, offset:stop] = values[key]
+            arrays[f"{key}_segment"][row, offset:stop] = segments[row]
+            arrays[f"{key}_position"][row, offset:stop] = np.arange(stop - offset)
+            arrays[f"{key}_length"][row] = stop
+            arrays["weight"][row] = 1
+        return int(arrays["weight"].sum()), masked, decode_ns
 
     def _values(self, epoch: int, sample: int, raw: bytes, arrays: Any) -> dict[str, NDArray[np.generic]] | None:  # noqa: ANN401
         """The values of one sample; None where it has to be masked."""

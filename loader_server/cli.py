@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: loader-server run job.toml",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_index, _add_plan, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
+    for add in (_add_demo, _add_index, _add_plan, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
         command = add(commands)
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
@@ -71,6 +71,45 @@ def _command(
     command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
     command.set_defaults(run=run)
     return command
+
+
+# --- demo ---
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Train a small model on made-up recordings, from nothing to the end, in under three minutes."
+    command = _command(commands, "demo", _demo, about, "loader-server demo --keep digits")
+    command.add_argument(
+        "--keep", type=Path, default=Path(".demo"), metavar="DIR", help="folder for corpus, job file and model (.demo)"
+    )
+    command.add_argument("--samples", type=_whole, default=None, metavar="N", help="recordings to make (1500)")
+    command.add_argument("--epochs", type=_whole, default=8, metavar="N", help="epochs to train (8)")
+    command.add_argument(
+        "--workers", type=_whole, default=0, metavar="N", help="worker processes (one a core, from 2 to 4)"
+    )
+    return command
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from loader_server.demo import DemoOptions, run
+
+    return run(
+        DemoOptions(
+            folder=options.keep,
+            samples=options.samples,
+            epochs=options.epochs,
+            workers=options.workers or min(4, max(2, os.cpu_count() or 1)),
+            # What happens is told; the processes' own logs are for those who ask.
+            log_level="error" if options.log_level == "info" else options.log_level,
+        )
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {text}")
+    return number
 
 
 # --- index ---
@@ -108,7 +147,9 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command = _command(commands, "plan", _plan, about, "loader-server plan job.toml --plot lengths.png")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", default="train", help="the stream (default: train)")
-    command.add_argument("--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1")
+    command.add_argument(
+        "--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1"
+    )
     command.add_argument("--epoch", type=int, default=0, help="the epoch (default: 0)")
     command.add_argument("--find", default="", metavar="NAME", help="say in which batch this sample is")
     command.add_argument("--diff", type=Path, metavar="JOB", help="say what differs in another job file")

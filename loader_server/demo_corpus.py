@@ -152,9 +152,7 @@ class _Chances:
         return float(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle))
 
 
-def _spoken(
-    chances: _Chances, target_s: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Digits, and the seconds of each one's tone and of the pause after it, of about `target_s` in all."""
     digits = (10 * chances.uniform(_MOST_DIGITS)).astype(np.int64)
     tempo = chances.between(0.7, 1.6)
@@ -185,7 +183,8 @@ def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
     """Slow rises and falls by up to a factor of two or so, a new aim every half second."""
     every = RATE // 2
     aims = 0.5 + chances.uniform(length // every + 2)
-    return np.interp(np.arange(length) / every, np.arange(len(aims)), aims)
+    loudness: NDArray[np.float64] = np.interp(np.arange(length) / every, np.arange(len(aims)), aims)
+    return loudness
 
 
 def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:

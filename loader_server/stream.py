@@ -24,7 +24,7 @@ from loader_server.transforms.chain import Chain
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
-from shared.layout import fields_of_batch
+from shared.layout import BucketShape, Field, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from loader_server.sources.index_folder import Index
     from loader_server.sources.source import Source
     from shared.config import JobSettings
-    from shared.layout import Field
 
 __all__ = ["JobFile", "Stream", "StreamRecipe"]
 
@@ -178,10 +177,21 @@ class Stream:
             cached=_cached(folder / "plan.npz"),
         )
         _keep(folder / "plan.npz", self.plan)
+        self.packed = recipe.plan.packing is not None
         #: What a batch carries.
-        self.fields = fields_of_batch(self.chain.fields)
+        self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
+        #: The shapes that batches come in.
+        self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
         #: Names the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.plan.buckets))
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
+
+    def shape(self, planned: BucketShape) -> BucketShape:
+        """A planned shape with the lengths of all padded fields: marks of packed rows are as long as the rows."""
+        if not self.packed:
+            return planned
+        length = planned.lengths[self.settings.length]
+        marks = dict.fromkeys((field.key for field in self.fields if field.padded), length)
+        return BucketShape(rows=planned.rows, lengths=marks)
 
     @cached_property
     def builder(self) -> str:
@@ -191,6 +201,19 @@ class Stream:
     def close(self) -> None:
         """Give back what is open."""
         self.source.close()
+
+
+def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """What tells the samples of a packed row apart: ids 1, 2, … (0 is padding), and positions within the sample."""
+    key = recipe.settings.length
+    if [field.key for field in fields] != [key]:
+        raise SettingsError(
+            expected=f'"{key}" alone, as rows are packed',
+            got=", ".join(field.key for field in fields),
+            where=f"{recipe.where}, packing",
+            remedy="Leave out the other outputs, or leave out packing.",
+        )
+    return tuple(Field(key=f"{key}_{mark}", dtype="int32", shape=(None,)) for mark in ("segment", "position"))
 
 
 def processor_features() -> str:
@@ -206,6 +229,15 @@ def processor_features() -> str:
 
 
 def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
+    made = [field.key for field in fields_of_batch(fields)]
+    twice = sorted({key for key in made if made.count(key) > 1})
+    if twice:
+        raise SettingsError(
+            expected="outputs that are not called weight, tag or <key>_length, which every batch has",
+            got=", ".join(twice),
+            where=f"{recipe.where}, transforms",
+            remedy="Give the output another name.",
+        )
     padded = [field.key for field in fields if field.padded]
     if recipe.settings.length not in padded:
         raise SettingsError(

@@ -101,6 +101,7 @@ class Worker:
         self._sending: list[tuple[zmq.MessageTracker, int]] = []
         self._draining = False
         self._stop_s = float("inf")
+        self._look_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = ExitStack()
         if settings.server_keys is not None:
@@ -199,6 +200,9 @@ class Worker:
             self._registration.leave()
 
     def _forget_silent(self, now_s: float) -> None:
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
         allowed_s = _GONE_AFTER * self._registration.heartbeat_timeout_s
         for identity in [one for one, session in self._sessions.items() if now_s - session.heard_s > allowed_s]:
             self._forget(identity)
@@ -361,12 +365,19 @@ class Worker:
                 m.EpochAnswer(stream=message.stream, epoch=message.epoch, group=message.group, batches=batches),
             )
 
+    def _name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery, _now_s: float) -> None:
+        stream = self._streams.get(message.stream)
+        if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
+            name = stream.source.name(message.sample)[:4000]
+            self._send(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
+
     _doors: ClassVar[dict[type[Message], Callable[..., None]]] = {
         m.Hello: _hello,
         m.Want: _want,
         m.Cancel: _cancel,
         m.Ping: _ping,
         m.EpochQuery: _epoch_query,
+        m.NameQuery: _name_query,
     }
 
     # --- answers ---

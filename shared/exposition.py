@@ -8,7 +8,6 @@ prometheus_client's own `process_…` metrics: CPU seconds, memory, start time.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import socket
 import threading
@@ -81,12 +80,10 @@ class Exposition:
         ProcessCollector(registry=registry)
         try:
             self._server = _Server((_HOST, port), _Handler)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
+        except (OSError, OverflowError) as error:
             raise SettingsError(
                 expected="a free port for metrics",
-                got=f"{error.strerror} on {port}",
+                got=f"{getattr(error, 'strerror', None) or error} on {port}",
                 where="metrics_port",
                 remedy="Name another port, or 0 for any free one.",
             ) from error

@@ -31,6 +31,8 @@ __all__ = [
     "Leave",
     "Members",
     "Message",
+    "NameAnswer",
+    "NameQuery",
     "Part",
     "Ping",
     "Pong",
@@ -272,7 +274,7 @@ class Registered(Message):
     """The worker belongs to the job."""
 
     heartbeat_timeout_ms: int = wire(_ms)
-    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**16))
+    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**13))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +301,7 @@ class Culprit(Message):
 class Culprits(Message):
     """All samples known to kill decoders: mask them unread. Sent when one is found."""
 
-    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**16))
+    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**13))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +397,24 @@ class EpochAnswer(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NameQuery(Message):
+    """What do people call this sample? Any worker can say."""
+
+    stream: str = wire(_name)
+    plan_digest: str = wire(_name)
+    sample: int = wire(_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameAnswer(Message):
+    """That."""
+
+    stream: str = wire(_name)
+    sample: int = wire(_count)
+    name: str = wire(_prose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Message):
     """The batch: in the slot, or in the payload frame that follows."""
 
@@ -433,6 +453,6 @@ class Cancelled(Message):
 for _kind in (
     Attach, Attached, Wait, Refused, Progress, Members, Detach, StatusQuery, Status,
     Register, Registered, Beat, Culprit, Culprits, Leave,
-    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, Pushed, Unbuilt, Cancelled,
+    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery, NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip
     _message(_kind)

@@ -183,9 +183,13 @@ def drained(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Fra
 
 
 class Waker:
-    """Wakes a poll loop from any thread, and from finalisers: it takes no lock and never blocks."""
+    """Wakes a poll loop from any thread, and from finalisers: it takes no lock and never blocks.
+
+    Whoever wakes a loop that was woken and has not turned since spares the system call: it costs more than the rest.
+    """
 
     def __init__(self) -> None:
+        self._woken = False
         self._receiving, self._sending = posix.socketpair()
         self._receiving.setblocking(False)  # noqa: FBT003 - its only parameter
         self._sending.setblocking(False)  # noqa: FBT003
@@ -196,14 +200,18 @@ class Waker:
 
     def wake(self) -> None:
         """Let the loop turn once more; harmless when it is gone."""
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(BlockingIOError, OSError):
             self._sending.send(b"!")
 
     def clear(self) -> None:
-        """The loop turned."""
+        """The loop turns: to be called before it looks at what it may have been woken for."""
         with contextlib.suppress(BlockingIOError):
             while len(self._receiving.recv(4096)) == 4096:
                 pass
+        self._woken = False
 
     def close(self) -> None:
         """No more waking."""

@@ -78,16 +78,19 @@ class Course:
         return None if self._lap_targets is not None or key in self._batches else key
 
     def advance(self) -> Target | None:
-        """The next target; None while `missing` something."""
+        """The next target; None while `missing` something, or where there is nothing to repeat."""
         while True:
             if self._lap_targets is None:
-                if self.missing() is not None:
+                if self.missing() is not None or (self._repeats and self._is_at_the_end()):
                     return None
                 self._lap_targets = self._one_lap()
             target = next(self._lap_targets, None)
             if target is not None:
                 return target
             self._finish_lap()
+
+    def _is_at_the_end(self) -> bool:
+        return self._at.number >= self._batches[self._at.epoch, self._at.group]
 
     def _finish_lap(self) -> None:
         self._lap += 1

@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before TensorFlow is loaded, which reads it then: this demo's output is for people.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -170,9 +167,8 @@ def train(options: Options) -> None:
         model.compile(keras.optimizers.Adam(2e-3, clipnorm=5.0), CTC(), jit_compile=False)
         checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
         epochs = _Epochs(checkpoint, _Judge(model, dev), tell, time.monotonic() + options.seconds)
-        tell("connected", epoch=feed.epoch, steps=feed.rounds_left(), shapes=len(feed.shapes))
+        tell("connected", group=feed.state()["group"])
         model.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
-        tell("done", weights=model.count_params(), seconds=options.seconds)
 
 
 def _tell_json(event: str, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
@@ -230,7 +226,8 @@ def _end_with_parent() -> None:
     """Our parent holds the other end of standard input: its end is ours, however it comes."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread
+            pass
         os._exit(130)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -94,10 +94,12 @@ class Accounts:
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.counts = ReadCounts()
+        known = {one.key: one for one in fields}
+        # Marks beside a packed key have no lengths of their own.
         self._step_bytes = {
-            one.key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
-            for one in fields
-            if one.padded
+            key: np.dtype(one.dtype).itemsize * math.prod(axis or 1 for axis in one.shape[1:])
+            for key, one in known.items()
+            if one.padded and f"{key}_length" in known
         }
         self._epochs: dict[int, EpochAccount] = {}
 
@@ -127,11 +129,11 @@ class Accounts:
         counts, space = self.counts, header.shape.rows
         counts.sample_rows += header.rows
         counts.masked_rows += header.masked
-        counts.vacant_rows += space - header.rows - header.masked
+        counts.vacant_rows += max(0, space - header.rows - header.masked)  # a packed row may lack several samples
         row_bytes = sample_bytes = 0
-        for key, length in header.shape.lengths:
-            step = self._step_bytes[key]
-            row_bytes += length * step
+        lengths = dict(header.shape.lengths)
+        for key, step in self._step_bytes.items():
+            row_bytes += lengths[key] * step
             sample_bytes += int(arrays[f"{key}_length"].sum()) * step
         counts.sample_bytes += sample_bytes
         counts.padding_bytes += max(0, header.rows * row_bytes - sample_bytes)
@@ -147,7 +149,7 @@ class Accounts:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
     def trained(self, epoch: int, number: int, rounds: int = 1) -> None:
-        """So many rounds, from batch `number` of the epoch on, were trained on; of a closed epoch nothing is counted."""
+        """So many rounds, from batch `number` of the epoch on, were trained on; a closed one counts no more."""
         account = self._epochs.get(epoch)
         if account is not None:
             self.counts.rounds += rounds

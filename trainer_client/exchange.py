@@ -59,7 +59,7 @@ class ExchangeParts:
     wants: w.Wants
     handover: Handover
     log: Log
-    learn_epoch: Callable[[m.EpochAnswer], None]
+    learn: Callable[[m.EpochAnswer | m.NameAnswer], None]
     fail: Callable[[BaseException], None]
 
 
@@ -142,12 +142,9 @@ class Exchange:
         del self._by_worker[link.incarnation]
         link.incarnation, link.shared = None, False
 
-    def ask_epochs(self, epochs: Iterable[tuple[int, int]]) -> None:
-        """Ask every worker that is there how many batches these have."""
-        for epoch, group in epochs:
-            query = m.EpochQuery(
-                stream=self._facts.stream, plan_digest=self._facts.plan_digest, epoch=epoch, group=group
-            )
+    def ask_all(self, queries: Iterable[m.Message]) -> None:
+        """Put questions that any worker can answer to every one that is there."""
+        for query in queries:
             for link in self._by_worker.values():
                 link.send(query)
 
@@ -228,8 +225,8 @@ class Exchange:
         if link.incarnation is not None:
             self.happened(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
 
-    def _epoch_known(self, _link: Link, message: m.EpochAnswer, _received: int, _now_s: float) -> None:
-        self._parts.learn_epoch(message)
+    def _answered(self, _link: Link, message: m.EpochAnswer | m.NameAnswer, _received: int, _now_s: float) -> None:
+        self._parts.learn(message)
 
     def _refused(self, link: Link, message: m.Refused, _received: int, _now_s: float) -> None:
         where = f"worker at {link.endpoint}"
@@ -248,7 +245,8 @@ class Exchange:
         m.Unbuilt: _unbuilt,
         m.Cancelled: _cancelled,
         m.Pong: _ponged,
-        m.EpochAnswer: _epoch_known,
+        m.EpochAnswer: _answered,
+        m.NameAnswer: _answered,
         m.Refused: _refused,
     }
 

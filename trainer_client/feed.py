@@ -17,6 +17,7 @@ from typing_extensions import Self
 from shared.errors import SettingsError
 from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
+from trainer_client import interrupts
 from trainer_client.batch import Batch, owned
 from trainer_client.course import Position, Seat
 from trainer_client.epoch_account import Accounts, ReadTimes
@@ -121,6 +122,8 @@ class Feed:
         self.copied = 0
         self._told_of_copies = False
         self._stated = False
+        #: A drained iterator counted its epoch, and nothing was opened since: `trained` has nothing to add.
+        self._all_counted = False
         self._exposition: Exposition | None = None
         try:
             answer = self._receiver.attach(None)
@@ -185,9 +188,12 @@ class Feed:
     def __iter__(self) -> Iterator[Batch]:
         with self.open() as reading:
             yield from reading
+        self.drained(reading)
 
     def open(self) -> Reading:
         """Read from the cursor to the end of its epoch; moves nothing."""
+        self._all_counted = False
+        self._receiver.handover.forget_interrupt()
         if not self._stated and self._seat.world > self._seat.replicas and not self.evaluation:
             self._reattach(self._at)  # other ranks are there: all must stand at one place
         return Reading(self, self._receiver, self._at)
@@ -200,7 +206,9 @@ class Feed:
 
     def trained(self, rounds: int = 1) -> None:
         """So many more rounds (steps of the whole world) were trained on: the cursor moves behind them."""
-        for _ in range(0 if self.evaluation else rounds):
+        if self.evaluation or self._all_counted:
+            return
+        for _ in range(rounds):
             self._step()
 
     def _step(self) -> None:
@@ -224,6 +232,7 @@ class Feed:
         self.accounts.trained(start.epoch, start.number, reading.rounds)
         self._tell_of(start.epoch, self._receiver.batches(start.epoch, start.group))
         if not self.evaluation:
+            self._all_counted = True
             self._move(Position(start.epoch + 1, 0, self._next_group), 1)
 
     def _tell_of(self, epoch: int, batches: int) -> None:
@@ -248,6 +257,10 @@ class Feed:
 
     def _batches(self) -> int:
         return self._receiver.batches(self._at.epoch, self._at.group)
+
+    def tag(self, number: int) -> str:
+        """What the source calls the sample with this number, as it stands in a batch's `tag`."""
+        return self._receiver.name(number)
 
     def state(self) -> dict[str, Any]:
         """The cursor, as plain values for a checkpoint of your own."""
@@ -300,10 +313,17 @@ class Feed:
 
         return tf_dataset.distributed(self, strategy, **form)
 
+    def warm_up(self, step: Callable[[Any], Any], **form: Any) -> None:  # noqa: ANN401 - as above
+        """Run a step through each of the shapes once, largest first, with masked rows only: compiled before it counts."""
+        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+
+        tf_dataset.warm_up(self, step, **form)
+
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still looked at stay whole."""
+        interrupts.forget(self)
         exposition, self._exposition = self._exposition, None
         if exposition is not None:
             exposition.close(timeout_s)
@@ -388,7 +408,6 @@ class Reading:
         taken_s = time.perf_counter()
         self._feed.waited_s += taken_s - began_s
         if item is None:
-            self._feed.drained(self)
             raise StopIteration
         batch = self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
         conversion_s = time.perf_counter() - taken_s

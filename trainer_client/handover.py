@@ -144,6 +144,12 @@ class Handover:
             self.error = self.error or error
             self._ready.notify_all()
 
+    def forget_interrupt(self) -> None:
+        """A Ctrl-C that was answered is no reason not to begin anew."""
+        with self._ready:
+            if isinstance(self.error, KeyboardInterrupt):
+                self.error = None
+
     def close(self) -> None:
         """Whoever waits learns that the feed is closed."""
         with self._ready:

@@ -15,7 +15,7 @@ import zmq
 from shared.codec import decode, encode
 from shared.errors import ProtocolError
 from shared.messages import Pushed
-from shared.sockets import connect_dealer, connection_events, watch_connection
+from shared.sockets import connect_watched_dealer, connection_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,7 @@ class Link:
         self.shared = False
         self.left = False
         self.garbage = 0
-        self.socket = connect_dealer(context, endpoint, keys, secrets.token_bytes(16))
-        self.monitor = watch_connection(self.socket)
+        self.socket, self.monitor = connect_watched_dealer(context, endpoint, keys, secrets.token_bytes(16))
 
     def send(self, message: Message) -> bool:
         """Send if the connection is up."""

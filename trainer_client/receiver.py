@@ -17,7 +17,7 @@ from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -47,8 +47,8 @@ __all__ = ["Receiver", "ReceiverSettings"]
 #: How often a silent writer is looked at for proof of its death: a lock has no event to wait for.
 _PROBE_S = 0.02
 
-#: Pause between askings for the number of batches of an epoch.
-_EPOCH_PAUSE_S = 0.2
+#: Pause before a question that nobody answered is put again.
+_QUESTION_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,9 @@ class Receiver:
         self._line: _Line | None = None
         self._stood: Cursor | None = None
         self._attaching: Future[Attached] | None = None
-        self._epoch_asks: dict[tuple[int, int], list[Future[int]]] = {}
-        self._epochs_due_s = self._beat_s = self._tick_s = self._hello_s = 0.0
+        #: Questions that any worker can answer, and who waits for the answer.
+        self._questions: dict[m.Message, list[Future[Any]]] = {}
+        self._questions_due_s = self._beat_s = self._tick_s = self._hello_s = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="stoker-receiver", daemon=True)
         self._thread.start()
@@ -147,14 +148,28 @@ class Receiver:
         known = self.line.road.epochs.get((epoch, group))
         if known is not None:
             return known
-        answer: Future[int] = Future()
-        self._post(lambda _now_s: self._epoch_asks.setdefault((epoch, group), []).append(answer))
+        batches: int = self._answer(self._epoch_query(epoch, group))
+        return batches
+
+    def name(self, sample: int) -> str:
+        """What the source calls a sample; any worker can say."""
+        facts = self.line.facts
+        name: str = self._answer(m.NameQuery(stream=facts.stream, plan_digest=facts.plan_digest, sample=sample))
+        return name
+
+    def _answer(self, query: m.Message) -> Any:  # noqa: ANN401 - whatever the answer holds
+        answer: Future[Any] = Future()
+        self._post(lambda _now_s: self._questions.setdefault(query, []).append(answer))
         while True:
             try:
-                return answer.result(_EPOCH_PAUSE_S)
+                return answer.result(_QUESTION_PAUSE_S)
             except FutureTimeoutError:
                 if self.handover.error is not None:
                     raise self.handover.error from None
+
+    def _epoch_query(self, epoch: int, group: int) -> m.EpochQuery:
+        facts = self.line.facts
+        return m.EpochQuery(stream=facts.stream, plan_digest=facts.plan_digest, epoch=epoch, group=group)
 
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still look at live until they look away."""
@@ -266,15 +281,22 @@ class Receiver:
             exchange.happened(w.Extended(targets), now_s)
         missing = self.line.road.missing()
         if missing is not None:
-            self._epoch_asks.setdefault(missing, [])
-        if self._epoch_asks and now_s >= self._epochs_due_s:
-            self._epochs_due_s = now_s + _EPOCH_PAUSE_S
-            exchange.ask_epochs(list(self._epoch_asks))
+            self._questions.setdefault(self._epoch_query(*missing), [])
+        if self._questions and now_s >= self._questions_due_s:
+            self._questions_due_s = now_s + _QUESTION_PAUSE_S
+            exchange.ask_all(list(self._questions))
 
-    def _learn_epoch(self, answer: m.EpochAnswer) -> None:
-        self.line.road.learn(answer.epoch, answer.group, answer.batches)
-        for asked in self._epoch_asks.pop((answer.epoch, answer.group), []):
-            asked.set_result(answer.batches)
+    def _learn(self, answer: m.EpochAnswer | m.NameAnswer) -> None:
+        query: m.Message
+        value: int | str
+        if isinstance(answer, m.EpochAnswer):
+            query, value = self._epoch_query(answer.epoch, answer.group), answer.batches
+            self.line.road.learn(answer.epoch, answer.group, answer.batches)
+        else:
+            digest = self.line.facts.plan_digest
+            query, value = m.NameQuery(stream=answer.stream, plan_digest=digest, sample=answer.sample), answer.name
+        for asked in self._questions.pop(query, []):
+            asked.set_result(value)
 
     def _focus(self, line: Line, now_s: float) -> None:
         """Serve this line from now on; what lies ahead is kept where it is what the line needs next."""
@@ -347,7 +369,7 @@ class Receiver:
                 wants=line.wants,
                 handover=self.handover,
                 log=self.log,
-                learn_epoch=self._learn_epoch,
+                learn=self._learn,
                 fail=self._fail,
             )
         )

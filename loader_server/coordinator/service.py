@@ -40,7 +40,7 @@ class View:
         self.evaluation = stream.settings.evaluation
         self.fields = tuple(WireField(field.key, field.dtype, field.shape, field.per_second) for field in stream.fields)
         self.shapes = tuple(
-            WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.plan.buckets
+            WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes
         )
 
     def batches(self, epoch: int, group: int) -> int:

@@ -43,7 +43,7 @@ _PATIENCE_TIMEOUTS = 2
 _GONE_AFTER = 5
 
 #: No more samples than one message names are known to kill decoders; long before that the data is at fault.
-_MOST_CULPRITS = 2**16
+_MOST_CULPRITS = 2**13
 
 
 class StreamView(Protocol):

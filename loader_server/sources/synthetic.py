@@ -35,6 +35,9 @@ _LENGTH_BITS = 12
 #: A sample is a piece of one endless text, which repeats after so many steps.
 _TEXT_BITS = 14
 
+_LENGTH_KEY = key_of("synthetic length")
+_START_KEY = key_of("synthetic start")
+
 #: Samples whose lengths are drawn at a time.
 _PIECE = 2**20
 
@@ -67,11 +70,11 @@ def lengths_of(settings: SyntheticSettings) -> Iterator[dict[str, NDArray[np.int
     key, steps = fields_of(settings)[0].key, _length_steps(settings)
     for start in range(0, settings.samples, _PIECE):
         samples = np.arange(start, min(start + _PIECE, settings.samples))
-        yield {key: steps[_top_bits(samples, "synthetic length", _LENGTH_BITS)]}
+        yield {key: steps[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]}
 
 
-def _top_bits(samples: NDArray[np.int64], purpose: str, bits: int) -> NDArray[np.int64]:
-    top: NDArray[np.int64] = (hashed(samples, key_of(purpose)) >> np.uint64(64 - bits)).astype(np.int64)
+def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int64]:
+    top: NDArray[np.int64] = (hashed(samples, key) >> np.uint64(64 - bits)).astype(np.int64)
     return top
 
 
@@ -130,7 +133,7 @@ class SyntheticSource:
 
 
 def _starts(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    return _top_bits(samples, "synthetic start", _TEXT_BITS)
+    return _top_bits(samples, _START_KEY, _TEXT_BITS)
 
 
 def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.build_counts import BuildCounts
 from loader_server.builder import Built
-from shared.layout import Field
+from shared.layout import Field, fields_of_batch
 from shared.messages import Pushed, Ticket, WireShape
 from trainer_client.epoch_account import Accounts, ReadTimes
 
@@ -47,7 +47,7 @@ def _nothing(_number: int) -> None:
 def trainer_us(rows: int) -> float:
     """A batch's cost in the trainer: clocks, waits, rows and padding of two padded keys."""
     fields = (Field(key="audio", dtype="float32", shape=(None, 80)), Field(key="text", dtype="int32", shape=(None,)))
-    accounts = Accounts(fields)
+    accounts = Accounts(fields_of_batch(fields))
     shapes = [WireShape(rows, (("audio", 100 * (bucket + 1)), ("text", 20))) for bucket in range(16)]
     arrays = {"audio_length": np.full(rows, 90, np.int32), "text_length": np.full(rows, 15, np.int32)}
     headers = [_header(shape) for shape in shapes]

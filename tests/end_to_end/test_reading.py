@@ -177,6 +177,12 @@ def test_a_newer_trainer_takes_over_its_rank_and_the_older_is_told(loaders: Load
             next(older.open())
 
 
+@pytest.mark.heritage("R12")
+def test_a_sample_has_a_name(loaders: Loaders) -> None:
+    with trainer_client.connect(loaders.endpoint) as feed:
+        assert feed.tag(7) == "clips/00007.wav"
+
+
 @pytest.mark.heritage("R8")
 def test_waiting_is_measured_in_next(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint) as feed:

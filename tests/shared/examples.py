@@ -88,6 +88,8 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1))),
     m.EpochQuery(stream="train", plan_digest="0123456789abcdef", epoch=3, group=8),
     m.EpochAnswer(stream="train", epoch=3, group=8, batches=5001),
+    m.NameQuery(stream="train", plan_digest="0123456789abcdef", sample=41),
+    m.NameAnswer(stream="train", sample=41, name="clips/00041.wav"),
     m.Pushed(
         ticket=TICKET,
         epoch=2,

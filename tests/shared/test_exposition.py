@@ -76,6 +76,11 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
             _serve(port=port)
 
 
+def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
+    with pytest.raises(SettingsError, match=r"metrics_port: expected a free port .* 0-65535.* on 70000"):
+        _serve(port=70_000)
+
+
 def test_closed_means_gone(tmp_path: Path) -> None:
     exposition = _serve(targets=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-w-0.json"]

@@ -1,9 +1,9 @@
-"""One trainer and its workers in memory: real decisions, model processes, links that fail, a clock that is only a number.
+"""One trainer and its workers in memory: real decisions, model processes, links that fail, a clock that is a number.
 
-Rules: `Wants`, `Ledger`, `Inbox`, `Road`, `Tickets` and `WantQueue` are the real ones; processes, memory and links are models
-that keep what the real ones promise: a connection keeps its order and loses what is on it when it is cut, a stopped process
-keeps what it holds, a dead one writes nowhere. Every write into a slot leaves the writer's ticket there, so that a byte of
-someone else is seen wherever it lies. Deterministic: the same actions give the same world.
+Rules: `Wants`, `Ledger`, `Inbox`, `Road`, `Tickets` and `WantQueue` are the real ones; processes, memory and links are
+models that keep what the real ones promise: a connection keeps its order and loses what is on it when it is cut, a
+stopped process keeps what it holds, a dead one writes nowhere. Every write into a slot leaves the writer's ticket,
+so that a byte of someone else is seen wherever it lies. Deterministic: the same actions give the same world.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Link:
         return self.up
 
     def cut(self, *, after: str) -> None:
-        """What was on the way to the worker is lost; what was on the way to us is `lost`, or read before or after the news."""
+        """What was on the way to the worker is lost; what comes from it is `lost`, or read before or after the news."""
         pending = [] if after == "lost" else [one for one in self.to_trainer if one[0] != "news"]
         self.up = False
         self.to_worker.clear()
@@ -270,7 +270,7 @@ class World:
         """One turn of everybody, each `STEP_S` long."""
         for _ in range(steps):
             self.now_s += STEP_S
-            for process, link in zip(self.processes, self.links):
+            for process, link in zip(self.processes, self.links, strict=True):
                 if process.alive and not process.stopped and not link.up:
                     link.connect()
                 process.step(link)
@@ -283,7 +283,7 @@ class World:
         self.now_s += steps * STEP_S
 
     def read_until(self, batches: int, gap_s: float) -> float:
-        """A consumer takes what comes, until it has so many in all; the longest wait for one, which is below `gap_s`."""
+        """A consumer takes what comes, until it has so many in all; the longest wait, which is below `gap_s`."""
         longest_s, since_s = 0.0, self.now_s
         while len(self.taken) < batches and self.failed is None:
             if self.take():
@@ -309,7 +309,9 @@ class World:
     def extend(self) -> None:
         """Take the road further, as far as it is known and there is room."""
         missing = self.road.missing()
-        if missing is not None and any(one.turns and link.up for one, link in zip(self.processes, self.links)):
+        if missing is not None and any(
+            one.turns and link.up for one, link in zip(self.processes, self.links, strict=True)
+        ):
             self.road.learn(*missing, self.setting.batches)
         targets = self.road.extend(self.wants.room())
         if targets:
@@ -479,7 +481,7 @@ class World:
 
     def heal(self, *, stopped_stay: bool = False) -> None:
         """No more faults; processes that are stopped may stay so, as long as one is not."""
-        for one, (process, link) in enumerate(zip(self.processes, self.links)):
+        for one, (process, link) in enumerate(zip(self.processes, self.links, strict=True)):
             link.held = False
             process.hung_steps = process.slow = 0
             process.wrong = process.refusing = False
@@ -508,7 +510,7 @@ class World:
     def _could_be_written(self) -> list[Ticket]:
         """Tickets that some living process holds or will be given, for writing in place."""
         found = []
-        for process, link in zip(self.processes, self.links):
+        for process, link in zip(self.processes, self.links, strict=True):
             if process.alive:
                 found += [job.want.ticket for job in process.jobs.values() if job.want.in_slot]
                 known = process.session

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.layout import Field
+from shared.layout import Field, fields_of_batch
 from shared.messages import Pushed, Ticket, WireShape
 from shared.metric_names import WAIT_BOUNDS_S
 from trainer_client.epoch_account import Accounts, ReadTimes, split_wait
 
-FIELDS = (
-    Field(key="audio", dtype="float32", shape=(None, 2)),
-    Field(key="text", dtype="int16", shape=(None,)),
-    Field(key="speaker", dtype="int64", shape=()),
+FIELDS = fields_of_batch(
+    (
+        Field(key="audio", dtype="float32", shape=(None, 2)),
+        Field(key="text", dtype="int16", shape=(None,)),
+        Field(key="speaker", dtype="int64", shape=()),
+    )
 )
 SHAPE = WireShape(4, (("audio", 10), ("text", 5)))
 
@@ -57,6 +59,14 @@ def test_rows_and_bytes_are_told_apart() -> None:
     assert counts.sample_bytes == 2 * (16 * 8 + 6 * 2)
     assert counts.padding_bytes == 2 * (2 * 90 - 140)
     assert counts.masked_bytes == 2 * 2 * 90
+
+
+def test_marks_of_packed_rows_are_not_padded_keys() -> None:
+    marks = Field(key="audio_segment", dtype="int32", shape=(None,))
+    accounts = Accounts((*FIELDS, marks))
+    _read(accounts, shape=WireShape(4, (("audio", 10), ("audio_segment", 10), ("text", 5))), masked=3)
+    assert accounts.counts.sample_bytes == 140
+    assert accounts.counts.vacant_rows == 0
 
 
 def test_waits_are_counted_where_they_belong() -> None:
@@ -155,7 +165,7 @@ def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
 
 
 def test_an_epoch_of_nothing_has_a_line_too() -> None:
-    accounts = Accounts(FIELDS[2:])
+    accounts = Accounts(FIELDS[2:3])
     accounts.read(_header(shape=WireShape(4, ())), {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
     account = accounts.close(0)
     assert account is not None

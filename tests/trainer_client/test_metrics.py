@@ -87,6 +87,14 @@ def test_two_feeds_of_one_process_do_not_meet(loaders: Loaders, tmp_path: Path) 
         assert len({target["address"] for target in targets(tmp_path).values()}) == 2
 
 
+def test_a_port_that_is_taken_stops_the_connecting(loaders: Loaders, tmp_path: Path) -> None:
+    with trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=tmp_path):
+        (target,) = targets(tmp_path).values()
+        port = int(target["address"].partition(":")[2])
+        with pytest.raises(trainer_client.SettingsError, match=f"metrics_port: .* on {port}"):
+            trainer_client.connect(loaders.endpoint, stream="dev", metrics_port=port)
+
+
 @pytest.mark.heritage("R8")
 @pytest.mark.heritage("R12")
 def test_an_epoch_that_was_trained_on_leaves_one_line(loaders: Loaders, lines: list[dict[str, object]]) -> None:

@@ -1,4 +1,4 @@
-"""Each rule of `wants`, alone; the interleavings that broke one are kept by name at the end of the simulation's tests."""
+"""Each rule of `wants`, alone; the interleavings that broke one are kept by name in the simulation's tests."""
 
 from __future__ import annotations
 
@@ -327,6 +327,7 @@ class TestLostOnTheWay:
         (want,) = trainer.extend(1)
         trainer.wait(1, heard=(1,))
         assert trainer(w.Held(1, 99, frozenset([want.ticket]))) == []
+        assert trainer.wants.expects(1, want.ticket)
 
     def test_a_pong_to_a_ping_from_before_the_want_says_nothing(self):
         trainer = Trainer()
@@ -345,6 +346,15 @@ class TestLostOnTheWay:
         again = trainer.asked(w.Held(1, pings[-1], frozenset([kept.ticket])))
         assert [one.target for one in again] == [lost.target]
         assert trainer.arrive(kept)[0] == w.Deliver(0, kept.ticket.slot, kept.target)
+
+    def test_one_that_it_lists_though_it_is_void_is_cancelled(self):
+        trainer = Trainer()
+        trainer.up(1, in_slot=False)
+        (want,) = trainer.extend(1)
+        trainer(w.WorkerCut(1))
+        trainer.up(1, in_slot=False)
+        orders = trainer(w.Held(1, 1, frozenset([want.ticket])))
+        assert w.SendCancel(1, want.ticket) in orders
 
 
 class TestRefusal:

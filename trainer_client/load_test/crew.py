@@ -31,6 +31,9 @@ _TELL_EVERY_S = 0.5
 #: Trainers attach so many at a time: a coordinator has one thread, and a hundred at once only make each other wait.
 _ATTACHING = 16
 
+#: A batch that comes so much too late is an error, and no longer only a wait.
+_LATE_S = 10.0
+
 #: How long trainers that were told to stop may take to leave; those that sleep through a step are left.
 _LEAVING_S = 1.0
 
@@ -72,12 +75,12 @@ class _Crew:
         _say(result=self._result(_cpu_s() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
-        """Time is up: a step may end, but who waits for a batch in vain is not waited for."""
-        until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LEAVING_S
+        """Time is up: a step may end and a late batch come, but who waits in vain is not waited for."""
+        until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LATE_S
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
             if trainer.is_alive():
-                trainer.error = f"rank {trainer.rank}: expected a batch, got none for the last {_LEAVING_S:g} s or more"
+                trainer.error = f"rank {trainer.rank}: expected a batch, got none for {_LATE_S:g} s"
                 trainer.stop()
 
     def _result(self, cpu_s: float, wall_s: float) -> dict[str, Any]:

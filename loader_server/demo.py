@@ -1,0 +1,261 @@
+"""`loader-server demo`: the main job from nothing to a trained model, told as a story, one act after the other.
+
+Synthesises a corpus, indexes it, shows the plan, starts coordinator and workers as `loader-server run` does, starts
+`trainer_client.demo` as a process of its own, kills a worker in mid-epoch, and holds what was trained on against the
+plan. Rules: the story goes to standard output, a line a fact, and its last line is one JSON object; whatever happens,
+no process outlives this one. What the trainer does is known from the events that it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loader_server.demo_corpus import facts_of, make_corpus
+from loader_server.demo_story import Story
+from loader_server.demo_training import Trainer, Training
+from loader_server.indexing import index_streams, progress_bar
+from loader_server.plan_report import facts
+from loader_server.stream import JobFile, Stream
+from loader_server.supervisor import Supervisor, SupervisorSettings
+from shared.errors import SettingsError
+from shared.logs import start_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+__all__ = ["DemoOptions", "run"]
+
+_SAMPLES = 1500
+
+_JOB = """\
+# The job of `loader-server demo`: change it, and serve it with `loader-server run`.
+
+[job]
+name = "digits"
+seed = 7
+listen = "tcp://127.0.0.1:7400"
+
+[streams.train]
+source = "manifest"
+paths = ["train.csv"]
+transforms = ["logmel", "characters"]
+length = "audio"               # the key that is bucketed
+budget = "40 s"                # of audio a batch, padding included
+shapes = "auto"                # or a number, or a list of lengths
+
+[streams.train.logmel]
+rate = 8000
+bands = 40
+
+[streams.train.characters]
+alphabet = "0123456789"
+
+[streams.dev]
+paths = ["dev.csv"]
+like = "train"                 # everything else as there
+order = "sorted"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line said."""
+
+    folder: Path
+    #: None: those that are there, or the usual number.
+    samples: int | None
+    epochs: int
+    workers: int
+    log_level: str
+
+
+def run(options: DemoOptions) -> int:
+    """All acts; returns when every process has ended."""
+    _check_trainer()
+    start_logging(level=options.log_level)
+    signal.signal(signal.SIGTERM, _stop)
+    story = Story()
+    _corpus(options, story)
+    job = JobFile(options.folder / "job.toml")
+    _index(job, story)
+    stream = _plan(job, story)
+    try:
+        with _loaders(options, job, story) as supervisor:
+            outcome = _train(options, supervisor, stream, story)
+    finally:
+        stream.close()
+    _summary(options, outcome, story)
+    return 0
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _check_trainer() -> None:
+    for package in ("tensorflow", "keras"):
+        if find_spec(package) is None:
+            raise SettingsError(
+                expected=f"{package}, for the trainer's process",
+                got="no such package",
+                where=sys.executable,
+                remedy="Install it with: pip install 'stoker[loader,trainer-cpu]'.",
+            )
+
+
+# --- what is there before training ---
+
+
+def _corpus(options: DemoOptions, story: Story) -> None:
+    found = facts_of(options.folder)
+    if found is not None and options.samples not in (None, found.train + found.dev):
+        raise SettingsError(
+            expected=f"a corpus of {options.samples} recordings",
+            got=f"one of {found.train + found.dev}, made by an earlier demo",
+            where=str(options.folder),
+            remedy="Remove that folder, name another one with --keep, or leave --samples out.",
+        )
+    began_s = time.monotonic()
+    if found is None:
+        with progress_bar("making recordings") as progress:
+            made = make_corpus(options.folder, samples=options.samples or _SAMPLES, job=_JOB, progress=progress)
+    else:
+        made = found
+    how = f"made in {time.monotonic() - began_s:.0f} s" if found is None else "found from an earlier demo"
+    story.act(
+        1,
+        "Corpus",
+        f"{made.train + made.dev:,} recordings of dialled digits with noise and pauses, "
+        f"{made.seconds / 60:.0f} minutes as FLAC, {how}: {options.folder}",
+    )
+    story.say(f"{made.train:,} are to train on; {made.dev:,} are held out to judge by.")
+
+
+def _index(job: JobFile, story: Story) -> None:
+    missing = [name for name in job.recipes if not (job.index_folder(name) / "meta.json").exists()]
+    began_s = time.monotonic()
+    reports = index_streams(job, missing)
+    rows = sum(report.rows for report in reports.values())
+    how = (
+        f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s"
+        if missing
+        else "still fits, not made anew"
+    )
+    story.act(2, "Index", f"{how}: {_shown(job.state)}")
+
+
+def _plan(job: JobFile, story: Story) -> Stream:
+    stream = Stream(job, job.recipes["train"], None)
+    told = facts(stream.plan, group=job.settings.group or 1)
+    story.act(
+        3,
+        "Plan",
+        f"an epoch is {told['batches']} batches of {told['shapes']} shapes; "
+        f"{told['padding']['all']:.1%} of their cells are padding, and no sample is left out.",
+    )
+    shapes = (f"{bucket['rows']} x {bucket['lengths']['audio'] / 100:.1f}" for bucket in told["buckets"])
+    story.say(f"shapes, rows x seconds: {', '.join(shapes)}")
+    return stream
+
+
+@contextmanager
+def _loaders(options: DemoOptions, job: JobFile, story: Story) -> Iterator[Supervisor]:
+    """Coordinator and workers, running for the length of a block."""
+    supervisor = Supervisor(
+        SupervisorSettings(
+            job_path=job.path,
+            listen="tcp://127.0.0.1:*",
+            workers=options.workers,
+            log_level=options.log_level,
+        )
+    )
+    keeper = threading.Thread(target=supervisor.run, name="supervisor")
+    try:
+        supervisor.start()
+        keeper.start()
+        story.act(4, "Run", f"a coordinator and {options.workers} workers serve the job at {supervisor.endpoint}.")
+        yield supervisor
+    finally:
+        supervisor.stop()
+        if keeper.ident is not None:
+            keeper.join()
+        supervisor.close()
+
+
+def _train(options: DemoOptions, supervisor: Supervisor, stream: Stream, story: Story) -> Training:
+    training = Training(story=story, plan=stream.plan, supervisor=supervisor, epochs=options.epochs)
+    with closing(Trainer(options.folder, supervisor.endpoint, options.epochs)) as trainer:
+        story.act(5, "Train", f"a process of its own, {trainer.process.pid}, trains a small CTC model with Keras.")
+        training.follow(trainer.events())
+    return training
+
+
+# --- afterwards ---
+
+
+def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
+    epochs, audit = outcome.epochs, outcome.audit
+    first, last = epochs[0], epochs[-1]
+    steps, train_s = sum(epoch.steps for epoch in epochs), sum(epoch.train_s for epoch in epochs)
+    waited = sum(epoch.wait_s for epoch in epochs) / train_s
+    story.act(6, "Summary", f"{steps} steps in {len(epochs)} epochs; all took {story.so_far_s():.0f} s.")
+    story.say(f"loss {first.loss:.2f} -> {last.loss:.2f}, digit error {first.error:.1%} -> {last.error:.1%}")
+    story.say(f"{steps / train_s:.1f} steps/s; the trainer waited for data {waited:.1%} of its time")
+    story.say(f"padding {audit.padding:.1%} of all cells, in {len(audit.shapes)} shapes")
+    story.say(f"lost {audit.lost}, repeated {audit.repeated} of all samples, one worker's death included")
+    _next_steps(options, story, len(epochs))
+    told = {
+        "steps": steps,
+        "loss_first": round(first.loss, 4),
+        "loss_last": round(last.loss, 4),
+        "error_last": round(last.error, 4),
+        "data_wait_ratio": round(waited, 4),
+        "padding_ratio": round(audit.padding, 4),
+        "shapes": len(audit.shapes),
+        "lost": audit.lost,
+        "repeated": audit.repeated,
+    }
+    print(json.dumps(told), flush=True)
+
+
+def _next_steps(options: DemoOptions, story: Story, epochs: int) -> None:
+    loader, python = _commands()
+    job, checkpoints = _shown(options.folder / "job.toml"), _shown(options.folder / "checkpoints")
+    story.act(7, "Next", "everything stays in that folder; try")
+    story.say(f"{loader} plan {job}")
+    story.say(f"{loader} run {job}")
+    story.say("and, while that runs, in other terminals")
+    story.say(f"{loader} status")
+    story.say(f"{python} -m trainer_client.demo --checkpoints {checkpoints} --epochs {epochs + 2}")
+    story.console.print()
+
+
+def _commands() -> tuple[str, str]:
+    """How this command and its Python were called, for lines to be copied."""
+    called = Path(sys.argv[0])
+    python = shlex.quote(_relative(Path(sys.executable)))
+    if called.name != "loader-server":
+        return f"{python} -m loader_server", python
+    return shlex.quote(_relative(called) if called.parent.name else called.name), python
+
+
+def _shown(path: Path) -> str:
+    return shlex.quote(_relative(path))
+
+
+def _relative(path: Path) -> str:
+    """Below the current folder, as it is written there."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - a virtual environment's python is a link not to be followed
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

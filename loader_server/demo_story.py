@@ -1,0 +1,49 @@
+"""How the demo speaks: acts with a title, and lines below them, for terminals and files alike.
+
+Rules: standard output; nothing that is said is longer than can be read with ease, but for words that are; no markup
+in what is said, so that any path can be. Knows nothing of what it tells.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["Story"]
+
+#: Columns of text, where the terminal has as many.
+_WIDTH = 100
+
+
+class Story:
+    """What people read."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self.console = Console(highlight=False, soft_wrap=True)
+
+    def act(self, number: int, title: str, text: str) -> None:
+        """The first line of an act."""
+        head, *others = self._lines(f"{number}  {title}  {text}")
+        self.console.print(
+            Text.assemble("\n" if number > 1 else "", (head[: len(title) + 3], "bold"), head[len(title) + 3 :])
+        )
+        for line in others:
+            self.console.print(Text(line))
+
+    def say(self, text: str, style: str = "") -> None:
+        """More lines of it."""
+        for line in self._lines(f"   {text}"):
+            self.console.print(Text(line, style))
+
+    def _lines(self, text: str) -> list[str]:
+        """As long as can be read with ease; commands to be copied are never longer."""
+        width = min(_WIDTH, self.console.width) if self.console.is_terminal else _WIDTH
+        return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
+
+    def so_far_s(self) -> float:
+        """Seconds since the demo began."""
+        return time.monotonic() - self.began_s

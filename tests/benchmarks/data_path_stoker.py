@@ -1,0 +1,105 @@
+"""Stoker as a path of the data path benchmark: a coordinator, workers, and a feed read through `tf.data`.
+
+Rules: processes are started as `loader-server` starts them, with the stamped source beside the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trainer_client
+from loader_server.indexing import index_streams
+from loader_server.stream import JobFile
+from shared.keys import make_keys
+from tests.benchmarks.data_path_source import register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.benchmarks.data_path_payloads import Payload, Shape
+
+__all__ = ["loaders", "make_job", "opened", "planned_shapes"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+_JOB = """
+[job]
+name = "path"
+{job}
+
+[streams.train]
+source = "{source}"
+{stream}
+"""
+
+
+def make_job(folder: Path, stream: str, *, source: str = "stamped", keys: bool = False) -> Path:
+    """A job file with its index, in a folder of its own."""
+    register()
+    folder.mkdir(parents=True)
+    if keys:
+        make_keys(folder / "keys")
+    path = folder / "job.toml"
+    path.write_text(_JOB.format(job='keys = "keys"' if keys else "", source=source, stream=stream))
+    index_streams(JobFile(path), ["train"], processes=1)
+    return path
+
+
+def planned_shapes(job: Path, most: int) -> list[Shape]:
+    """The shapes of the first batches of an epoch."""
+    register()
+    stream = JobFile(job).open("train")
+    epoch = stream.plan.epoch(0, 1)
+    shapes = []
+    for number in range(min(most, epoch.batches)):
+        shape = epoch.batch(number).shape
+        by_key: Shape = {}
+        for field in stream.fields:
+            by_key[field.key] = (shape.rows, *(shape.lengths[field.key] if n is None else n for n in field.shape))
+        shapes.append(by_key)
+    stream.close()
+    return shapes
+
+
+@contextmanager
+def loaders(job: Path, workers: int = 1) -> Iterator[str]:
+    """A running coordinator and workers; the coordinator's endpoint."""
+    with ExitStack() as stack:
+        endpoint = _started(stack, ["coordinator", str(job), "--listen", "tcp://127.0.0.1:*"])
+        for _ in range(workers):
+            _started(stack, ["worker", str(job), "--listen", "tcp://127.0.0.1:*", "--coordinator", endpoint])
+        yield endpoint
+
+
+def _started(stack: ExitStack, arguments: Sequence[str]) -> str:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "tests.benchmarks.data_path_source", *arguments, "--ready-fd", str(writing)]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    process = subprocess.Popen(
+        command, pass_fds=[writing], env=environment, cwd=_ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    os.close(writing)
+    with os.fdopen(reading) as ready:
+        return str(json.loads(ready.readline())["endpoint"])
+
+
+@contextmanager
+def opened(job: Path, payload: Payload, *, shared_memory: bool) -> Iterator[Iterator[Any]]:
+    """Elements with the payload's keys, epoch after epoch."""
+    keys = str(job.parent / "keys") if (job.parent / "keys").exists() else ""
+    with loaders(job) as endpoint, trainer_client.connect(endpoint, shared_memory=shared_memory, keys=keys) as feed:
+        data = feed.dataset(inputs=payload.keys)
+        yield _epochs(data)
+
+
+def _epochs(data: Any) -> Iterator[Any]:  # noqa: ANN401 - a tf.data.Dataset
+    while True:
+        yield from data

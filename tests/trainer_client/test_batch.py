@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+
+from trainer_client.batch import Batch, owned
+
+
+def counted() -> tuple[list[str], np.ndarray]:
+    returned: list[str] = []
+    data = np.arange(64, dtype=np.uint8)
+    return returned, owned(data, lambda: returned.append(threading.current_thread().name))
+
+
+def test_it_is_the_same_memory():
+    data = np.zeros(64, np.uint8)
+    view = owned(data, lambda: None)
+    data[5] = 9
+    assert view[5] == 9
+    assert view.__array_interface__["data"] == data.__array_interface__["data"]
+
+
+def test_the_slot_returns_once_with_the_last_view():
+    returned, view = counted()
+    inner = view[8:24].view(np.float32).reshape(2, 2)
+    del view
+    gc.collect()
+    assert returned == []
+    row = inner[1]
+    del inner
+    assert returned == []
+    del row
+    assert len(returned) == 1
+
+
+def test_from_whichever_thread_drops_it():
+    returned, view = counted()
+    holder = [view]
+    del view
+    thread = threading.Thread(target=holder.clear, name="elsewhere")
+    thread.start()
+    thread.join()
+    assert returned == ["elsewhere"]
+
+
+def test_the_memory_lives_as_long_as_the_view():
+    returned: list[str] = []
+    view = owned(np.full(1_000_000, 7, np.uint8), lambda: returned.append("back"))
+    gc.collect()
+    np.zeros(1_000_000, np.uint8)
+    assert int(view.sum()) == 7_000_000
+    assert returned == []
+
+
+def test_a_batch_is_a_dict_of_arrays_that_knows_which_one_it_is():
+    arrays = {"audio": np.zeros((2, 3), np.float32)}
+    batch = Batch(arrays, epoch=3, number=14, empty=False, digest=99, rows=2, masked=1)
+    assert dict(batch) == arrays
+    assert (batch.epoch, batch.number, batch.empty, batch.digest, batch.rows, batch.masked) == (3, 14, False, 99, 2, 1)
+
+
+def test_views_of_a_batch_keep_the_slot_after_the_batch_is_gone():
+    returned, view = counted()
+    batch = Batch({"a": view[:32], "b": view[32:]}, epoch=0, number=0, empty=False, digest=0, rows=1, masked=0)
+    kept = batch["b"]
+    del batch, view
+    gc.collect()
+    assert returned == []
+    assert kept[0] == 32
+    del kept
+    assert len(returned) == 1
