@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-PACKAGES := shared loader_server trainer_client tests
+PACKAGES := shared loader_server trainer_client monitoring tests
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint monitoring-test clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
 test: $(STAMP) lint ## ruff, mypy and all tests
 	$(BIN)/python -m pytest
+
+monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is installed where that can be done
+	command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; } || true
+	$(BIN)/python -m pytest tests/monitoring -rs
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(PACKAGES)

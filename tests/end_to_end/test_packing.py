@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def test_packed_rows_hold_every_sample_once_with_its_marks(tmp_path: Path) -> None:
     plain = write_job(tmp_path, samples=60, transforms=("logmel",))
     packed = tmp_path / "packed.toml"
-    packed.write_text(plain.read_text().replace('name = "tones"', 'name = "packed"').replace("shapes = 4", 'packing = "3 s"'))
+    packed.write_text(
+        plain.read_text().replace('name = "tones"', 'name = "packed"').replace("shapes = 4", 'packing = "3 s"')
+    )
     with running(plain) as loaders, trainer_client.connect(loaders.endpoint) as feed:
         lengths, sums = [], []
         for batch in feed:

@@ -34,7 +34,7 @@ class Lap:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Batches that nobody got, and batches that came more often than the plan says, or to whom they do not belong."""
+    """Batches that nobody got, and those that were given out more often than the plan says."""
 
     lost: int
     repeated: int

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as something to wait for: an interruption is raised where we wait, and nowhere else.
 
-So whatever was begun between two waits (a process started, a folder made) is known to whoever has to end it.
+So whatever was begun between two waits (a process started, a folder made) is known to whoever has to end it. A signal
+that came after the last wait is raised at the end.
 """
 
 from __future__ import annotations
@@ -52,3 +53,5 @@ class Interrupts:
             signal.signal(number, handler)
         self._receiving.close()
         self._sending.close()
+        if self._came and error is None:
+            raise KeyboardInterrupt
