@@ -453,6 +453,7 @@ class Cancelled(Message):
 for _kind in (
     Attach, Attached, Wait, Refused, Progress, Members, Detach, StatusQuery, Status,
     Register, Registered, Beat, Culprit, Culprits, Leave,
-    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery, NameAnswer, Pushed, Unbuilt, Cancelled,
+    Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
+    NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip
     _message(_kind)

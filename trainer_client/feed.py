@@ -283,7 +283,7 @@ class Feed:
                     expected=f"a cursor of {name} {mine[name]}",
                     got=str(state.get(name)),
                     where="restore",
-                    remedy="Job file or data changed since the checkpoint: restore them, or start without the checkpoint.",
+                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
                 )
         self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
 
@@ -314,7 +314,7 @@ class Feed:
         return tf_dataset.distributed(self, strategy, **form)
 
     def warm_up(self, step: Callable[[Any], Any], **form: Any) -> None:  # noqa: ANN401 - as above
-        """Run a step through each of the shapes once, largest first, with masked rows only: compiled before it counts."""
+        """Run a step through each of the shapes once, largest first, with masked rows only."""
         from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         tf_dataset.warm_up(self, step, **form)

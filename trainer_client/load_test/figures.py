@@ -24,6 +24,7 @@ __all__ = [
     "broken",
     "changes",
     "curves_of",
+    "differences",
     "figures_of",
     "shown",
     "together",
@@ -177,6 +178,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         name for name in BETTER if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
     ]
     return [Change(name, before[name], now[name], _is_better(name, before[name], now[name])) for name in shared]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Settings in which two tests differ, in words: what they measured may not be compared without knowing."""
+    names = dict.fromkeys((*before, *now))
+    differing = [name for name in names if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)
 
 
 def _is_better(name: str, before: float, now: float) -> bool | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.load_test.figures import TITLES, changes, shown
+from trainer_client.load_test.figures import TITLES, changes, differences, shown
 from trainer_client.load_test.plot import Axis, Line, chart, linear, logarithmic
 
 if TYPE_CHECKING:
@@ -191,7 +191,9 @@ def _comparison(document: Mapping[str, Any], old: Mapping[str, Any]) -> str:
         for name, then, now, change, look in rows
     )
     heads = "<tr><th>figure</th><th>then</th><th>now</th><th>change</th></tr>"
-    return f'<div class="wide"><table>{heads}{cells}</table></div>'
+    differing = differences(old["settings"], document["settings"])
+    warning = f'<p class="bad">The settings differ: {escape(differing)}.</p>' if differing else ""
+    return f'{warning}<div class="wide"><table>{heads}{cells}</table></div>'
 
 
 def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

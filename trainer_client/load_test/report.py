@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from trainer_client.load_test.figures import TITLES, changes, shown
+from trainer_client.load_test.figures import TITLES, changes, differences, shown
 from trainer_client.load_test.page import page
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
         f"# Load test: {document['mode']}",
         f"{said}.",
         _table(document),
-        *([_comparison(changes(old["figures"], document["figures"]))] if old is not None else []),
+        *([_comparison(document, old)] if old is not None else []),
         *([f"Limits broken: {'; '.join(document['broken'])}."] if document["broken"] else []),
         "Machine: " + ", ".join(f"{name} {value}" for name, value in document["machine"].items()) + ".",
         "Versions: " + ", ".join(f"{name} {value}" for name, value in document["versions"].items()) + ".",
@@ -56,9 +56,12 @@ def _table(document: Mapping[str, Any]) -> str:
     return _lines(heads, rows)
 
 
-def _comparison(found: list[Change]) -> str:
+def _comparison(document: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    found = changes(old["figures"], document["figures"])
     rows = [[TITLES[one.name], shown(one.before), shown(one.now), _change(one)] for one in found]
-    return "## Compared with the older test\n\n" + _lines(["figure", "then", "now", "change"], rows)
+    differing = differences(old["settings"], document["settings"])
+    warning = f"The settings differ: {differing}.\n\n" if differing else ""
+    return "## Compared with the older test\n\n" + warning + _lines(["figure", "then", "now", "change"], rows)
 
 
 def _change(one: Change) -> str:

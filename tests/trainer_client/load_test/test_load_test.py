@@ -1,0 +1,139 @@
+"""The command as a whole: crews and loaders in processes of their own, and Ctrl-C at every stage of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import psutil
+import pytest
+
+from shared.errors import StokerError
+from tests.support.loaders import ROOT, wait_until
+from trainer_client import cli
+from trainer_client.load_test import conductor
+from trainer_client.load_test.conductor import Plan, conducted
+from trainer_client.load_test.interrupts import Interrupts
+from trainer_client.load_test.own_job import OwnJob
+from trainer_client.load_test.thin_trainer import Run
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["load-test", *arguments])
+    return ended.value.code
+
+
+@pytest.fixture(autouse=True)
+def _in(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp_path, capsys):
+    how = ("--trainers", "5", "--step-ms", "2", "--seconds", "1", "--processes", "2", "--workers", "1", "--json")
+    assert run("train", *how, "--report", str(tmp_path / "out"), "--min-batches-per-s", "20") == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (figures["trainers"], figures["errors"], figures["lost"], figures["repeated"]) == (5, 0, 0, 0)
+    assert figures["batches"] > 20
+    assert 0 < figures["utilisation"] <= 1
+    assert 0 < figures["wait_p50_ms"] <= figures["wait_p99_ms"] <= figures["wait_max_ms"]
+    kept = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert kept["figures"] == figures
+    assert kept["settings"]["processes"] == 2
+    assert sum(one["batches"] for one in kept["runs"][0]["by_second"]) == figures["batches"] - 5
+    assert (tmp_path / "out" / "report.html").exists()
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert psutil.Process().children() == []
+
+
+def test_a_limit_that_is_not_kept_sets_the_exit_code(capsys):
+    assert run("drain", "--seconds", "0.3", "--workers", "1", "--min-batches-per-s", "1e9") == 1
+    said = capsys.readouterr()
+    assert "not kept: batches_per_s" in said.err
+    assert "| batches a second |" in said.out
+
+
+def test_help_has_examples(capsys):
+    assert run("--help") == 0
+    assert "trainer-client load-test drain --seconds 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("train", "--trainers", "0"), ("drain", "--seconds", "-1"), ("other",)])
+def test_wrong_usage_is_said_and_exits_with_2(arguments, capsys):
+    assert run(*arguments) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_an_old_report_that_is_none_is_refused_before_anything_starts(tmp_path, capsys):
+    assert run("drain", "--compare", str(tmp_path / "none.json")) == 1
+    assert "Write one with --report FOLDER." in capsys.readouterr().err
+
+
+def test_loaders_that_do_not_start_say_why(monkeypatch, tmp_path):
+    monkeypatch.setattr("trainer_client.load_test.own_job._JOB", "no job {seed}")
+    with Interrupts() as interrupts, pytest.raises(StokerError, match="expected a TOML file"):
+        OwnJob(seed=1, workers=1, interrupts=interrupts)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(monkeypatch):
+    def killed(crew, **line):
+        if "begin_s" in line:
+            crew.process.kill()
+
+    how = {"stream": "train", "world": 1, "step_s": 0, "seconds": 9, "prefetch": 8, "shared_memory": True, "keys": ""}
+    with Interrupts() as interrupts, OwnJob(seed=1, workers=1, interrupts=interrupts) as job:
+        plan = Plan(trainers=1, processes=1, run=Run(endpoint=job.endpoint, **how))
+        tell = conductor._Process.tell
+        monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
+        with pytest.raises(StokerError, match="its end, with exit code -9"):
+            conducted(plan, interrupts, job.cpu_s, lambda _: None)
+    assert psutil.Process().children() == []
+
+
+STAGES = {
+    "loaders start": lambda children: any("loader_server" in one for one in children),
+    "crews start": lambda children: any("trainer_client.load_test.crew" in one for one in children),
+    "trainers train": lambda children: "training" in children,
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [("loaders start", signal.SIGINT), ("crews start", signal.SIGTERM), ("trainers train", signal.SIGINT)],
+)
+def test_an_interruption_at_any_stage_ends_everything_with_130(stage, number, tmp_path):
+    command = [sys.executable, "-m", "trainer_client", "load-test", "train", "--trainers", "3", "--seconds", "60"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd=tmp_path
+    ) as process:
+        family = {}
+
+        def reached():
+            found = psutil.Process(process.pid).children(recursive=True)
+            family.update({one.pid: one for one in found})
+            lines = [" ".join(_command_line(one)) for one in found]
+            sockets = [one for one in found if "crew" in " ".join(_command_line(one)) and one.num_threads() > 8]
+            return STAGES[stage]([*lines, *["training"] * len(sockets)])
+
+        wait_until(reached, stage, 40)
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 130, err
+    assert (out, err.splitlines()[-1]) == (b"", b"trainer-client: interrupted")
+    assert [one for one in family.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def _command_line(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
