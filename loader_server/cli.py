@@ -83,7 +83,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--keep", type=Path, default=Path(".demo"), metavar="DIR", help="folder for corpus, job file and model (.demo)"
     )
     command.add_argument("--samples", type=_whole, default=None, metavar="N", help="recordings to make (1500)")
-    command.add_argument("--epochs", type=_whole, default=8, metavar="N", help="epochs to train (8)")
+    command.add_argument("--epochs", type=_whole, default=6, metavar="N", help="epochs to train (6)")
     command.add_argument(
         "--workers", type=_whole, default=0, metavar="N", help="worker processes (one a core, from 2 to 4)"
     )

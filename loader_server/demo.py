@@ -54,6 +54,7 @@ transforms = ["logmel", "characters"]
 length = "audio"               # the key that is bucketed
 budget = "40 s"                # of audio a batch, padding included
 shapes = "auto"                # or a number, or a list of lengths
+curriculum_epochs = 1          # in the first epoch short recordings come first
 
 [streams.train.logmel]
 rate = 8000
@@ -133,14 +134,10 @@ def _corpus(options: DemoOptions, story: Story) -> None:
             made = make_corpus(options.folder, samples=options.samples or _SAMPLES, job=_JOB, progress=progress)
     else:
         made = found
-    how = f"made in {time.monotonic() - began_s:.0f} s" if found is None else "found from an earlier demo"
-    story.act(
-        1,
-        "Corpus",
-        f"{made.train + made.dev:,} recordings of dialled digits with noise and pauses, "
-        f"{made.seconds / 60:.0f} minutes as FLAC, {how}: {options.folder}",
-    )
-    story.say(f"{made.train:,} are to train on; {made.dev:,} are held out to judge by.")
+    how = f"made in {time.monotonic() - began_s:.0f} s" if found is None else "of an earlier demo"
+    recordings = f"{made.train + made.dev:,} recordings of dialled digits"
+    story.act(1, "Corpus", f"{recordings}, {how}, in {_shown(options.folder)}")
+    story.say(f"{made.seconds / 60:.0f} minutes of noisy FLAC; {made.dev:,} recordings are held out to judge by.")
 
 
 def _index(job: JobFile, story: Story) -> None:
@@ -148,25 +145,18 @@ def _index(job: JobFile, story: Story) -> None:
     began_s = time.monotonic()
     reports = index_streams(job, missing)
     rows = sum(report.rows for report in reports.values())
-    how = (
-        f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s"
-        if missing
-        else "still fits, not made anew"
-    )
-    story.act(2, "Index", f"{how}: {_shown(job.state)}")
+    how = f"{rows:,} recordings measured in {time.monotonic() - began_s:.1f} s" if missing else "of an earlier demo"
+    story.act(2, "Index", f"{how}, in {_shown(job.state)}")
 
 
 def _plan(job: JobFile, story: Story) -> Stream:
     stream = Stream(job, job.recipes["train"], None)
     told = facts(stream.plan, group=job.settings.group or 1)
-    story.act(
-        3,
-        "Plan",
-        f"an epoch is {told['batches']} batches of {told['shapes']} shapes; "
-        f"{told['padding']['all']:.1%} of their cells are padding, and no sample is left out.",
-    )
+    padding = told["padding"]["all"]
+    story.act(3, "Plan", f"an epoch is {told['batches']} batches in {told['shapes']} shapes; {padding:.1%} is padding.")
     shapes = (f"{bucket['rows']} x {bucket['lengths']['audio'] / 100:.1f}" for bucket in told["buckets"])
-    story.say(f"shapes, rows x seconds: {', '.join(shapes)}")
+    story.say(f"Shapes, rows x seconds: {', '.join(shapes)}.")
+    story.say("In the first epoch short recordings come first; from then on all are shuffled.")
     return stream
 
 
@@ -211,10 +201,10 @@ def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
     steps, train_s = sum(epoch.steps for epoch in epochs), sum(epoch.train_s for epoch in epochs)
     waited = sum(epoch.wait_s for epoch in epochs) / train_s
     story.act(6, "Summary", f"{steps} steps in {len(epochs)} epochs; all took {story.so_far_s():.0f} s.")
-    story.say(f"loss {first.loss:.2f} -> {last.loss:.2f}, digit error {first.error:.1%} -> {last.error:.1%}")
-    story.say(f"{steps / train_s:.1f} steps/s; the trainer waited for data {waited:.1%} of its time")
-    story.say(f"padding {audit.padding:.1%} of all cells, in {len(audit.shapes)} shapes")
-    story.say(f"lost {audit.lost}, repeated {audit.repeated} of all samples, one worker's death included")
+    story.say(f"Loss {first.loss:.2f} -> {last.loss:.2f}, digit error {first.error:.1%} -> {last.error:.1%}.")
+    story.say(f"{steps / train_s:.1f} steps/s; the trainer waited for data {waited:.1%} of its time.")
+    story.say(f"Padding: {audit.padding:.1%} of all cells, in {len(audit.shapes)} shapes.")
+    story.say(f"Samples lost: {audit.lost}; repeated: {audit.repeated}; and one worker was killed.")
     _next_steps(options, story, len(epochs))
     told = {
         "steps": steps,
@@ -233,10 +223,10 @@ def _summary(options: DemoOptions, outcome: Training, story: Story) -> None:
 def _next_steps(options: DemoOptions, story: Story, epochs: int) -> None:
     loader, python = _commands()
     job, checkpoints = _shown(options.folder / "job.toml"), _shown(options.folder / "checkpoints")
-    story.act(7, "Next", "everything stays in that folder; try")
+    story.act(7, "Next", f"corpus, job file and model stay in {_shown(options.folder)}; try")
     story.say(f"{loader} plan {job}")
     story.say(f"{loader} run {job}")
-    story.say("and, while that runs, in other terminals")
+    story.say("and in other terminals, while that runs:")
     story.say(f"{loader} status")
     story.say(f"{python} -m trainer_client.demo --checkpoints {checkpoints} --epochs {epochs + 2}")
     story.console.print()

@@ -140,7 +140,8 @@ class _Chances:
         """So many numbers in [0, 1)."""
         words = hashed(np.arange(self._drawn, self._drawn + count, dtype=np.uint64), self._key)
         self._drawn += count
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        numbers: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return numbers
 
     def between(self, low: float, high: float) -> float:
         """One number."""
@@ -188,8 +189,8 @@ def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Hiss and mains hum: about 3 to 30 dB below the tones."""
-    hiss = chances.between(0.03, 0.8) * (2.0 * chances.uniform(length) - 1.0)
+    """Hiss, from nearly none to as much power as the tones have, and mains hum."""
+    hiss = chances.between(0.05, 2.0) * (2.0 * chances.uniform(length) - 1.0)
     hum = chances.between(0.0, 0.3) * np.sin(2.0 * np.pi * 50.0 * np.arange(length) / RATE)
     return hiss + hum
 

@@ -74,7 +74,8 @@ class Trainer:
         """What it says, until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            yield json.loads(line)
+            if line.startswith(b'{"event"'):  # a library may print as well
+                yield json.loads(line)
         code = self.process.wait()
         if code:
             lines = self._log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES_SHOWN:]
@@ -148,7 +149,7 @@ class Training:
     def _connected(self, event: dict[str, Any]) -> None:
         self._group = event["group"]
         self._open(0)
-        self._story.say(f"connected after {self._story.so_far_s():.0f} s of this demo; the first step also compiles.")
+        self._story.say(f"Connected {self._story.so_far_s():.0f} s after the start; its first step compiles the model.")
         self._story.say("epoch     loss  digit error  steps/s  waiting  padding", "bold")
 
     def _open(self, epoch: int) -> None:

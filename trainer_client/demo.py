@@ -164,7 +164,7 @@ def train(options: Options) -> None:
     ):
         model = DigitModel(tell)
         data = feed.dataset(inputs=_INPUTS, targets="text", weights="weight")
-        model.compile(keras.optimizers.Adam(2e-3, clipnorm=5.0), CTC(), jit_compile=False)
+        model.compile(keras.optimizers.Adam(1e-3, clipnorm=5.0), CTC(), jit_compile=False)
         checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
         epochs = _Epochs(checkpoint, _Judge(model, dev), tell, time.monotonic() + options.seconds)
         tell("connected", group=feed.state()["group"])

@@ -16,8 +16,10 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 # Not public, but nothing public lets a dataset say its longest length, or its iteration be seen (2.18 to 2.21 alike).
@@ -26,6 +28,7 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from shared.errors import SettingsError
+from shared.layout import ALIGNMENT
 from shared.logs import Log
 from trainer_client import interrupts
 from trainer_client.elements import Elements, masked_batches, shapes_of
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed, Reading
 
-__all__ = ["FeedDataset", "Ranks", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
+__all__ = ["FeedDataset", "Ranks", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
 
 #: Elements that wait behind the step that runs: one hides the next read, one evens out shapes of different size.
 PREFETCH = 2
@@ -76,7 +79,22 @@ def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> An
     return data
 
 
+@cache
+def copies_batches() -> bool:
+    """Whether this TensorFlow copies what a generator yields: 2.18 does, 2.21 takes aligned arrays as they are."""
+    raw = np.zeros(4096 + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    array = raw[start : start + 4096]
+    spec = tf.TensorSpec((4096,), tf.uint8)
+    tensor = next(iter(tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=spec)))
+    copied = bool(np.asarray(memoryview(tensor)).ctypes.data != array.ctypes.data)
+    if copied:
+        Log("trainer").info("this TensorFlow copies batches once", version=tf.__version__)
+    return copied
+
+
 def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
+    copies_batches()  # at the start, so that the log has it
     feed.on_short_of_slots = flush_references
     interrupts.watch(feed)
     # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every

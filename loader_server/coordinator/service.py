@@ -39,9 +39,7 @@ class View:
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
         self.fields = tuple(WireField(field.key, field.dtype, field.shape, field.per_second) for field in stream.fields)
-        self.shapes = tuple(
-            WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes
-        )
+        self.shapes = tuple(WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes)
 
     def batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.data_path_payloads import Shape
 
-__all__ = ["PEERS"]
+__all__ = ["PEERS", "tf_server"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,14 +87,14 @@ def _tfdata(shapes: Shapes, compression: str | None) -> Iterator[Iterator[Any]]:
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    with _tf_server() as target:
+    with tf_server() as target:
         policy = service.ShardingPolicy.OFF
         distributed = service.distribute(policy, target, compression=compression)
         yield iter(_tf_batches(shapes).apply(distributed))
 
 
 @contextmanager
-def _tf_server() -> Iterator[str]:
+def tf_server() -> Iterator[str]:
     """A dispatcher and one worker, in a process of their own."""
     command = [sys.executable, "-m", "tests.benchmarks.data_path_peers"]
     with subprocess.Popen(

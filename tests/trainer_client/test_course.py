@@ -92,8 +92,12 @@ def test_several_ranks_in_one_trainer_get_their_batches_round_by_round():
 @pytest.mark.heritage("D15")
 @pytest.mark.fault(20)
 @given(
-    group=st.integers(1, 6), world=st.integers(1, 6), batches=st.integers(0, 30), start=st.integers(0, 30), data=st.data()
-)  # fmt: skip
+    group=st.integers(1, 6),
+    world=st.integers(1, 6),
+    batches=st.integers(0, 30),
+    start=st.integers(0, 30),
+    data=st.data(),
+)
 def test_ranks_together_get_every_batch_once_in_equally_many_steps(group, world, batches, start, data):
     world = min(world, group)
     sizes = data.draw(

@@ -37,10 +37,10 @@ def attached() -> StreamFacts:
 
 def pushed(shape: m.WireShape = SHAPES[0], **other) -> m.Pushed:
     fields = tuple(Field(key=one.key, dtype=one.dtype, shape=one.shape) for one in FIELDS)
+    layout = layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths)))
     said = {
-        "ticket": m.Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape, "digest": 0,
-        "nbytes": layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths))).nbytes, "rows": 3, "masked": 0,
-        "build_us": 9,
+        "ticket": m.Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
+        "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "build_us": 9,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})
 

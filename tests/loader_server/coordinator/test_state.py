@@ -88,8 +88,8 @@ class TestAttaching:
         said(state, register(), peer=b"worker")
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
-            job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=100,
-            most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
+            job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
+            batches=100, most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
             workers=(m.WorkerAddress("w0", 1, "tcp://127.0.0.1:11"),),
         )  # fmt: skip
 
@@ -402,7 +402,8 @@ messages = st.one_of(
         world=st.integers(1, 4), incarnation=incarnations, name=st.just("host"), cursor=cursors,
     ),
     st.builds(
-        m.Progress, stream=streams, rank=ranks, incarnation=incarnations, epoch=st.integers(0, 3), number=st.integers(0, 99)
+        m.Progress, stream=streams, rank=ranks, incarnation=incarnations, epoch=st.integers(0, 3),
+        number=st.integers(0, 99),
     ),
     st.builds(m.Detach, stream=streams, rank=ranks, incarnation=incarnations),
     st.builds(register, names, incarnations, st.sampled_from(["builder-1", "builder-2"])),
