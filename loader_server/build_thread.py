@@ -85,12 +85,13 @@ class BuildThread:
         self.load -= len(done)
         return done
 
-    def close(self, timeout_s: float) -> None:
-        """End after the job that is being built."""
+    def close(self, timeout_s: float) -> bool:
+        """End after the job that is being built; whether it ended in time, so that nothing here can write any more."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._trial.close()
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

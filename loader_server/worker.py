@@ -219,9 +219,9 @@ class Worker:
             del self._sessions[identity]
 
     def _close(self) -> None:
-        self._thread.close(timeout_s=1.0)
-        for session in self._sessions.values():
-            session.close()
+        if self._thread.close(timeout_s=1.0):
+            for session in self._sessions.values():
+                session.close()  # otherwise the end of the process lets go of the slots: a thread may still write
         self._registration.close()
         self._router.close(linger=200)
         self._guard.close()

@@ -33,6 +33,7 @@ PURE = (
     "shared/metric_names.py",
     "shared/roles.py",
     "shared/rounds.py",
+    "loader_server/coordinator/events.py",
     "loader_server/coordinator/state.py",
     "loader_server/fleet/autoscale.py",
     "loader_server/planning/",
@@ -42,6 +43,7 @@ PURE = (
     "trainer_client/inbox.py",
     "trainer_client/ledger.py",
     "trainer_client/stream_facts.py",
+    "trainer_client/want_events.py",
     "trainer_client/wants.py",
 )
 #: Named in the design and not built yet; whoever builds one takes it out here.

@@ -14,7 +14,7 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.state import Advanced, CulpritFound, Fact, GroupFixed
+from loader_server.coordinator.events import Advanced, CulpritFound, Fact, GroupFixed
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log

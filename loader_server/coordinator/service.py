@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import CoordinatorState, Counts, Fact, Instruction, Keep, Received, Send, Ticked
+from loader_server.coordinator.state import CoordinatorState, Counts
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from shared.keys import ServerKeys
 
 __all__ = ["Coordinator", "View"]
+
+
+#: A turn that took so many times its usual pause was a stall; everybody's next heartbeat comes within as many.
+_STALL_TICKS = 4
 
 
 class View:
@@ -98,16 +103,20 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
-        last_s = time.monotonic()
+        turned_s = time.monotonic()
+        due_s = turned_s + self._tick_s
         try:
             while not self._stopping:
                 poller.poll(int(1000 * self._tick_s))
                 now_s = time.monotonic()
+                if now_s - turned_s > _STALL_TICKS * self._tick_s:
+                    # We stalled (a stopped machine, a slow disk): nobody expires for our silence, before all had time
+                    # to be heard again.
+                    due_s = now_s + _STALL_TICKS * self._tick_s
+                turned_s = now_s
                 instructions = self._taken_in(now_s)
-                # After a stall of our own (a stopped machine, a slow disk) what has queued up is read first: nobody
-                # expires for our silence.
-                if now_s - last_s >= self._tick_s:
-                    last_s = time.monotonic()
+                if now_s >= due_s:
+                    due_s = now_s + self._tick_s
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
                 self._carry_out(instructions)

@@ -14,27 +14,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from loader_server.coordinator.events import (
+    Advanced,
+    CulpritFound,
+    Fact,
+    GroupFixed,
+    Instruction,
+    Keep,
+    Received,
+    Send,
+    StreamView,
+    Ticked,
+)
 from shared import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Advanced",
-    "CoordinatorState",
-    "Counts",
-    "CulpritFound",
-    "Fact",
-    "GroupFixed",
-    "Instruction",
-    "Keep",
-    "Received",
-    "Send",
-    "StreamView",
-    "Ticked",
-]
+__all__ = ["CoordinatorState", "Counts"]
 
 #: A rank that disagrees with the others is asked to wait for so many heartbeat timeouts before it is refused.
 _PATIENCE_TIMEOUTS = 2
@@ -44,89 +43,6 @@ _GONE_AFTER = 5
 
 #: No more samples than one message names are known to kill decoders; long before that the data is at fault.
 _MOST_CULPRITS = 2**13
-
-
-class StreamView(Protocol):
-    """What the coordinator has to know of a stream; pure."""
-
-    digest: str
-    evaluation: bool
-    fields: tuple[m.WireField, ...]
-    shapes: tuple[m.WireShape, ...]
-
-    def batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has."""
-
-    def most_batches(self, group: int) -> int:
-        """No epoch has more."""
-
-
-# --- events ---
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message from a peer."""
-
-    peer: bytes
-    message: m.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time went by."""
-
-
-# --- facts: what survives ---
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFixed:
-    """A stream's group."""
-
-    stream: str
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """How far a stream was trained."""
-
-    stream: str
-    epoch: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CulpritFound:
-    """A sample that kills its decoder."""
-
-    stream: str
-    sample: int
-
-
-Fact = GroupFixed | Advanced | CulpritFound
-
-
-# --- instructions ---
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Write this to the journal before any message that follows is sent."""
-
-    fact: Fact
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send this to a peer."""
-
-    peer: bytes
-    message: m.Message
-
-
-Instruction = Keep | Send
 
 
 @dataclass(slots=True, kw_only=True)

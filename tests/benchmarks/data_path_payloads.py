@@ -64,9 +64,11 @@ PAYLOADS = {
 
 
 def template(key: str, size: int) -> NDArray[Any]:
-    """Values to copy from; `size` of them."""
-    numbers = np.arange(size)
-    return (numbers % 1021).astype(np.float32) if key == "features" else (1 + numbers % 997).astype(np.int32)
+    """Values to copy from, `size` of them; random as real ones are, for some of the peers compress."""
+    random = np.random.default_rng(1)
+    if key == "features":
+        return random.standard_normal(size, np.float32)
+    return random.integers(1, 32_000, size, np.int32)
 
 
 def values_of(shapes: list[Shape]) -> Iterator[tuple[int, Shape]]:

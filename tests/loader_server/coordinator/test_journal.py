@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader_server.coordinator import journal as journal_module
+from loader_server.coordinator.events import Advanced, CulpritFound, GroupFixed
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import Advanced, CulpritFound, GroupFixed
 from shared.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import Advanced, CulpritFound
+from loader_server.coordinator.events import Advanced, CulpritFound
 journal = Journal(Path(sys.argv[1]))
 for number in range(10**9):
     journal.write([Advanced("train", 0, number), CulpritFound("train", number % 50)])
@@ -208,7 +208,7 @@ FILLER = """
 import resource, signal, sqlite3, sys
 from pathlib import Path
 from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import Advanced, CulpritFound
+from loader_server.coordinator.events import Advanced, CulpritFound
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 journal = Journal(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))

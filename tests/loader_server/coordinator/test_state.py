@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.coordinator.state import (
-    Advanced,
-    CoordinatorState,
-    CulpritFound,
-    GroupFixed,
-    Keep,
-    Received,
-    Send,
-    Ticked,
-)
+from loader_server.coordinator.events import Advanced, CulpritFound, GroupFixed, Keep, Received, Send, Ticked
+from loader_server.coordinator.state import CoordinatorState
 from shared import messages as m
 from shared.codec import decode, encode
 
