@@ -1,21 +1,15 @@
-"""The command `loader-server`: one function a sub-command, each importing what it needs when it runs.
-
-Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C
-with 130.
-"""
+"""The command `loader-server`: one function a sub-command, each importing what it needs when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import StokerError
-from shared.logs import start_logging
+from shared.command import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,22 +22,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ends the process."""
-    options = _parser().parse_args(arguments)
     # One process is one core here; set before numpy is loaded, which reads it then.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    start_logging(level=options.log_level)
-    try:
-        code: int = options.run(options)
-    except StokerError as error:
-        print(f"loader-server: {error}", file=sys.stderr)
-        code = 1
-    except KeyboardInterrupt:
-        print("loader-server: interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    run_command(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ from trainer_client.control import Control, Identity
 from trainer_client.course import Position
 from trainer_client.exchange import Exchange, ExchangeParts
 from trainer_client.handover import Handover, Line
-from trainer_client.ledger import Ledger
+from trainer_client.ledger import Ledger, SlotState
 from trainer_client.road import Road
 from trainer_client.stream_facts import StreamFacts
 
@@ -112,7 +112,7 @@ class Receiver:
         self._attaching: Future[Attached] | None = None
         #: Questions that any worker can answer, and who waits for the answer.
         self._questions: dict[m.Message, list[Future[Any]]] = {}
-        self._questions_due_s = self._beat_s = self._tick_s = self._hello_s = 0.0
+        self._questions_due_s = self._beat_s = self._tick_s = self._tick_soon_s = self._hello_s = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="stoker-receiver", daemon=True)
         self._thread.start()
@@ -233,6 +233,7 @@ class Receiver:
             self._keep_books(now_s)
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
+            self._watch_slots()
 
     def _pause_ms(self) -> int:
         now_s = time.monotonic()
@@ -245,10 +246,11 @@ class Receiver:
         return max(0, int(1000 * (min(ends) - now_s)) + 1)
 
     def _tick(self, exchange: Exchange, now_s: float) -> None:
-        if now_s < self._tick_s:
+        if now_s < self._tick_soon_s:
             return
         exchange.happened(w.Ticked(), now_s)
         self._tick_s = now_s + _PROBE_S if exchange.probe(now_s) else self.line.wants.wake_at_s(now_s)
+        self._tick_soon_s = (now_s + self._tick_s) / 2  # a turn that comes anyway spares one for this alone
         if now_s >= self._beat_s:
             self._beat_s = now_s + self.line.facts.heartbeat_timeout_s / 4
             self._control.beat(*self.trained_to)
@@ -272,6 +274,13 @@ class Receiver:
             freed = True
         if freed:
             self._exchange.happened(w.SlotReturned(), now_s)
+
+    def _watch_slots(self) -> None:
+        """Say whether slots are short; one that came back before that was said must not be waited for in vain."""
+        handover = self.handover
+        handover.short_of_slots = self.line.ledger.count(SlotState.FREE) <= 1  # the reserve is not lent at will
+        if handover.short_of_slots and handover.returned:
+            self._waker.wake()
 
     # --- the way ahead ---
 

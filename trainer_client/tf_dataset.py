@@ -32,6 +32,7 @@ from shared.layout import ALIGNMENT
 from shared.logs import Log
 from trainer_client import interrupts
 from trainer_client.elements import Elements, masked_batches, shapes_of
+from trainer_client.kept_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,6 +130,7 @@ class _Openings:
     witness: _Counting | _Derived
 
     def __call__(self) -> _Pass:
+        keep_freed_memory()
         reading = self.feed.open()
         self.witness.opened(reading)
         return _Pass(reading, self)

@@ -121,6 +121,8 @@ class _Worker:
     silent: bool = False
     #: It takes nothing new.
     leaving: bool = False
+    #: Its connection broke: it may hold tickets that are void here.
+    unlisted: bool = False
     asks: dict[Ticket, _Ask] = field(default_factory=dict)
 
     def in_hand_s(self, ask: _Ask, now_s: float) -> float:
@@ -131,6 +133,10 @@ class _Worker:
         """It took so long for a want."""
         self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
         self.answered_s = now_s
+
+    def is_in_doubt(self, since_s: float) -> bool:
+        """Whether there is something to ask it: it was not heard since then, or has had a want for longer."""
+        return self.unlisted or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
         """Seconds a want, counting how long the one in hand takes already."""
@@ -259,6 +265,7 @@ class Wants:
             self._workers[event.worker] = _Worker(event.name, event.in_slot, heard_s=now_s, pinged_s=now_s)
         else:  # the same incarnation after a cut: what it still holds it will list in its next pong
             known.silent, known.leaving, known.heard_s, known.in_slot = False, False, now_s, event.in_slot
+            known.unlisted = True
         self._tried[event.name] = "alive"
 
     def _heard(self, event: Heard, now_s: float) -> None:
@@ -354,6 +361,7 @@ class Wants:
                 self.counts.lost_on_the_way += 1
                 self._ledger.release(ticket)
                 self._close(event.worker, ticket)
+        worker.unlisted = False
         # Wants that were on a connection when it broke: void here, but not there.
         self._out.extend(SendCancel(event.worker, ticket) for ticket in event.tickets if ticket not in worker.asks)
 
@@ -401,7 +409,8 @@ class Wants:
         for one, worker in self._workers.items():
             if now_s - worker.heard_s > timeout_s:
                 self._suspect(worker)
-            if now_s - worker.pinged_s >= timeout_s / 4:
+            pause_s = timeout_s / 4
+            if now_s - worker.pinged_s >= pause_s and worker.is_in_doubt(now_s - pause_s):
                 self._pings += 1
                 worker.pinged_s = now_s
                 self._out.append(SendPing(one, self._pings))

@@ -82,8 +82,6 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is not for the benchmark
     with _opened(path, PAYLOADS[payload], Path(folder)) as elements:
         _check_stamps(elements)
-        import ctypes
-        if os.environ.get("MALL"): print(ctypes.CDLL(None).mallopt(-1, 2**28), ctypes.CDLL(None).mallopt(-3, 2**28), file=sys.stderr)
         print(json.dumps({"ready": True}))
         for line in sys.stdin:
             print(json.dumps(_run(elements, float(line))))

@@ -113,5 +113,5 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 def test_a_torn_description_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text('{"train": 1')
-    with pytest.raises(DataError, match="Remove .*, or name another folder"):
+    with pytest.raises(DataError, match=r"Remove .*, or name another folder"):
         facts_of(tmp_path)

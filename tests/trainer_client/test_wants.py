@@ -214,9 +214,25 @@ class TestSilence:
     def test_pings_go_out_four_times_a_timeout_and_never_repeat_a_number(self):
         trainer = Trainer()
         trainer.up(1, 2)
+        trainer.extend(2)
         pings = [one for one in trainer.wait(2, heard=(1, 2)) if isinstance(one, w.SendPing)]
         assert [one.worker for one in pings].count(1) == 4
         assert len({one.number for one in pings}) == len(pings)
+
+    def test_a_worker_that_is_heard_of_and_owes_nothing_for_long_is_not_pinged(self):
+        trainer = Trainer()
+        trainer.up(1, 2)
+        pings = [one.worker for one in trainer.wait(1.5, heard=(1,)) if isinstance(one, w.SendPing)]
+        assert pings == [2, 2, 2]
+
+    def test_after_a_reconnection_one_pong_is_asked_for_in_any_case(self):
+        trainer = Trainer()
+        trainer.up(1)
+        trainer(w.WorkerCut(1))
+        trainer.up(1)
+        (ping,) = [one for one in trainer.wait(0.5, heard=(1,)) if isinstance(one, w.SendPing)]
+        trainer(w.Held(1, ping.number, frozenset()))
+        assert trainer.wait(2, heard=(1,)) == []
 
     @pytest.mark.fault(30)
     def test_one_that_leaves_and_falls_silent_does_not_keep_its_wants(self):
@@ -332,7 +348,7 @@ class TestLostOnTheWay:
     def test_a_pong_to_a_ping_from_before_the_want_says_nothing(self):
         trainer = Trainer()
         trainer.up(1)
-        pings = [one.number for one in trainer.wait(1, heard=(1,)) if isinstance(one, w.SendPing)]
+        pings = [one.number for one in trainer.wait(1) if isinstance(one, w.SendPing)]
         trainer.extend(1)
         assert trainer(w.Held(1, pings[-1], frozenset())) == []
 
