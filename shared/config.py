@@ -257,7 +257,7 @@ class JobSettings:
     state: str = setting(
         text, "folder for index, journal and quarantine log, relative to the job file", default=".stoker"
     )
-    heartbeat_timeout_s: float = setting(
+    heartbeat_timeout: float = setting(
         _timeout_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
     )
     queue_bytes: int = setting(
@@ -271,6 +271,11 @@ class JobSettings:
         "loopback port of the coordinator's metrics, those of this machine's workers follow; 0: any free ports",
         default=0,
     )
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """In seconds."""
+        return self.heartbeat_timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,8 @@ def train(options: Options) -> None:
         epochs = _Epochs(checkpoint, _Judge(model, dev), tell, time.monotonic() + options.seconds)
         tell("connected", group=feed.state()["group"])
         model.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
+        if checkpoint.times is None:
+            tell("nothing", epochs=options.epochs, folder=str(options.checkpoints))
 
 
 def _tell_json(event: str, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
@@ -183,6 +185,8 @@ def _tell_people(event: str, **facts: Any) -> None:  # noqa: ANN401 - as above
             f"{rate:.1f} steps/s, waiting for data {waiting:.1%}",
             flush=True,
         )
+    elif event == "nothing":
+        print(f"Nothing to train: {facts['folder']} has {facts['epochs']} epochs or more; ask for more with --epochs.")
 
 
 # --- the process ---

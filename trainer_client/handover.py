@@ -71,11 +71,6 @@ class Handover:
         self.handed: deque[tuple[int, bool]] = deque()
         #: Slots whose last view is gone.
         self.returned: deque[int] = deque()
-        #: Set by the receive thread while it can lend no slot: only then it has to be told at once of one that is back.
-        self.short_of_slots = True
-        #: Batches taken since the receive thread was woken for it. It is when as many are left as it was not told of:
-        #: at once where batches are scarce, seldom where they are plenty, for each waking costs what reading one does.
-        self._unsaid = 0
         self._out = 0
         self._back = 0
 
@@ -118,10 +113,7 @@ class Handover:
         item = self._inbox.take()
         line.taken += 1
         line.ended = item.target.last
-        self._unsaid += 1
-        if self._unsaid >= len(self._inbox):
-            self._unsaid = 0
-            self._wake()
+        self._wake()
         return item
 
     def out(self) -> int:
@@ -138,8 +130,7 @@ class Handover:
     def give_back(self, slot: int) -> None:
         """The last view of a slot is gone; safe in a finaliser."""
         self.returned.append(slot)
-        if self.short_of_slots:
-            self._wake()
+        self._wake()
 
     def leave(self, line: Line) -> None:
         """Nobody reads this line any more."""

@@ -32,7 +32,7 @@ from trainer_client.control import Control, Identity
 from trainer_client.course import Position
 from trainer_client.exchange import Exchange, ExchangeParts
 from trainer_client.handover import Handover, Line
-from trainer_client.ledger import Ledger, SlotState
+from trainer_client.ledger import Ledger
 from trainer_client.road import Road
 from trainer_client.stream_facts import StreamFacts
 
@@ -233,7 +233,6 @@ class Receiver:
             self._keep_books(now_s)
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
-            self._watch_slots()
 
     def _pause_ms(self) -> int:
         now_s = time.monotonic()
@@ -274,13 +273,6 @@ class Receiver:
             freed = True
         if freed:
             self._exchange.happened(w.SlotReturned(), now_s)
-
-    def _watch_slots(self) -> None:
-        """Say whether slots are short; one that came back before that was said must not be waited for in vain."""
-        handover = self.handover
-        handover.short_of_slots = self.line.ledger.count(SlotState.FREE) <= 1  # the reserve is not lent at will
-        if handover.short_of_slots and handover.returned:
-            self._waker.wake()
 
     # --- the way ahead ---
 

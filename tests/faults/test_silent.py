@@ -27,7 +27,7 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
     read,
     shared_memory: bool,
 ) -> None:
-    with running(write_job(tmp_path, samples=600, transforms=_SLOW, job='heartbeat_timeout_s = "1 s"')) as loaders:
+    with running(write_job(tmp_path, samples=600, transforms=_SLOW, job='heartbeat_timeout = "1 s"')) as loaders:
         calm = read(loaders)
         victim = loaders.workers()[0]
         got, arrived_s = [], []
@@ -101,7 +101,7 @@ def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
 
 @pytest.mark.fault(16)
 def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:
-    with running(write_job(tmp_path, job='heartbeat_timeout_s = "500 ms"')) as loaders:
+    with running(write_job(tmp_path, job='heartbeat_timeout = "500 ms"')) as loaders:
         calm = read(loaders)
         coordinator = loaders.coordinator()
         with trainer_client.connect(loaders.endpoint) as feed, feed.open() as reading:

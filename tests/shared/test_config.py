@@ -15,7 +15,7 @@ from shared.errors import SettingsError
 JOB = """
 [job]
 name = "digits"
-heartbeat_timeout_s = "500 ms"
+heartbeat_timeout = "500 ms"
 queue_bytes = "1.5 MiB"
 
 [streams.train]
@@ -46,7 +46,7 @@ def job_with(line):
 
 def test_a_job_file():
     job = parse_job(JOB, "job.toml")
-    assert job.settings == JobSettings(name="digits", heartbeat_timeout_s=0.5, queue_bytes=1_572_864)
+    assert job.settings == JobSettings(name="digits", heartbeat_timeout=0.5, queue_bytes=1_572_864)
     assert job.settings.listen == "tcp://127.0.0.1:7400"
     assert list(job.streams) == ["train", "dev"]
 
@@ -112,10 +112,10 @@ def test_what_is_no_job_file(toml, said):
         ("group = 5000", "expected an integer from 0 to 4096, got 5000"),
         ('listen = ""', "expected a string, got ''"),
         ("listen = 7400", "expected a string, got 7400"),
-        ("heartbeat_timeout_s = 2", 'expected an amount with its unit, "<number> us" or "<number> ms" or "<number> s"'),
-        ('heartbeat_timeout_s = "2 sec"', "got '2 sec'"),
-        ('heartbeat_timeout_s = "0 s"', 'expected a duration from "10 ms" to "1 h", got \'0 s\''),
-        ('heartbeat_timeout_s = "2 h"', 'expected a duration from "10 ms" to "1 h"'),
+        ("heartbeat_timeout = 2", 'expected an amount with its unit, "<number> us" or "<number> ms" or "<number> s"'),
+        ('heartbeat_timeout = "2 sec"', "got '2 sec'"),
+        ('heartbeat_timeout = "0 s"', 'expected a duration from "10 ms" to "1 h", got \'0 s\''),
+        ('heartbeat_timeout = "2 h"', 'expected a duration from "10 ms" to "1 h"'),
         ('queue_bytes = "1 Mib"', "perhaps \"MiB\", got '1 Mib'"),
         ('queue_bytes = "-1 MiB"', "expected an amount with its unit"),
     ],

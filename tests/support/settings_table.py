@@ -4,11 +4,15 @@ tests.support.settings_table`."""
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
 from loader_server.sources.source import SOURCES
 from loader_server.transforms.chain import BUILT_INS
-from shared.config import JobSettings, StreamSettings
+from shared.config import JobSettings, StreamSettings, byte_count, duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["settings_table"]
 
@@ -33,7 +37,18 @@ def _table(title: str, kind: type) -> str:
 def _default(field: dataclasses.Field) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
-    return "" if field.default in ("", (), None) else f"`{field.default}`".lower()
+    if field.default in {"", (), None}:
+        return ""
+    return f"`{_written(field)(field.default)}`"
+
+
+def _written(field: dataclasses.Field) -> Callable[[Any], str]:
+    """How one writes a parsed value in a job file."""
+    if field.metadata["parse"] is byte_count:
+        return lambda value: f'"{value // 2**20} MiB"'
+    if field.metadata["parse"] is duration_s or field.name == "heartbeat_timeout":
+        return lambda value: f'"{value:g} s"' if value >= 1 else f'"{1000 * value:g} ms"'
+    return lambda value: str(value).lower() if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_warm_up_takes_the_shapes_of_the_plan(loaders):
 
 
 def test_ctrl_c_while_no_worker_answers(tmp_path):
-    job = write_job(tmp_path, samples=60, longest_s=0.5, job='heartbeat_timeout_s = "60 s"')
+    job = write_job(tmp_path, samples=60, longest_s=0.5, job='heartbeat_timeout = "60 s"')
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=1) as feed:
         data = feed.dataset(map=named)
         iterator = iter(data)
