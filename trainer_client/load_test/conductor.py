@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer_client.load_test.interrupts import Interrupts
     from trainer_client.load_test.thin_trainer import Run
 
-__all__ = ["CrewError", "Measured", "Plan", "conducted"]
+__all__ = ["AttachError", "CrewError", "Measured", "Plan", "conducted"]
 
 #: From the word to the beginning, so that all crews have heard it.
 _LEAD_S = 0.3
@@ -40,6 +40,10 @@ class Plan:
     trainers: int
     processes: int
     run: Run
+
+
+class AttachError(StokerError):
+    """Some trainers could not attach: there is nothing to measure."""
 
 
 class CrewError(StokerError):
@@ -77,6 +81,7 @@ class _Process:
     def __init__(self, plan: Plan, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.ready = False
+        self.errors: list[str] = []
         self.result: dict[str, Any] | None = None
         self.progress = 0
         self._heard = b""
@@ -108,6 +113,7 @@ class _Process:
         for line in lines:
             said: dict[str, Any] = json.loads(line)
             self.ready = self.ready or "ready" in said
+            self.errors += said.get("errors", [])
             self.progress = said.get("progress", self.progress)
             self.result = said.get("result", self.result)
 
@@ -142,6 +148,7 @@ def conducted(
         for share in _shares(plan.trainers, plan.processes):
             crews.append(_Process(plan, share))  # noqa: PERF401 - one at a time, so that none is forgotten
         _listen(crews, interrupts, lambda crew: crew.ready, on_progress)
+        _refuse_if_some_failed(crews, plan)
         began_s = time.monotonic() + _LEAD_S
         for crew in crews:
             crew.tell(begin_s=began_s)
@@ -172,6 +179,17 @@ def _listen(
         for file in interrupts.wait(list(waiting), None):
             waiting[file].hear()
         on_progress(sum(crew.progress for crew in crews))
+
+
+def _refuse_if_some_failed(crews: list[_Process], plan: Plan) -> None:
+    failed = [error for crew in crews for error in crew.errors]
+    if failed:
+        raise AttachError(
+            expected=f"{plan.trainers} trainers to attach",
+            got=f"{len(failed)} that could not, the first: {failed[0].rstrip('.')}",
+            where="load test",
+            remedy="Mend that, then run the test again.",
+        )
 
 
 def _own_cpu_s() -> float:

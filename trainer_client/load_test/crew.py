@@ -60,6 +60,10 @@ class _Crew:
             while not self._ready.acquire(timeout=_TELL_EVERY_S):
                 _hear(0)
 
+    def errors(self) -> list[str]:
+        """What kept trainers from attaching."""
+        return [trainer.error for trainer in self._trainers if trainer.error]
+
     def train(self) -> None:
         """From the conductor's word to the end of the last trainer."""
         at_s = float(_hear(None)["begin_s"])
@@ -145,7 +149,7 @@ def main() -> None:
     try:
         crew = _Crew(_hear(None))
         crew.attach()
-        _say(ready=True)
+        _say(ready=True, errors=crew.errors())
         crew.train()
     except _Ended:
         if crew is not None:
