@@ -1,9 +1,9 @@
 """Keeps TensorFlow from making every large batch that comes by TCP cost its page faults.
 
-A GeneratorDataset of TensorFlow (2.21 does it) lowers glibc's trim threshold to 128 kB, once in a process; that also ends
-glibc's own adapting, so that from then on each frame of more than 128 kB is mapped anew and unmapped again. Measured
-with 10 MB batches: 77 a second and 8.6 ms CPU each, against 135 and 4.1 ms with what is set here. Rules: nothing but
-the bounds that glibc reaches by itself; elsewhere than on glibc it does nothing.
+A GeneratorDataset of TensorFlow (2.21 does it) lowers glibc's trim threshold to 128 kB, once in a process; that also
+ends glibc's own adapting, so that from then on each frame of more than 128 kB is mapped anew and unmapped again.
+Measured with 10 MB batches: 77 a second and 8.6 ms CPU each, against 135 and 4.1 ms with what is set here. Rules:
+nothing but the bounds that glibc reaches by itself; elsewhere than on glibc it does nothing.
 """
 
 from __future__ import annotations

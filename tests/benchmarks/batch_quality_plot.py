@@ -1,7 +1,7 @@
 """Draws what `batch_quality` measured: waste against the number of shapes.
 
-    python -m tests.benchmarks.batch_quality --json > quality.json
-    python -m tests.benchmarks.batch_quality_plot quality.json docs/batch_quality.png
+python -m tests.benchmarks.batch_quality --json > quality.json
+python -m tests.benchmarks.batch_quality_plot quality.json docs/batch_quality.png
 """
 
 from __future__ import annotations

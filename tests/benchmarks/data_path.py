@@ -64,7 +64,7 @@ class Consumer:
         )
         self.skipped = "" if self._answer() else self._complaint()
 
-    def _answer(self) -> Any:  # noqa: ANN401 - JSON; None at its end
+    def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None

@@ -63,7 +63,7 @@ class _Maker:
 # --- tf.data service ---
 
 
-def _tf_batches(shapes: Shapes) -> Any:  # noqa: ANN401 - a tf.data.Dataset
+def _tf_batches(shapes: Shapes) -> Any:
     """The same batches, made by TensorFlow's ops: one pass over the memory of each."""
     import tensorflow as tf
 
@@ -71,7 +71,7 @@ def _tf_batches(shapes: Shapes) -> Any:  # noqa: ANN401 - a tf.data.Dataset
     sizes_of = {key: tf.constant([shape[key] for shape in shapes], tf.int32) for key in shapes[0]}
     fixed = len(shapes) == 1
 
-    def value(key: str, number: Any) -> Any:  # noqa: ANN401 - tensors
+    def value(key: str, number: Any) -> Any:
         sizes = tf.constant(shapes[0][key]) if fixed else sizes_of[key][tf.cast(number % len(shapes), tf.int32)]
         if key not in stencils:
             return tf.fill(sizes, tf.cast(number % 97, tf.int32))
@@ -188,7 +188,7 @@ def _raw_zmq(shapes: Shapes) -> Iterator[Iterator[Any]]:
         context.destroy(linger=0)
 
 
-def _pulled(pull: Any, shapes: Shapes) -> Iterator[tuple[NDArray[np.uint8], ...]]:  # noqa: ANN401 - a socket
+def _pulled(pull: Any, shapes: Shapes) -> Iterator[tuple[NDArray[np.uint8], ...]]:
     most = sum(8 * largest(shapes, key) for key in shapes[0])
     buffers = [np.zeros(most, np.uint8) for _ in range(_BUFFERS)]
     for number in itertools.count():

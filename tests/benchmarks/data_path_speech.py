@@ -124,12 +124,12 @@ def _tfdata_service(folder: Path) -> dict[str, float]:
         return _counted(int(tf.shape(lengths)[0]) for _, lengths in iterator)
 
 
-def _tf_features(folder: Path) -> Any:  # noqa: ANN401 - a tf.data.Dataset
+def _tf_features(folder: Path) -> Any:
     import tensorflow as tf  # noqa: PLC0415
 
     mel = tf.signal.linear_to_mel_weight_matrix(_BANDS, _FFT // 2 + 1, _RATE, 20.0, _RATE / 2)
 
-    def features(path: Any) -> tuple[Any, Any]:  # noqa: ANN401 - tensors
+    def features(path: Any) -> tuple[Any, Any]:
         audio, _ = tf.audio.decode_wav(tf.io.read_file(path), desired_channels=1)
         frames = tf.signal.stft(audio[:, 0], _WINDOW, _HOP, _FFT)
         bands = tf.math.log(tf.maximum(tf.matmul(tf.square(tf.abs(frames)), mel), 1e-10))

@@ -100,6 +100,6 @@ def opened(job: Path, payload: Payload, *, shared_memory: bool) -> Iterator[Iter
         yield _epochs(data)
 
 
-def _epochs(data: Any) -> Iterator[Any]:  # noqa: ANN401 - a tf.data.Dataset
+def _epochs(data: Any) -> Iterator[Any]:
     while True:
         yield from data

@@ -105,8 +105,14 @@ def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
+def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """All but the last one, which is a beginning only."""
+    seconds: Sequence[Mapping[str, Any]] = run["by_second"]
+    return seconds[:-1] or seconds
+
+
 def _batches(run: Mapping[str, Any]) -> str:
-    seconds = run["by_second"][:-1] or run["by_second"]  # the last one is seldom whole
+    seconds = _whole_seconds(run)
     points = [(one["second"], one["batches"]) for one in seconds]
     most = max((batches for _, batches in points), default=1)
     across = linear("seconds since the start", 0, max(len(points) - 1, 1))
@@ -116,7 +122,7 @@ def _batches(run: Mapping[str, Any]) -> str:
 
 def _waits_by_second(run: Mapping[str, Any]) -> str:
     names = {"wait_max_ms": ("longest", "c"), "wait_p99_ms": ("p99", "b"), "wait_p50_ms": ("p50", "a")}
-    seconds = run["by_second"]
+    seconds = _whole_seconds(run)
     lines = [
         Line(name=name, points=[(one["second"], one[key]) for one in seconds], look=look)
         for key, (name, look) in names.items()

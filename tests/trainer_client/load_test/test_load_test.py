@@ -50,7 +50,7 @@ def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp
     assert sum(one["batches"] for one in kept["runs"][0]["by_second"]) == figures["batches"] - 5
     assert (tmp_path / "out" / "report.html").exists()
     assert list((tmp_path / "temporary").iterdir()) == []
-    assert psutil.Process().children() == []
+    assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 
 def test_a_limit_that_is_not_kept_sets_the_exit_code(capsys):
@@ -105,7 +105,7 @@ def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(monkeypatch):
         monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
         with pytest.raises(StokerError, match="its end, with exit code -9"):
             conducted(plan, interrupts, job.cpu_s, lambda _: None)
-    assert psutil.Process().children() == []
+    assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 
 STAGES = {
@@ -147,3 +147,9 @@ def _command_line(process):
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
+
+
+def _is_ours(process):
+    """Tests before these may have left helpers of their own, such as multiprocessing's resource tracker."""
+    words = " ".join(_command_line(process))
+    return "loader_server" in words or "load_test.crew" in words
