@@ -14,6 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from loader_server.planning.fill import groups_needed, taken
+from shared.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +143,15 @@ def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
 
 def plot(plan: Plan, path: Path) -> None:
     """Draw the histogram of lengths and the buckets' boundaries into a PNG file."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+    except ImportError:
+        raise SettingsError(
+            expected="matplotlib",
+            got="none installed",
+            where="plan --plot",
+            remedy="pip install matplotlib, and try again.",
+        ) from None
 
     survey, limits = plan.recipe.survey, plan.recipe.limits
     figure = Figure(figsize=(9, 4), layout="constrained")

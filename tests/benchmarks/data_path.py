@@ -1,6 +1,6 @@
 """The data path against its peers and against the raw limits of memory and sockets, interleaved in one session.
 
-    python -m tests.benchmarks.data_path [--json] [--rounds 5] [--seconds 1.0] [--only features_10mb …] [--skip speech …]
+    python -m tests.benchmarks.data_path [--json] [--rounds 5] [--seconds 1.0] [--only PAYLOAD …] [--skip PART …]
 
 Rules: all paths of a payload are open at once and run in turn, round after round, so that what else the machine does
 meets all of them alike; figures are medians over rounds, ratios are medians of each round's ratio. CPU is counted for
@@ -11,6 +11,7 @@ object; with --json it is the only one.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -88,19 +89,17 @@ class Consumer:
         """End it, and whatever it started."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._errors.close()
 
 
-def measured(payload: Payload, folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def measured(
+    payload: Payload, folder: Path, options: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The rows of one payload, and why paths were left out."""
     for path in _STOKER:
         job = make_job(folder / path, payload.stream, keys=path == "tcp_keys")
@@ -133,13 +132,16 @@ def _row(payload: str, path: str, rounds: list[dict[str, Round]]) -> dict[str, A
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| payload | path | batches/s | trainer CPU ms | loader CPU ms | of tf.data service |", "|---|---|--:|--:|--:|--:|"]
-    for row in rows:
-        lines.append(
-            f"| {row['payload']} | {row['path']} | {row['batches_per_s']:.0f} | {row['trainer_cpu_ms']:.2f} | "
-            f"{row['worker_cpu_ms']:.2f} | {row['ratio_to_tfdata_service'] or float('nan'):.2f} |"
-        )
-    return "\n".join(lines)
+    head = "| payload | path | batches/s | trainer CPU ms | loader CPU ms | of tf.data service |"
+    return "\n".join([head, "|---|---|--:|--:|--:|--:|", *map(_line, rows)])
+
+
+def _line(row: dict[str, Any]) -> str:
+    ratio = row["ratio_to_tfdata_service"]
+    return (
+        f"| {row['payload']} | {row['path']} | {row['batches_per_s']:.0f} | {row['trainer_cpu_ms']:.2f} | "
+        f"{row['worker_cpu_ms']:.2f} | {'' if ratio is None else format(ratio, '.2f')} |"
+    )
 
 
 def _extras(parts: set[str]) -> Mapping[str, Any]:

@@ -6,9 +6,9 @@ the worker what is its own, for the slots that it writes are the trainer's.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,16 +74,14 @@ def scaling() -> dict[str, float]:
 
 
 def _rate(job: Path, workers: int) -> float:
-    with loaders(job, workers) as endpoint, trainer_client.connect(endpoint, prefetch=4 * workers) as feed:
-        with feed.open() as reading:
-            for _ in range(8 * workers):
-                next(reading)
-            batches, began_s = 0, time.perf_counter()
-            while time.perf_counter() - began_s < _SCALING_S:
-                next(reading)
-                batches += 1
-            return batches / (time.perf_counter() - began_s)
-
-
-if __name__ == "__main__":
-    print(os.getloadavg(), scaling(), grown_mb())
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(loaders(job, workers))
+        feed = stack.enter_context(trainer_client.connect(endpoint, prefetch=4 * workers))
+        reading = stack.enter_context(feed.open())
+        for _ in range(8 * workers):
+            next(reading)
+        batches, began_s = 0, time.perf_counter()
+        while time.perf_counter() - began_s < _SCALING_S:
+            next(reading)
+            batches += 1
+        return batches / (time.perf_counter() - began_s)

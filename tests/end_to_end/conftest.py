@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tests.support.loaders import Loaders
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transforms = ("tests.support.transforms:noise", "logmel", "characters")
     return write_job(tmp_path_factory.mktemp("job"), samples=150, transforms=transforms, job="group = 4")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def loaders(job: Path) -> Iterator[Loaders]:
     with running(job, workers=2) as loaders:
         yield loaders

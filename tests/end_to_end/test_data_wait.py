@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tests.support.loaders import Loaders
 
 _POINTS = 0.02
-_STEP_S = 0.02
+_STEP_S = 0.005
 
 
 @pytest.fixture(scope="module")
 def slow_loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaders]:
     """About 8 samples of 4 ms make a batch: a build takes longer than a step."""
     transforms = ("tests.support.transforms:slow", "logmel", "characters")
-    job = write_job(tmp_path_factory.mktemp("wait"), samples=250, transforms=transforms, budget="8 s")
+    job = write_job(tmp_path_factory.mktemp("wait"), samples=400, transforms=transforms, budget="8 s")
     with running(job, workers=1) as loaders:
         yield loaders
 
@@ -84,7 +84,7 @@ def test_fit_tells_what_it_waited_and_not_what_the_generator_was_blocked(
         model.fit(data, callbacks=[keeper, _Steps()], verbose=0)
         times, blocked_s = keeper.times, feed.waited_s
     whole_s = times.wait_s + times.compute_s
-    assert len(waits_s) > 20
+    assert len(waits_s) > 10
     assert times.wait_s / whole_s == pytest.approx(sum(waits_s) / whole_s, abs=_POINTS)
     assert 0.05 * whole_s < times.wait_s
     assert blocked_s > 0
