@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import soundfile
 
+from loader_server.sources.plain_wav import plain_wav
 from loader_server.sources.rows import BadRow, Row
 from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, SampleError
@@ -79,6 +80,9 @@ def probed(chunk: Chunk, chain: Chain | None) -> Probed:
 
 def decoded_audio(raw: bytes, where: str) -> tuple[NDArray[np.float32], int]:
     """The audio of a file's bytes, its channels averaged, and its rate."""
+    plain = plain_wav(raw)
+    if plain is not None:
+        return plain
     try:
         audio, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
     except _UNREADABLE as error:
