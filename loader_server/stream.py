@@ -133,11 +133,12 @@ def settings_tables(table: Mapping[str, Any]) -> tuple[str, ...]:
 class _Lengths:
     """The planner's view of an index: lengths after the transforms."""
 
-    def __init__(self, index: Index, chain: Chain) -> None:
+    def __init__(self, index: Index, chain: Chain, sources: tuple[int, ...]) -> None:
         self._index = index
         self._chain = chain
         self.keys = tuple(field.key for field in chain.fields if field.padded)
-        self.segments = index.segments
+        #: Sources that are mixed travel in segments of their own.
+        self.segments = np.union1d(index.segments, np.array(sources, np.int64))
         # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
         # augmentation can go on from a checkpoint.
         shaping = (step.identity for step in chain.steps if step.declaration is not None and step.declaration.lengths)
@@ -165,7 +166,8 @@ class Stream:
         self.bad_rows = index.meta.bad
         self.source: Source = kind.open(index, job.base)
         self.chain = index.bound(recipe.chain(index.rate))
-        self.table = _Lengths(index, self.chain)
+        sources = _source_starts(index, recipe) if recipe.plan.weights else (0,)
+        self.table = _Lengths(index, self.chain, sources)
         _check_key(recipe, self.chain.fields)
         self.plan = Plan.make(
             self.table,
@@ -175,6 +177,7 @@ class Stream:
             progress=progress,
             per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
             cached=_cached(folder / "plan.npz"),
+            sources=sources,
         )
         _keep(folder / "plan.npz", self.plan)
         self.packed = recipe.plan.packing is not None
@@ -226,6 +229,20 @@ def processor_features() -> str:
     return " ".join(
         [platform.machine(), *sorted({"avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"} & set(flags))]
     )
+
+
+def _source_starts(index: Index, recipe: StreamRecipe) -> tuple[int, ...]:
+    """The sample numbers at which the manifests of a mixture start."""
+    manifests = index.columns.get("manifest")
+    starts = np.flatnonzero(np.diff(manifests, prepend=-1)) if manifests is not None else np.zeros(1, np.int64)
+    if len(starts) != len(recipe.plan.weights):
+        raise SettingsError(
+            expected=f"one weight for each of the {len(starts)} manifests that have samples",
+            got=f"{len(recipe.plan.weights)} weights",
+            where=f"{recipe.where}, weights",
+            remedy="Write as many weights as paths.",
+        )
+    return tuple(starts.tolist())
 
 
 def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:

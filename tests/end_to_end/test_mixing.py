@@ -1,0 +1,45 @@
+"""Two manifests mixed by weight, end to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from loader_server.indexing import index_streams
+from loader_server.stream import JobFile
+from shared.errors import SettingsError
+from tests.support.corpora import make_corpus
+from tests.support.loaders import running, write_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _mixed(tmp_path: Path, weights: str) -> Path:
+    job = write_job(tmp_path, samples=80)
+    (tmp_path / "more").mkdir()
+    make_corpus(tmp_path / "more", samples=20)
+    text = job.read_text().replace('["csv.csv"]', '["csv.csv", "more/csv.csv"]')
+    job.write_text(text.replace("shapes = 4", f"shapes = 4\n{weights}"))
+    return job
+
+
+@pytest.mark.heritage("R11")
+def test_an_epoch_ends_with_its_first_source_while_the_other_starts_over(tmp_path: Path) -> None:
+    job = _mixed(tmp_path, "weights = [1, 1]\ncycle = [false, true]")
+    with running(job) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        tags = [tag for batch in feed for tag in batch["tag"].tolist() if tag >= 0]
+    assert sorted(tag for tag in tags if tag < 80) == list(range(80))
+    more = [tag for tag in tags if tag >= 80]
+    assert len(more) >= 60
+    assert {more.count(tag) for tag in range(80, 100)} <= {3, 4, 5}
+
+
+def test_a_weight_too_few_is_refused(tmp_path: Path) -> None:
+    job = _mixed(tmp_path, "weights = [1]")
+    file = JobFile(job)
+    index_streams(file, ["train"])
+    with pytest.raises(SettingsError, match="expected one weight for each of the 2 manifests that have samples, got 1"):
+        file.open("train")
