@@ -68,7 +68,7 @@ def test_a_demo_that_is_interrupted_takes_its_processes_along(tmp_path: Path, nu
     with _demo(folder, "--samples", "20", "--epochs", "1") as process:
         assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("5  Train"))
-        assert len(_processes(folder)) == 5  # itself, a coordinator, two workers, a trainer
+        wait_until(lambda: len(_processes(folder)) == 5, "itself, a coordinator, two workers and a trainer are there")
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (130, "loader-server: interrupted\n")

@@ -75,10 +75,12 @@ def test_it_ends_training_that_waits_for_a_batch(train, starved, tmp_path):
 
 
 def test_it_ends_replicated_training(starved, tmp_path):
+    """Between two of its device scopes TensorFlow makes a RuntimeError of it, rarely; the feed says what it was."""
     feed = starved(replicas=2)
     press_when_starving(feed)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, RuntimeError), match=r"^$|scope nesting"):
         fit_replicated(feed, tmp_path)
+    assert isinstance(feed.error, KeyboardInterrupt)
 
 
 def test_nothing_is_raised_a_second_time(starved, tmp_path):
