@@ -44,24 +44,29 @@ class Log:
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={"fields": {**self._bound, **fields}})
+            fields = {**self._bound, **fields}
+            # The whole line is the message, so that it is whole in a log that somebody else has set up.
+            self._logger.log(level, "%s  %s", event, _words(fields), extra={"event": event, "fields": fields})
+
+
+def _words(fields: dict[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in fields.items())
 
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = getattr(record, "fields", {})
-        line = {"at": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+        event = getattr(record, "event", record.getMessage())
+        line = {"at": when, "level": record.levelname.lower(), "event": event, **fields}
         return json.dumps(line, default=str)
 
 
 class _Readable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).astimezone().strftime("%H:%M:%S")
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        words = " ".join(f"{key}={value}" for key, value in fields.items())
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{when}  {level}{record.getMessage()}  {words}".rstrip()
+        return f"{when}  {level}{record.getMessage()}".rstrip()
 
 
 def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:

@@ -76,5 +76,5 @@ def test_nothing_is_configured_without_being_asked(caplog):
     with caplog.at_level("INFO", "stoker"):
         logging.getLogger("stoker").propagate = True
         Log("x", rank=2).info("seen", n=1)
-    assert caplog.records[0].getMessage() == "seen"
+    assert caplog.records[0].getMessage() == "seen  rank=2 n=1"
     assert caplog.records[0].fields == {"rank": 2, "n": 1}

@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[dict[str, object]]]
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage() == "epoch done":
+            if record.event == "epoch done":  # type: ignore[attr-defined]
                 found.append(record.fields)  # type: ignore[attr-defined]
 
     logger, handler = logging.getLogger("stoker.trainer"), Handler()

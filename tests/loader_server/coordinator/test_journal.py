@@ -123,7 +123,7 @@ class TestDamage:
         with caplog.at_level(logging.WARNING, "stoker.journal"):
             assert facts(path) == [GroupFixed("train", 4)]
         (record,) = caplog.records
-        assert record.getMessage() == "damaged fact is dropped"
+        assert record.event == "damaged fact is dropped"
         assert record.fields == {"path": str(path), "key": "Advanced/train"}
 
     def test_a_fact_that_only_another_release_understands_is_dropped_with_a_warning(self, path, caplog):
