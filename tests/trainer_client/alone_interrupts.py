@@ -119,7 +119,10 @@ def test_a_process_is_interrupted_within_a_second_and_exits():
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
     assert time.monotonic() - pressed_s < 1
-    process.communicate(timeout=30)  # TensorFlow takes most of a second to leave
+    try:
+        process.communicate(timeout=30)  # TensorFlow takes most of a second to leave
+    finally:
+        process.kill()
     assert process.returncode == -signal.SIGINT
 
 

@@ -14,7 +14,7 @@ from tests.support.loaders import ROOT
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("which", ["replicated", "not replicated"])
 def test_ctrl_c_ends_whatever_waits_for_a_batch(which: str) -> None:
-    """Twice at most: one of fourteen runs failed for a cause not found; TensorFlow can swallow an interrupt."""
+    """Twice at most, for a defect that is open: in one of fourteen runs the interrupted process did not exit."""
     first = _alone(which)
     done = first if first.returncode == 0 else _alone(which)
     assert done.returncode == 0, first.stdout + done.stdout + done.stderr
