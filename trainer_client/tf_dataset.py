@@ -30,7 +30,7 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from shared.errors import SettingsError
 from shared.layout import ALIGNMENT
 from shared.logs import Log
-from trainer_client import interrupts
+from trainer_client import interrupts, leaving
 from trainer_client.elements import Elements, masked_batches, shapes_of
 from trainer_client.kept_memory import keep_freed_memory
 
@@ -143,11 +143,19 @@ class _Pass:
         self._reading = reading
         self._openings = openings
         self._error: BaseException | None = None
+        leaving.watch(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401 - an element
+        leaving.entered(self)
+        try:
+            return self._next()
+        finally:
+            leaving.left(self)
+
+    def _next(self) -> Any:  # noqa: ANN401 - an element
         if self._error is not None:
             raise self._error
         try:
@@ -156,11 +164,17 @@ class _Pass:
             self._openings.witness.read_to_end(self._reading)
             raise
         except BaseException as error:
-            self._error = error
-            raise
+            self._error = self._error or error
+            raise self._error from None
+
+    def end(self) -> None:
+        """The process ends: nobody will look at what comes now, be it an error."""
+        self._error = StopIteration()
+        self._reading.close()
 
     def __del__(self) -> None:
         self._reading.close()
+        leaving.left(self)
 
 
 # --- counting passes that nobody else counts ---

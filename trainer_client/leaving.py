@@ -1,0 +1,61 @@
+"""A process that ends while TensorFlow still reads a feed: without help it may never end.
+
+As Python shuts down, a thread of TensorFlow that is inside a generator, or about to enter it, never comes back out, and
+whoever destroys the iterator waits for it for ever. So before Python shuts down, passes that TensorFlow reads are told
+to end, and the last of its threads is waited for: one that comes out goes in again at once, or only when it is asked.
+
+It must not know TensorFlow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from typing import Protocol
+
+__all__ = ["entered", "left", "watch"]
+
+#: A thread that stayed out for so long was not on its way in.
+_REST_S = 0.05
+_PATIENCE_S = 1.0
+_LOOK_AGAIN_S = 0.005
+
+
+class Endable(Protocol):
+    """A pass that a framework reads in threads of its own."""
+
+    def end(self) -> None:
+        """Answer whoever waits, and whoever comes, that there is no more."""
+
+
+_passes: weakref.WeakSet[Endable] = weakref.WeakSet()
+_inside: set[int] = set()
+_last_left_s = [0.0]
+
+
+def watch(one: Endable) -> None:
+    """End this pass before Python shuts down, if it is still there."""
+    _passes.add(one)
+
+
+def entered(one: Endable) -> None:
+    """A thread of the framework is inside."""
+    _inside.add(id(one))
+
+
+def left(one: Endable) -> None:
+    """It came out, or the pass is gone."""
+    _inside.discard(id(one))
+    _last_left_s[0] = time.monotonic()
+
+
+def _end_all() -> None:
+    for one in list(_passes):
+        one.end()
+    until_s = time.monotonic() + _PATIENCE_S
+    while (_inside or time.monotonic() - _last_left_s[0] < _REST_S) and time.monotonic() < until_s:
+        time.sleep(_LOOK_AGAIN_S)
+
+
+atexit.register(_end_all)
