@@ -37,6 +37,8 @@ class Job:
     trainer: bytes
     want: Want
     buffer: Callable[[int], NDArray[np.uint8]]
+    #: Whether a digest is wanted.
+    digest: bool = True
     cancelled: bool = False
     #: None where there is nothing to read ahead.
     prepared: Future[Prepared] | None = None
@@ -115,5 +117,5 @@ class BuildThread:
             culprits = tuple(self._trial.culprits(job.want.stream, job.want.epoch, unknown))
             builder.culprits |= set(culprits)
         payload = job.buffer(prepared.layout.nbytes)
-        built = builder.build(job.want, prepared, payload)
+        built = builder.build(job.want, prepared, payload, digest=job.digest)
         return Outcome(job, shape=prepared.shape, built=built, payload=payload, culprits=culprits)

@@ -57,6 +57,7 @@ class Built:
 
     rows: int
     masked: int
+    #: 0 where none was wanted.
     digest: int
     build_us: int
     #: Of these, spent on decoding and transforming; reading went before them.
@@ -122,7 +123,7 @@ class Builder:
         read = self._stream.source.read
         return [b"" if sample in self.culprits else read_patiently(read, sample) for sample in samples]
 
-    def build(self, want: Want, prepared: Prepared, payload: NDArray[np.uint8]) -> Built:
+    def build(self, want: Want, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool = True) -> Built:
         """Write the batch into `payload`, all of it."""
         began_ns = time.perf_counter_ns()
         arrays: Any = prepared.layout.arrays(payload)
@@ -136,13 +137,12 @@ class Builder:
             masked, decode_ns = self._fill(want.epoch, samples, prepared.raw, arrays)
             rows = self._leave_empty(arrays, len(samples)) - masked
         self._clear_gaps(prepared.layout, payload)
-        digest = digest64(payload.data)
         key = self._stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(
             rows=rows,
             masked=masked,
-            digest=digest,
+            digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
             decode_us=decode_ns // 1000,
             read_us=prepared.read_us,

@@ -26,6 +26,7 @@ class Session:
     def __init__(self, hello: Hello, now_s: float) -> None:
         self.stream = hello.stream
         self.incarnation = hello.incarnation
+        self.verify = hello.verify
         self.heard_s = now_s
         self.tickets = Tickets()
         self.jobs: dict[object, Job] = {}

@@ -98,6 +98,7 @@ class Worker:
         self._thread = BuildThread(self._builders, Trial(settings.job_path), self._waker.wake)
         self._queue: WantQueue[bytes, Job] = WantQueue()
         self._sessions: dict[bytes, Session] = {}
+        self._outbox: dict[bytes, list[bytes]] = {}
         self._sending: list[tuple[zmq.MessageTracker, int]] = []
         self._draining = False
         self._stop_s = float("inf")
@@ -162,7 +163,8 @@ class Worker:
         if self._waker.fileno() in ready:
             self._waker.clear()
         for identity, *frames in drained(self._router):
-            self._receive(identity.bytes, frames[0].buffer if frames else b"", now_s)
+            for frame in frames:
+                self._receive(identity.bytes, frame.buffer, now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
         self._sending = [(tracker, nbytes) for tracker, nbytes in self._sending if not tracker.done]
@@ -171,6 +173,7 @@ class Worker:
         self._feed_builder()
         self._talk_to_coordinator(now_s)
         self._forget_silent(now_s)
+        self._flush()
 
     def _feed_builder(self) -> None:
         while self._thread.load < _AHEAD and self.unsent_bytes() < self._job.settings.queue_bytes:
@@ -304,7 +307,7 @@ class Worker:
         if not session.tickets.accept(ticket):
             self.counts.stale += 1
             return
-        job = Job(identity, want, session.buffer(want))
+        job = Job(identity, want, session.buffer(want), digest=session.verify or not want.in_slot)
         session.jobs[ticket] = job
         self._queue.put(identity, job, urgent=want.urgent)
 
@@ -440,6 +443,7 @@ class Worker:
             self._send_payload(outcome.job.trainer, header, outcome.payload)
 
     def _send_payload(self, identity: bytes, header: m.Pushed, payload: NDArray[np.uint8]) -> None:
+        self._flush()  # answers keep their order
         try:
             self._router.send_multipart([identity, encode(header)], zmq.SNDMORE | zmq.DONTWAIT)
             tracker = self._router.send(payload.data, zmq.DONTWAIT, copy=False, track=True)
@@ -474,10 +478,16 @@ class Worker:
         self._send_raw(identity, encode(message))
 
     def _send_raw(self, identity: bytes, frame: bytes) -> None:
-        try:
-            self._router.send_multipart([identity, frame], zmq.DONTWAIT)
-        except zmq.ZMQError:  # EHOSTUNREACH: it hung up; what was for it nobody waits for
-            self.log.debug("trainer is gone")
+        self._outbox.setdefault(identity, []).append(frame)
+
+    def _flush(self) -> None:
+        """Send the answers of this turn, those for one trainer at once."""
+        for identity, frames in self._outbox.items():
+            try:
+                self._router.send_multipart([identity, *frames], zmq.DONTWAIT)
+            except zmq.ZMQError:  # EHOSTUNREACH: it hung up; what was for it nobody waits for
+                self.log.debug("trainer is gone")
+        self._outbox.clear()
 
 
 def _wire(shape: BucketShape) -> WireShape:

@@ -61,11 +61,11 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+    def lies_in(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Its bytes."""
+        return payload[self.offset : self.offset + self.nbytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Layout:
 
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """Views of the payload, one for each tensor, without a copy."""
-        return {t.key: payload[t.offset : t.offset + t.nbytes].view(t.dtype).reshape(t.shape) for t in self.tensors}
+        return {t.key: t.lies_in(payload).view(t.dtype).reshape(t.shape) for t in self.tensors}
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
@@ -93,7 +93,8 @@ def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
     end = 0
     for field in fields:
         sample = tuple(shape.lengths[field.key] if axis is None else axis for axis in field.shape)
-        tensor = Tensor(field.key, field.dtype, (shape.rows, *sample), end)
+        sizes = (shape.rows, *sample)
+        tensor = Tensor(field.key, field.dtype, sizes, end, math.prod(sizes) * np.dtype(field.dtype).itemsize)
         tensors.append(tensor)
         end = _aligned(end + tensor.nbytes)
     return Layout(tuple(tensors), end)

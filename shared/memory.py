@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import secrets
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from shared.mapping import HUGE_PAGE, collapse, mapped
 from shared.messages import SharedSlots
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Attachment", "SlotMemory", "boot_id"]
@@ -46,15 +45,22 @@ class SlotMemory:
         self._fd = os.memfd_create("stoker-slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        self._map = mmap.mmap(self._fd, size)
         self._nonce = secrets.token_bytes(16)
-        self._map[:16] = self._nonce
-        self._bytes = np.frombuffer(self._map, np.uint8)
+        os.pwrite(self._fd, self._nonce, 0)
+        self._bytes = mapped(self._fd, size)
+        self._collapsed = [0] * slots
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
         """All bytes of a slot."""
         start = _PAGE + slot * self.slot_bytes
         return self._bytes[start : start + self.slot_bytes]
+
+    def was_written(self, slot: int, nbytes: int) -> None:
+        """So many bytes of the slot have pages now: the next writing of them is to be faster."""
+        done = self._collapsed[slot]
+        if nbytes >= done + HUGE_PAGE:
+            self._collapsed[slot] = nbytes
+            collapse(self.slot(slot)[done:nbytes])
 
     def offer(self, lock_byte: int) -> SharedSlots:
         """What a worker has to know to open the slots; `lock_byte` is its own."""
@@ -73,7 +79,7 @@ class SlotMemory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            del self._bytes, self._map
+            del self._bytes
 
 
 class Attachment:
@@ -107,8 +113,7 @@ class Attachment:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
         except BlockingIOError:
             raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives") from None
-        self._map = mmap.mmap(self._fd, size)
-        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._bytes = mapped(self._fd, size)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """The first bytes of a slot, to be written."""
@@ -121,9 +126,6 @@ class Attachment:
         """Let go of memory and lock; a view that is still alive keeps both, for it could be written through."""
         if self._fd >= 0:
             del self._bytes
-            with contextlib.suppress(BufferError):
-                self._map.close()
-            del self._map
             os.close(self._fd)
             self._fd = -1
 

@@ -323,6 +323,7 @@ class Hello(Message):
     stream: str = wire(_name)
     incarnation: int = wire(_id)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
+    verify: bool = wire(_flag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

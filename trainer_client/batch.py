@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shared.hashing import digest64
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from shared.messages import Pushed
 
 __all__ = ["Batch", "owned"]
 
@@ -21,20 +25,24 @@ __all__ = ["Batch", "owned"]
 class Batch(dict[str, Any]):
     """The arrays of a minibatch by key; `number` in `epoch`; `empty` where a round went past its group's end."""
 
-    __slots__ = ("digest", "empty", "epoch", "masked", "number", "rows")
+    __slots__ = ("_digest", "_payload", "empty", "epoch", "masked", "number", "rows")
 
-    def __init__(  # noqa: PLR0913 - what a header says
-        self, arrays: dict[str, Any], *, epoch: int, number: int, empty: bool, digest: int, rows: int, masked: int
-    ) -> None:
+    def __init__(self, arrays: dict[str, Any], payload: NDArray[np.uint8], header: Pushed) -> None:
         super().__init__(arrays)
-        self.epoch = epoch
-        self.number = number
-        self.empty = empty
-        self.digest = digest
+        self.epoch = header.epoch
+        self.number = header.number
+        self.empty = header.empty
         #: Rows that hold a sample; the others are masked.
-        self.rows = rows
+        self.rows = header.rows
         #: Rows masked because their sample could not be used.
-        self.masked = masked
+        self.masked = header.masked
+        self._digest = header.digest
+        self._payload = payload
+
+    @property
+    def digest(self) -> int:
+        """xxh3-64 of all its bytes: as the worker wrote it, or counted now where none had been asked for."""
+        return self._digest or digest64(self._payload.data)
 
 
 class _Owner:

@@ -6,8 +6,10 @@ arrays, tensors and specs alike, so it must not know TensorFlow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +18,13 @@ from shared.errors import SettingsError
 from shared.layout import layout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from trainer_client.feed import Feed
 
-__all__ = ["Elements", "masked_batches", "shapes_of"]
+__all__ = ["Elements", "assembler", "masked_batches", "shapes_of"]
 
 _MASKED_TAG = -1
 
@@ -48,6 +50,13 @@ class Elements:
                 remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
             )
 
+    def keys(self, known: Collection[str]) -> frozenset[str]:
+        """Those of the known keys that elements are made of."""
+        if self.inputs is None:
+            return frozenset(known)
+        parts = (self.inputs, self.targets, self.weights)
+        return frozenset(key for part in parts if part is not None for key in _named(part)) & frozenset(known)
+
     def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
         """The element with these values in its places, before `map`."""
         if self.inputs is None:
@@ -57,6 +66,12 @@ class Elements:
             return inputs
         targets = () if self.targets is None else _filled(self.targets, values)
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
+
+
+def _named(part: Part) -> Collection[str]:
+    if isinstance(part, str):
+        return (part,)
+    return tuple(part.values()) if isinstance(part, Mapping) else part
 
 
 def _filled(part: Part, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part
@@ -76,6 +91,27 @@ def _value(key: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an arr
             remedy="Name one of these, or let a transform of the stream make it.",
         )
     return values[key]
+
+
+def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:  # noqa: ANN401 - any structure
+    """Makes an element of this spec from the flat list of its tensors, which has dicts in the order of sorted keys.
+
+    None where the spec holds anything but plain tuples, dicts and leaves of this type.
+    """
+    return _assembler(spec, leaf, itertools.count())
+
+
+def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:  # noqa: ANN401
+    if type(spec) is leaf:
+        return itemgetter(next(places))
+    if type(spec) is tuple:
+        parts = [_assembler(part, leaf, places) for part in spec]
+        return None if None in parts else lambda flat: tuple([part(flat) for part in parts])  # type: ignore[misc]
+    if type(spec) is dict:
+        by_key = {key: _assembler(spec[key], leaf, places) for key in sorted(spec)}
+        ordered = {key: by_key[key] for key in spec}
+        return None if None in by_key.values() else lambda flat: {key: part(flat) for key, part in ordered.items()}  # type: ignore[misc]
+    return None
 
 
 def shapes_of(feed: Feed) -> dict[str, tuple[int | None, ...]]:

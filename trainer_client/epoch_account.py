@@ -18,7 +18,7 @@ import numpy as np
 from shared.metric_names import WAIT_BOUNDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shared.layout import Field
     from shared.messages import Pushed, WireShape
@@ -101,43 +101,49 @@ class Accounts:
             for key, one in known.items()
             if one.padded and f"{key}_length" in known
         }
+        #: What it has to see of a batch.
+        self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
         self._epochs: dict[int, EpochAccount] = {}
 
-    def read(self, header: Pushed, arrays: Mapping[str, Any], times: ReadTimes) -> None:
-        """A batch was handed to the reader."""
-        epoch = self._epochs.get(header.epoch)
+    def read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
+        """Batches of one shape were handed to the reader at once, after waiting for the first."""
+        first = headers[0]
+        epoch = self._epochs.get(first.epoch)
         if epoch is None:
-            epoch = self._epochs[header.epoch] = EpochAccount(times.at_s - times.wait_s)
+            epoch = self._epochs[first.epoch] = EpochAccount(times.at_s - times.wait_s)
         epoch.read_wait_s += times.wait_s
-        epoch.shapes.add(header.shape)
-        epoch.masked_samples += header.masked
-        self._count_times(header, times)
-        self._count_rows(header, arrays, epoch)
+        epoch.shapes.add(first.shape)
+        epoch.masked_samples += sum(header.masked for header in headers)
+        self._count_times(first, len(headers), times)
+        self._count_rows(headers, arrays, epoch)
 
-    def _count_times(self, header: Pushed, times: ReadTimes) -> None:
+    def _count_times(self, header: Pushed, batches: int, times: ReadTimes) -> None:
         counts = self.counts
         build_s, transfer_s = split_wait(times.wait_s, header.build_us / 1e6, in_slot=header.in_slot)
-        counts.batches += 1
-        counts.nbytes += header.nbytes
+        counts.batches += batches
+        counts.nbytes += batches * header.nbytes
+        counts.waits[0] += batches - 1
         counts.wait_s += times.wait_s
         counts.build_wait_s += build_s
         counts.transfer_wait_s += transfer_s
         counts.conversion_s += times.conversion_s
         counts.waits[bisect_left(WAIT_BOUNDS_S, times.wait_s)] += 1
 
-    def _count_rows(self, header: Pushed, arrays: Mapping[str, Any], epoch: EpochAccount) -> None:
-        counts, space = self.counts, header.shape.rows
-        counts.sample_rows += header.rows
-        counts.masked_rows += header.masked
-        counts.vacant_rows += max(0, space - header.rows - header.masked)  # a packed row may lack several samples
+    def _count_rows(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], epoch: EpochAccount) -> None:
+        counts, shape = self.counts, headers[0].shape
+        space, rows = len(headers) * shape.rows, sum(header.rows for header in headers)
+        counts.sample_rows += rows
+        counts.masked_rows += sum(header.masked for header in headers)
+        # A packed row may lack several samples.
+        counts.vacant_rows += sum(max(0, shape.rows - header.rows - header.masked) for header in headers)
         row_bytes = sample_bytes = 0
-        lengths = dict(header.shape.lengths)
+        lengths = dict(shape.lengths)
         for key, step in self._step_bytes.items():
             row_bytes += lengths[key] * step
             sample_bytes += int(arrays[f"{key}_length"].sum()) * step
         counts.sample_bytes += sample_bytes
-        counts.padding_bytes += max(0, header.rows * row_bytes - sample_bytes)
-        counts.masked_bytes += (space - header.rows) * row_bytes
+        counts.padding_bytes += max(0, rows * row_bytes - sample_bytes)
+        counts.masked_bytes += (space - rows) * row_bytes
         epoch.sample_bytes += sample_bytes
         epoch.padded_bytes += space * row_bytes
 

@@ -7,7 +7,6 @@ incarnation answers at its endpoint.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,7 +74,7 @@ class Exchange:
         self._by_worker: dict[int, Link] = {}
         self._locks = _FIRST_LOCK_BYTE
         self._headers: dict[int, m.Pushed] = {}
-        self._events: deque[w.Event] = deque()
+        self._delivered: list[tuple[int, Item]] = []
 
     # --- links ---
 
@@ -108,7 +107,7 @@ class Exchange:
         for up in link.changes():
             link.hello_s = now_s if up else float("inf")
             if not up and link.incarnation is not None:
-                self.happened(w.WorkerCut(link.incarnation), now_s)
+                self._wants.note(w.WorkerCut(link.incarnation), now_s)
                 self._probe(link, now_s)
 
     def greet(self, now_s: float) -> float:
@@ -121,7 +120,13 @@ class Exchange:
     def _hello(self, link: Link) -> m.Hello:
         parts = self._parts
         offer = self._memory.offer(link.lock_byte) if parts.shared_memory else None
-        return m.Hello(job=self._facts.job, stream=self._facts.stream, incarnation=parts.incarnation, shared=offer)
+        return m.Hello(
+            job=self._facts.job,
+            stream=self._facts.stream,
+            incarnation=parts.incarnation,
+            shared=offer,
+            verify=parts.verify,
+        )
 
     def probe(self, now_s: float) -> bool:
         """Look for proof that silent writers are dead; whether any are left to be looked at again soon."""
@@ -138,7 +143,7 @@ class Exchange:
     def _bury(self, link: Link, now_s: float, *, crashed: bool) -> None:
         assert link.incarnation is not None
         self._parts.log.info("worker is gone", worker=link.name, crashed=crashed)
-        self.happened(w.WorkerDead(link.incarnation, crashed), now_s)
+        self._wants.note(w.WorkerDead(link.incarnation, crashed), now_s)
         del self._by_worker[link.incarnation]
         link.incarnation, link.shared = None, False
 
@@ -178,7 +183,7 @@ class Exchange:
         self._by_worker[message.incarnation] = link
         way = "shared memory" if link.shared else "TCP"
         self._parts.log.info("worker serves us", worker=link.name, by=way, reason=message.reason)
-        self.happened(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
+        self._wants.note(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
 
     def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float) -> None:
         if link.incarnation is None or not self._wants.expects(link.incarnation, header.ticket):
@@ -186,7 +191,9 @@ class Exchange:
             return
         self._headers[header.ticket.slot] = header
         valid = self._is_valid(link.incarnation, header, received)
-        self.happened(w.Arrived(link.incarnation, header.ticket, valid), now_s)
+        if valid:
+            self._memory.was_written(header.ticket.slot, header.nbytes)
+        self._wants.note(w.Arrived(link.incarnation, header.ticket, valid), now_s)
 
     def _is_valid(self, worker: int, header: m.Pushed, received: int) -> bool:
         if not self._wants.is_needed(worker, header.ticket):
@@ -205,7 +212,7 @@ class Exchange:
         forgotten, draining = message.code == "unknown", message.code == "draining"
         if forgotten:  # no more wants until it welcomes us again
             link.hello_s = now_s
-            self.happened(w.WorkerLeft(link.incarnation), now_s)
+            self._wants.note(w.WorkerLeft(link.incarnation), now_s)
         link.left = link.left or draining
         error = RefusedError(
             code=message.code,
@@ -215,15 +222,15 @@ class Exchange:
             remedy=message.remedy,
         )
         gave_up = w.GaveUp(link.incarnation, message.ticket, None if forgotten else error, passing=draining)
-        self.happened(gave_up, now_s)
+        self._wants.note(gave_up, now_s)
 
     def _cancelled(self, link: Link, message: m.Cancelled, _received: int, now_s: float) -> None:
         if link.incarnation is not None and self._wants.expects(link.incarnation, message.ticket):
-            self.happened(w.GaveUp(link.incarnation, message.ticket, None), now_s)
+            self._wants.note(w.GaveUp(link.incarnation, message.ticket, None), now_s)
 
     def _ponged(self, link: Link, message: m.Pong, _received: int, now_s: float) -> None:
         if link.incarnation is not None:
-            self.happened(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
+            self._wants.note(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
 
     def _answered(self, _link: Link, message: m.EpochAnswer | m.NameAnswer, _received: int, _now_s: float) -> None:
         self._parts.learn(message)
@@ -252,17 +259,24 @@ class Exchange:
 
     # --- decisions carried out ---
 
-    def happened(self, event: w.Event, now_s: float) -> None:
-        """Tell `wants`, and carry out its orders; what comes of them is told in turn."""
-        self._events.append(event)
-        if len(self._events) > 1:
-            return  # the call that is at work carries on with it
-        while self._events:
-            for order in self._wants.handle(self._events[0], now_s):
-                self._orders[type(order)](self, order)
-            self._events.popleft()
+    def settle(self, now_s: float) -> None:
+        """After a turn: let `wants` decide, and carry out its orders; what comes of them is decided on in turn."""
+        while orders := self._wants.decide(now_s):
+            for order in orders:
+                self._orders[type(order)](self, order, now_s)
+            if self._delivered:
+                self._parts.handover.deliver(self._delivered)
+                self._delivered = []
+            for link in list(self._by_worker.values()):
+                if not link.flush() and link.incarnation is not None:
+                    self._wants.note(w.WorkerCut(link.incarnation), now_s)
 
-    def _send_want(self, order: w.SendWant) -> None:
+    def _to(self, worker: int, message: m.Message) -> None:
+        link = self._by_worker.get(worker)
+        if link is not None:  # it may have gone in this very turn
+            link.queue(message)
+
+    def _send_want(self, order: w.SendWant, _now_s: float) -> None:
         position = order.target.position
         want = m.Want(
             job=self._facts.job,
@@ -279,25 +293,24 @@ class Exchange:
             in_slot=order.in_slot,
             urgent=order.urgent,
         )
-        if not self._by_worker[order.worker].send(want):
-            self._events.append(w.WorkerCut(order.worker))
+        self._to(order.worker, want)
 
-    def _send_cancel(self, order: w.SendCancel) -> None:
-        self._by_worker[order.worker].send(m.Cancel(ticket=order.ticket))
+    def _send_cancel(self, order: w.SendCancel, _now_s: float) -> None:
+        self._to(order.worker, m.Cancel(ticket=order.ticket))
 
-    def _send_ping(self, order: w.SendPing) -> None:
-        self._by_worker[order.worker].send(m.Ping(number=order.number))
+    def _send_ping(self, order: w.SendPing, _now_s: float) -> None:
+        self._to(order.worker, m.Ping(number=order.number))
 
-    def _deliver(self, order: w.Deliver) -> None:
-        self._parts.handover.deliver(order.seq, Item(order.target, order.slot, self._headers.pop(order.slot)))
+    def _deliver(self, order: w.Deliver, _now_s: float) -> None:
+        self._delivered.append((order.seq, Item(order.target, order.slot, self._headers.pop(order.slot))))
 
-    def _retract(self, order: w.Retract) -> None:
+    def _retract(self, order: w.Retract, now_s: float) -> None:
         item = self._parts.handover.retract(order.seq)
         if item is not None:
             self._parts.ledger.drop(item.slot)
-        self._events.append(w.Retracted(order.seq, item.slot if item else None))
+        self._wants.note(w.Retracted(order.seq, item.slot if item else None), now_s)
 
-    def _fail(self, order: w.Fail) -> None:
+    def _fail(self, order: w.Fail, _now_s: float) -> None:
         self._parts.fail(order.error)
 
     _orders: ClassVar[dict[type, Callable[..., None]]] = {

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from typing_extensions import Self
 
 from shared.errors import SettingsError
@@ -25,14 +26,15 @@ from trainer_client.handover import Item, Line
 from trainer_client.receiver import Receiver, ReceiverSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
     import tensorflow as tf
+    from numpy.typing import NDArray
 
     from shared.exposition import Exposition
-    from shared.layout import BucketShape, Field
+    from shared.layout import BucketShape, Field, Tensor
     from trainer_client.handover import Handover
     from trainer_client.stream_facts import StreamFacts
 
@@ -52,7 +54,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     replicas: int = 1,
     world: int = 0,
     strategy: tf.distribute.Strategy | None = None,
-    prefetch: int = 8,
+    prefetch: int | None = None,
     prefetch_bytes: int = 2**30,
     shared_memory: bool = True,
     verify: bool = False,
@@ -65,9 +67,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     """Attach to a stream of a running job.
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead, within `prefetch_bytes`
-    of buffers. With a `metrics_port` (0: any free one) the feed serves its metrics to Prometheus on loopback, and says
-    where in a file in the folder `metrics_targets`.
+    occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
+    small), within `prefetch_bytes` of buffers. With a `metrics_port` (0: any free one) the feed serves its metrics to
+    Prometheus on loopback, and says where in a file in the folder `metrics_targets`.
     """
     if strategy is not None:
         from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
@@ -81,8 +83,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             where="connect",
             remedy="Ranks count from 0; world counts all ranks of the job.",
         )
-    if prefetch < 1:
-        raise SettingsError(expected="prefetch of at least 1", got=str(prefetch), where="connect", remedy="8 is usual.")
+    if prefetch is not None and prefetch < 1:
+        remedy = "Leave it out: 8 is usual."
+        raise SettingsError(expected="prefetch of at least 1", got=str(prefetch), where="connect", remedy=remedy)
     return Feed(
         ReceiverSettings(
             endpoint=endpoint,
@@ -162,6 +165,11 @@ class Feed:
     def replicas(self) -> int:
         """How many batches this trainer gets a round, one for each of its ranks."""
         return self._seat.replicas
+
+    @property
+    def at_a_time(self) -> int:
+        """How many batches a framework had better take over at once, where handing over costs more than copying."""
+        return self._facts.at_a_time
 
     @property
     def evaluation(self) -> bool:
@@ -348,15 +356,18 @@ class Feed:
         copied = item.slot == line.ledger.reserve or self._is_short_of_slots()
         data = data.copy() if copied else owned(data, _Return(self._receiver.handover, item.slot))
         self._receiver.handover.hand_out(item.slot, copied=copied)
-        return Batch(
-            layout.arrays(data),
-            epoch=header.epoch,
-            number=header.number,
-            empty=header.empty,
-            digest=header.digest,
-            rows=header.rows,
-            masked=header.masked,
-        )
+        return Batch(layout.arrays(data), data, header)
+
+    def _stacked(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
+        line, handover = self._receiver.line, self._receiver.handover
+        layout = line.facts.layout(items[0].header.shape)
+        assert layout is not None
+        payloads = [line.memory.slot(item.slot) for item in items]
+        tensors = [tensor for tensor in layout.tensors if tensor.key in keys or tensor.key in self.accounts.keys]
+        arrays = {tensor.key: _stack_of(tensor, payloads) for tensor in tensors}
+        for item in items:
+            handover.hand_out(item.slot, copied=True)
+        return arrays
 
     def _is_short_of_slots(self) -> bool:
         """Whether the consumer holds so many slots that this batch has to be copied out."""
@@ -375,6 +386,13 @@ class Feed:
             self._told_of_copies = True
             self._receiver.log.warning("batches are copied out, because the consumer keeps many", kept=most)
         return True
+
+
+def _stack_of(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[np.generic]:
+    raw = np.empty((len(payloads), tensor.nbytes), np.uint8)
+    for place, payload in zip(raw, payloads, strict=True):
+        place[:] = tensor.lies_in(payload)
+    return raw.view(tensor.dtype).reshape(len(payloads), *tensor.shape)
 
 
 class _Return:
@@ -404,16 +422,38 @@ class Reading:
 
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
-        item = self._receiver.handover.take(self._line)
+        item = self._taken()
         taken_s = time.perf_counter()
-        self._feed.waited_s += taken_s - began_s
+        batch = self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
+        self._account([item], batch, began_s, taken_s)
+        return batch
+
+    def stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
+        """The next batches, as far as they are there and of one shape, in arrays with one more axis before the others.
+
+        A framework that takes so long for each array that it is handed is better off with few; their slots are free
+        again at once.
+        """
+        began_s = time.perf_counter()
+        first = self._taken()
+        taken_s = time.perf_counter()
+        items = [first, *self._receiver.handover.take_alike(self._line, first, most - 1)]
+        arrays = self._feed._stacked(items, keys)  # noqa: SLF001 - as below
+        self._account(items, arrays, began_s, taken_s)
+        return arrays
+
+    def _taken(self) -> Item:
+        began_s = time.perf_counter()
+        item = self._receiver.handover.take(self._line)
+        self._feed.waited_s += time.perf_counter() - began_s
         if item is None:
             raise StopIteration
-        batch = self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
+        return item
+
+    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._feed.accounts.read(item.header, batch, times)
-        return batch
+        self._feed.accounts.read([item.header for item in items], arrays, times)
 
     @property
     def rounds(self) -> int:

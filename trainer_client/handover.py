@@ -18,7 +18,7 @@ from shared.errors import ClosedError
 from trainer_client.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shared.messages import Pushed
     from trainer_client.course import Position, Target
@@ -116,6 +116,17 @@ class Handover:
         self._wake()
         return item
 
+    def take_alike(self, line: Line, first: Item, most: int) -> list[Item]:
+        """Up to so many more that are there already and have the shape of the first."""
+        alike: list[Item] = []
+        with self._ready:
+            while len(alike) < most and self._served is line and not line.ended:
+                item = self._inbox.peek()
+                if item is None or item.header.shape != first.header.shape:
+                    break
+                alike.append(self._taken(line))
+        return alike
+
     def out(self) -> int:
         """How many slots consumers hold; it may say too many for a moment, never too few."""
         return self._out - self._back - len(self.returned)
@@ -163,10 +174,11 @@ class Handover:
         """The next number that a consumer will take."""
         return self._inbox.head
 
-    def deliver(self, seq: int, item: Item) -> None:
-        """A batch is there."""
+    def deliver(self, items: Iterable[tuple[int, Item]]) -> None:
+        """Batches are there."""
         with self._ready:
-            self._inbox.put(seq, item)
+            for seq, item in items:
+                self._inbox.put(seq, item)
             self._ready.notify_all()
 
     def retract(self, seq: int) -> Item | None:

@@ -32,6 +32,10 @@ class Inbox(Generic[T]):
         """Whether the head is here."""
         return self.head in self._items
 
+    def peek(self) -> T | None:
+        """The head, if it is here."""
+        return self._items.get(self.head)
+
     def take(self) -> T:
         """The head, which is gone then."""
         item = self._items.pop(self.head)

@@ -48,15 +48,27 @@ class Link:
         self.shared = False
         self.left = False
         self.garbage = 0
+        self._queued: list[bytes] = []
         self.socket, self.monitor = connect_watched_dealer(context, endpoint, keys, secrets.token_bytes(16))
 
-    def send(self, message: Message) -> bool:
-        """Send if the connection is up."""
+    def queue(self, message: Message) -> None:
+        """Send it with the next `flush`."""
+        self._queued.append(encode(message))
+
+    def flush(self) -> bool:
+        """Send what is queued, if the connection is up; else it is gone."""
+        queued, self._queued = self._queued, []
         try:
-            self.socket.send(encode(message), zmq.DONTWAIT)
+            if queued:
+                self.socket.send_multipart(queued, zmq.DONTWAIT)
         except zmq.Again:
             return False
         return True
+
+    def send(self, message: Message) -> bool:
+        """Send if the connection is up."""
+        self.queue(message)
+        return self.flush()
 
     def changes(self) -> Iterator[bool]:
         """The connection came up (true) or went (false)."""
@@ -71,23 +83,35 @@ class Link:
                 frame = self.socket.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
+            yield from self._read_all(frame, place)
+
+    def _read_all(
+        self, frame: bytes, place: Callable[[Pushed], NDArray[np.uint8] | None]
+    ) -> Iterator[tuple[Message, int]]:
+        """The messages of one arrival; what follows one that is none is not looked into, for it may be a payload."""
+        while True:
             try:
                 message = decode(frame)
             except ProtocolError:
                 self.garbage += 1
-                self._skip_payload()
-                continue
+                while self.socket.rcvmore:
+                    self.socket.recv(copy=False)
+                return
             received = -1
-            if isinstance(message, Pushed) and self.socket.rcvmore:
-                buffer = place(message)
-                if buffer is not None:
-                    received = self.socket.recv_into(buffer.data)
-            self._skip_payload()
+            more = self.socket.rcvmore
+            if isinstance(message, Pushed) and not message.in_slot and more:
+                received = self._receive(place(message))
+                more = self.socket.rcvmore
             yield message, received
+            if not more:
+                return
+            frame = self.socket.recv()
 
-    def _skip_payload(self) -> None:
-        while self.socket.rcvmore:
+    def _receive(self, buffer: NDArray[np.uint8] | None) -> int:
+        if buffer is None:
             self.socket.recv(copy=False)
+            return -1
+        return int(self.socket.recv_into(buffer.data))
 
     def close(self) -> None:
         """Hang up."""

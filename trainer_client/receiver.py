@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Receiver", "ReceiverSettings"]
 
+#: Batches asked for ahead: one being built, some on their way, the others to even out what takes longer.
+_USUAL_PREFETCH = 8
+
 #: How often a silent writer is looked at for proof of its death: a lock has no event to wait for.
 _PROBE_S = 0.02
 
@@ -59,7 +62,8 @@ class ReceiverSettings:
     job: str
     stream: str
     seat: Seat
-    prefetch: int
+    #: Of each replica; None: as many as suit the size of batches.
+    prefetch: int | None
     prefetch_bytes: int
     shared_memory: bool
     verify: bool
@@ -74,15 +78,16 @@ class _Line:
     def __init__(self, settings: ReceiverSettings, attached: Attached) -> None:
         facts = self.facts = StreamFacts.of(attached)
         replicas = settings.seat.replicas
+        prefetch = settings.prefetch or max(_USUAL_PREFETCH, 2 * facts.at_a_time)
         hands = 4 * replicas + 2  # what a consumer and TensorFlow's own prefetching hold at a time, as measured
         affordable = settings.prefetch_bytes // max(facts.largest_bytes(), 1) - 1  # the reserve counts as well
-        slots = max(2, min(settings.prefetch * replicas + hands, affordable))
+        slots = max(2, min(prefetch * replicas + hands, affordable))
         self.memory = SlotMemory(slots + 1, facts.largest_bytes())
         self.ledger = Ledger(slots)
         self.most_out = max(1, slots - 2)
         self.wants = w.Wants(
             w.WantSettings(
-                prefetch=max(1, min(settings.prefetch * replicas, slots - 1)),
+                prefetch=max(1, min(prefetch * replicas, slots - 1)),
                 heartbeat_timeout_s=facts.heartbeat_timeout_s,
                 lost_timeout_s=settings.lost_timeout_s,
             ),
@@ -233,6 +238,7 @@ class Receiver:
             self._keep_books(now_s)
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
+            self._exchange.settle(now_s)
 
     def _pause_ms(self) -> int:
         now_s = time.monotonic()
@@ -247,7 +253,7 @@ class Receiver:
     def _tick(self, exchange: Exchange, now_s: float) -> None:
         if now_s < self._tick_soon_s:
             return
-        exchange.happened(w.Ticked(), now_s)
+        self.line.wants.note(w.Ticked(), now_s)
         self._tick_s = now_s + _PROBE_S if exchange.probe(now_s) else self.line.wants.wake_at_s(now_s)
         self._tick_soon_s = (now_s + self._tick_s) / 2  # a turn that comes anyway spares one for this alone
         if now_s >= self._beat_s:
@@ -259,7 +265,7 @@ class Receiver:
         assert self._exchange is not None
         head = self.handover.head
         if self.line.road.pass_to(head):
-            self._exchange.happened(w.Consumed(head), now_s)
+            self.line.wants.note(w.Consumed(head), now_s)
         ledger, freed = self.line.ledger, False
         while self.handover.handed:
             slot, copied = self.handover.handed.popleft()
@@ -272,14 +278,14 @@ class Receiver:
             ledger.give_back(slot)
             freed = True
         if freed:
-            self._exchange.happened(w.SlotReturned(), now_s)
+            self.line.wants.note(w.SlotReturned(), now_s)
 
     # --- the way ahead ---
 
     def _extend(self, exchange: Exchange, now_s: float) -> None:
         targets = self.line.road.extend(self.line.wants.room())
         if targets:
-            exchange.happened(w.Extended(targets), now_s)
+            self.line.wants.note(w.Extended(targets), now_s)
         missing = self.line.road.missing()
         if missing is not None:
             self._questions.setdefault(self._epoch_query(*missing), [])
@@ -307,7 +313,7 @@ class Receiver:
             head = self.line.road.turn(line)
             for item in self.handover.restart(head):
                 self.line.ledger.drop(item.slot)
-            self._exchange.happened(w.Refocused(head), now_s)
+            self.line.wants.note(w.Refocused(head), now_s)
         self.handover.serve(line)
 
     # --- the coordinator ---

@@ -7,6 +7,7 @@ their longest row), exactly the layout that follows from it, and is the one that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shared.layout import BucketShape, Field, Layout, layout_of
@@ -20,8 +21,12 @@ __all__ = ["StreamFacts"]
 #: Layouts kept; with batches padded to their longest row there may be thousands of shapes.
 _MOST_LAYOUTS = 4096
 
+#: Handing a batch to TensorFlow takes about 0.2 ms, whatever its size, and asking for one 0.1 ms: copying is cheaper.
+_AT_A_TIME_BYTES = 2**20
+_MOST_AT_A_TIME = 16
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class StreamFacts:
     """Fields of a batch, shapes of the buckets, and the name of the plan."""
 
@@ -54,6 +59,11 @@ class StreamFacts:
     def largest_bytes(self) -> int:
         """The payload of the largest shape."""
         return max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
+
+    @cached_property
+    def at_a_time(self) -> int:
+        """How many batches are worth handling at once, because they are small; else 1."""
+        return max(1, min(_MOST_AT_A_TIME, _AT_A_TIME_BYTES // max(1, self.largest_bytes())))
 
     def layout(self, shape: WireShape) -> Layout | None:
         """The layout of a batch of this shape; None if no batch of this stream may have it."""

@@ -31,7 +31,7 @@ from shared.errors import SettingsError
 from shared.layout import ALIGNMENT
 from shared.logs import Log
 from trainer_client import interrupts, leaving
-from trainer_client.elements import Elements, masked_batches, shapes_of
+from trainer_client.elements import Elements, assembler, masked_batches, shapes_of
 from trainer_client.kept_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -107,8 +107,11 @@ def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
 
 def _pipeline(openings: _Openings, device: str | None) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.feed.fields}
-    specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
+    stack = (None,) if openings.stacks else ()
+    specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
     data = tf.data.Dataset.from_generator(openings, output_signature=openings.elements.of(specs))
+    if openings.stacks:
+        data = data.unbatch()
     if openings.elements.map is not None:
         data = data.map(openings.elements.map)
     if device is not None:
@@ -129,6 +132,11 @@ class _Openings:
     elements: Elements
     witness: _Counting | _Derived
 
+    @property
+    def stacks(self) -> bool:
+        """Whether several batches cross at a time."""
+        return self.feed.at_a_time > 1
+
     def __call__(self) -> _Pass:
         keep_freed_memory()
         reading = self.feed.open()
@@ -143,6 +151,7 @@ class _Pass:
         self._reading = reading
         self._openings = openings
         self._error: BaseException | None = None
+        self._keys = openings.elements.keys([field.key for field in openings.feed.fields])
         leaving.watch(self)
 
     def __iter__(self) -> Iterator[Any]:
@@ -159,13 +168,19 @@ class _Pass:
         if self._error is not None:
             raise self._error
         try:
-            return self._openings.elements.of(next(self._reading))
+            return self._element()
         except StopIteration:
             self._openings.witness.read_to_end(self._reading)
             raise
         except BaseException as error:
             self._error = self._error or error
             raise self._error from None
+
+    def _element(self) -> Any:  # noqa: ANN401 - an element
+        elements, feed = self._openings.elements, self._openings.feed
+        if not self._openings.stacks:
+            return elements.of(next(self._reading))
+        return elements.of(self._reading.stacked(self._keys, feed.at_a_time))
 
     def end(self) -> None:
         """The process ends: nobody will look at what comes now, be it an error."""
@@ -269,9 +284,29 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
 
 class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
-    """Says when its consumer sees the end, and raises what stopped the feed instead of TensorFlow's account of it."""
+    """Says when its consumer sees the end, and raises what stopped the feed instead of TensorFlow's account of it.
+
+    Putting an element together takes TensorFlow longer than fetching it, because it expects any structure: here it is
+    known, and small batches come a third faster.
+    """
 
     counting: _Counting
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        super().__init__(dataset)
+        self._assemble = assembler(self.element_spec, tf.TensorSpec)
+
+    def _next_internal(self) -> Any:  # noqa: ANN401 - an element
+        synchronous = tf.executing_eagerly() and tf.config.experimental.get_synchronous_execution()
+        if self._assemble is None or not synchronous:
+            return super()._next_internal()
+        return self._assemble(
+            tf.raw_ops.IteratorGetNext(
+                iterator=self._iterator_resource,
+                output_types=self._flat_output_types,
+                output_shapes=self._flat_output_shapes,
+            )
+        )
 
     def __next__(self) -> Any:  # noqa: ANN401 - an element
         try:

@@ -1,6 +1,7 @@
 """Which batch is asked of which worker, and when again: every decision of a trainer, without a socket or a clock.
 
-One door: `handle(event, now_s) -> instructions`. Rules, each from an interleaving that failed without it:
+Two doors: `note(event, now_s)` whenever something happens, then `decide(now_s) -> instructions`. Rules, each from an
+interleaving that failed without it:
 - A want goes to the worker that should be through with its unanswered work first; never twice to one that already has
   it or refused it.
 - Silent is suspect, not dead: a silent worker gets nothing new, its wants are asked elsewhere in the order of the
@@ -215,12 +216,15 @@ class Wants:
             Ticked: self._ticked,
         }
 
-    def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Take in a fact; what is to be done now."""
+    def note(self, event: Event, now_s: float) -> None:
+        """Take in a fact."""
         if now_s - self._seen_s > self._settings.heartbeat_timeout_s / 2:
             self._excuse(now_s)
         self._seen_s = now_s
         self._doors[type(event)](event, now_s)  # type: ignore[operator]
+
+    def decide(self, now_s: float) -> list[Instruction]:
+        """What is to be done after all that was noted; a worker that is gone needs no order any more."""
         self._hedge(now_s)
         self._ask(now_s)
         self._rebalance(now_s)

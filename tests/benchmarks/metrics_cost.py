@@ -57,7 +57,7 @@ def trainer_us(rows: int) -> float:
         taken_s = time.perf_counter()
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        accounts.read(headers[number % 16], arrays, times)
+        accounts.read([headers[number % 16]], arrays, times)
         accounts.stepped(0, 0.001)
         accounts.trained(0, number)
 

@@ -49,7 +49,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         workers=(WORKER,),
     ),
     m.Wait(reason="rank 1 stands elsewhere", retry_ms=500),
-    m.Refused(code="version", expected="protocol version 1", got="version 2", remedy="Install the same release."),
+    m.Refused(code="version", expected="protocol version 2", got="version 3", remedy="Install the same release."),
     m.Progress(stream="train", rank=0, incarnation=7, epoch=2, number=1240),
     m.Members(workers=(WORKER, m.WorkerAddress("loader-2", 1, "tcp://[::1]:1"))),
     m.Detach(stream="train", rank=0, incarnation=7),
@@ -66,6 +66,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         stream="train",
         incarnation=7,
         shared=m.SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
+        verify=True,
     ),
     m.Welcome(worker="loader-1", incarnation=9, shared=False, reason="the trainer runs on another host"),
     m.Want(

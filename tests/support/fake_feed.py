@@ -18,9 +18,9 @@ from shared.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout
 from trainer_client import interrupts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-__all__ = ["BATCH_FIELDS", "Batch", "FakeFeed", "Reading", "tag_of"]
+__all__ = ["BATCH_FIELDS", "SHAPES", "Batch", "FakeFeed", "Reading", "tag_of"]
 
 BATCH_FIELDS = fields_of_batch(
     (Field(key="audio", dtype="float32", shape=(None, 3)), Field(key="text", dtype="int32", shape=(None,)))
@@ -64,6 +64,7 @@ class FakeFeed:
 
     epochs: Sequence[int] = (10, 12, 9)
     replicas: int = 1
+    at_a_time: int = 1
     slots: int = 8
     evaluation: bool = False
     fields: tuple[Field, ...] = BATCH_FIELDS
@@ -194,6 +195,18 @@ class Reading:
         self.next_number += 1
         self.feed.yielded.append((self.epoch, number))
         return self._batch(number)
+
+    def stacked(self, keys: Collection[str], most: int) -> dict[str, Any]:
+        batches = [next(self)]
+        while len(batches) < most and self._is_alike():
+            batches.append(next(self))
+        return {key: np.stack([batch[key] for batch in batches]) for key in keys}
+
+    def _is_alike(self) -> bool:
+        feed, number = self.feed, self.next_number
+        late = (self.epoch, number) in (feed.starve_at, feed.fail_at) or feed.error is not None
+        shape, before = (((one // feed.replicas) % len(feed.shapes)) for one in (number, number - 1))
+        return not late and number < feed.batches(self.epoch) and shape == before
 
     def close(self) -> None:
         with self.feed.changed:

@@ -251,7 +251,6 @@ class World:
         self.taken: list[Target] = []
         self.orders: list[w.Instruction] = []
         self.failed: StokerError | None = None
-        self._events: deque[w.Event] = deque()
         self._arrived: dict[int, Stamp] = {}
 
     def _process(self, endpoint: int) -> Process:
@@ -305,6 +304,7 @@ class World:
         for one in self.wants.silent_writers():
             self._probe(next(link for link in self.links if link.incarnation == one))
         self.extend()
+        self._settle()
 
     def extend(self) -> None:
         """Take the road further, as far as it is known and there is room."""
@@ -381,13 +381,12 @@ class World:
         self._happened(w.GaveUp(link.incarnation, ticket, error, passing=code == "draining"))
 
     def _happened(self, event: w.Event) -> None:
-        self._events.append(event)
-        if len(self._events) > 1:
-            return
-        while self._events:
-            for order in self.wants.handle(self._events[0], self.now_s):
+        self.wants.note(event, self.now_s)
+
+    def _settle(self) -> None:
+        while orders := self.wants.decide(self.now_s):
+            for order in orders:
                 self._carry_out(order)
-            self._events.popleft()
 
     def _carry_out(self, order: w.Instruction) -> None:
         self.orders.append(order)
@@ -397,7 +396,7 @@ class World:
             item = self.inbox.retract(order.seq)
             if item is not None:
                 self.ledger.drop(item[1])
-            self._events.append(w.Retracted(order.seq, item[1] if item else None))
+            self._happened(w.Retracted(order.seq, item[1] if item else None))
         elif isinstance(order, w.Fail):
             assert self.failed is None, "the feed fails once"
             refused = self.wants._entries[self.wants._head].refused
@@ -409,10 +408,12 @@ class World:
             self._send(order)
 
     def _send(self, order: w.SendWant | w.SendCancel | w.SendPing) -> None:
-        link = next(link for link in self.links if link.incarnation == order.worker)
+        link = next((link for link in self.links if link.incarnation == order.worker), None)
+        if link is None:  # it went in this very turn
+            return
         if isinstance(order, w.SendWant):
             if not link.send("want", order):
-                self._events.append(w.WorkerCut(order.worker))
+                self._happened(w.WorkerCut(order.worker))
         elif isinstance(order, w.SendCancel):
             link.send("cancel", order.ticket)
         else:

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 
+from shared.hashing import digest64
+from shared.messages import Pushed, Ticket, WireShape
 from trainer_client.batch import Batch, owned
 
 
@@ -12,6 +14,11 @@ def counted() -> tuple[list[str], np.ndarray]:
     returned: list[str] = []
     data = np.arange(64, dtype=np.uint8)
     return returned, owned(data, lambda: returned.append(threading.current_thread().name))
+
+
+def header(**more) -> Pushed:
+    said = {"epoch": 0, "number": 0, "empty": False, "digest": 0, "rows": 1, "masked": 0, "nbytes": 64, "build_us": 1}
+    return Pushed(ticket=Ticket(0, 1), in_slot=True, shape=WireShape(1, ()), **{**said, **more})
 
 
 def test_it_is_the_same_memory():
@@ -56,14 +63,20 @@ def test_the_memory_lives_as_long_as_the_view():
 
 def test_a_batch_is_a_dict_of_arrays_that_knows_which_one_it_is():
     arrays = {"audio": np.zeros((2, 3), np.float32)}
-    batch = Batch(arrays, epoch=3, number=14, empty=False, digest=99, rows=2, masked=1)
+    batch = Batch(arrays, np.zeros(64, np.uint8), header(epoch=3, number=14, digest=99, rows=2, masked=1))
     assert dict(batch) == arrays
     assert (batch.epoch, batch.number, batch.empty, batch.digest, batch.rows, batch.masked) == (3, 14, False, 99, 2, 1)
 
 
+def test_a_digest_that_nobody_wrote_is_counted_from_the_bytes():
+    payload = np.arange(64, dtype=np.uint8)
+    assert Batch({}, payload, header(digest=0)).digest == digest64(payload.data)
+    assert Batch({}, payload, header(digest=5)).digest == 5
+
+
 def test_views_of_a_batch_keep_the_slot_after_the_batch_is_gone():
     returned, view = counted()
-    batch = Batch({"a": view[:32], "b": view[32:]}, epoch=0, number=0, empty=False, digest=0, rows=1, masked=0)
+    batch = Batch({"a": view[:32], "b": view[32:]}, view, header())
     kept = batch["b"]
     del batch, view
     gc.collect()

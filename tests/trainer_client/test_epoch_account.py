@@ -45,7 +45,20 @@ ARRAYS = {"audio_length": np.array([10, 6, 0, 0]), "text_length": np.array([5, 1
 
 
 def _read(accounts: Accounts, *, at_s: float = 10.0, wait_s: float = 0.5, **more: Any) -> None:
-    accounts.read(_header(**more), ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
+    accounts.read([_header(**more)], ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
+
+
+def test_batches_that_are_read_at_once_count_as_if_one_by_one() -> None:
+    at_once, one_by_one = Accounts(FIELDS), Accounts(FIELDS)
+    headers = [_header(rows=rows, masked=masked) for rows, masked in ((4, 0), (3, 1), (1, 0))]
+    lengths = [{key: array // (number + 1) for key, array in ARRAYS.items()} for number in range(3)]
+    stacked = {key: np.stack([one[key] for one in lengths]) for key in ARRAYS}
+    at_once.read(headers, stacked, ReadTimes(at_s=10.0, wait_s=0.5, conversion_s=0.03))
+    for number, header in enumerate(headers):
+        wait_s = 0.0 if number else 0.5
+        one_by_one.read([header], lengths[number], ReadTimes(at_s=10.0, wait_s=wait_s, conversion_s=0.01))
+    one_by_one.counts.conversion_s = at_once.counts.conversion_s
+    assert at_once.counts == one_by_one.counts
 
 
 def test_rows_and_bytes_are_told_apart() -> None:
@@ -166,7 +179,7 @@ def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
 
 def test_an_epoch_of_nothing_has_a_line_too() -> None:
     accounts = Accounts(FIELDS[2:3])
-    accounts.read(_header(shape=WireShape(4, ())), {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
+    accounts.read([_header(shape=WireShape(4, ()))], {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
     account = accounts.close(0)
     assert account is not None
     line = account.line(now_s=5.0, batches=0)

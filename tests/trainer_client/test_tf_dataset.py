@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import LostError, SettingsError
 from shared.layout import BucketShape
-from tests.support.fake_feed import FakeFeed
+from tests.support.fake_feed import SHAPES, FakeFeed
 from tests.support.two_devices import mirrored
 
 import keras  # isort: skip - after the devices are set
@@ -74,6 +74,38 @@ class TestElements:
     def test_an_unknown_key_is_refused_before_any_step(self, feed):
         with pytest.raises(SettingsError, match=r'expected a key of the batches .audio, text.*got "video"'):
             tf_dataset.make(feed, inputs="video")
+
+
+class TestSeveralAtATime:
+    @pytest.mark.parametrize("shapes", [ONE_SHAPE, SHAPES], ids=["one shape", "two shapes"])
+    @pytest.mark.parametrize("form", [{}, {"inputs": ("audio", "tag"), "targets": "text", "weights": "weight"}])
+    def test_they_come_out_one_by_one_as_they_are(self, shapes, form):
+        one_by_one, stacked = (FakeFeed(epochs=(7, 5), shapes=shapes, at_a_time=several) for several in (1, 3))
+        first, second = (tf_dataset.make(feed, **form) for feed in (one_by_one, stacked))
+        for _ in range(2):
+            for expected, got in zip(first, second, strict=True):
+                tf.nest.map_structure(np.testing.assert_array_equal, expected, got)
+        assert (stacked.epoch, stacked.cursor) == (one_by_one.epoch, one_by_one.cursor) == (2, 0)
+        assert first.element_spec == second.element_spec
+
+    def test_a_map_sees_single_batches(self):
+        feed = FakeFeed(epochs=(5,), shapes=ONE_SHAPE, at_a_time=4)
+        ranks = [int(rank) for rank in tf_dataset.make(feed, map=lambda batch: tf.rank(batch["audio"]))]
+        assert ranks == [3] * 5
+
+    def test_slots_are_free_again_at_once(self):
+        feed = FakeFeed(epochs=(20,), shapes=ONE_SHAPE, at_a_time=4, slots=4)
+        kept = list(tf_dataset.make(feed))
+        assert len(kept) == 20
+        assert feed.copies == 0
+        assert feed.free.qsize() == 4
+
+    def test_an_error_among_them_is_raised_behind_those_before(self):
+        feed = FakeFeed(epochs=(9,), shapes=ONE_SHAPE, at_a_time=4, fail_at=(0, 6))
+        iterator, seen = iter(tf_dataset.make(feed)), []
+        with pytest.raises(LostError):
+            seen.extend(int(batch["tag"][0]) for batch in iterator)
+        assert seen == tags(0, 6)
 
 
 class TestMemory:

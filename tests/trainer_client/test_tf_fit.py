@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import LostError
-from tests.support.fake_feed import FakeFeed, tag_of
+from tests.support.fake_feed import SHAPES, FakeFeed, tag_of
 from tests.support.two_devices import mirrored
 
 import keras  # isort: skip - after the devices are set
@@ -64,9 +64,13 @@ def test_without_a_callback_each_epoch_is_the_next(replicas, steps, epochs):
 
 @pytest.mark.heritage("R5")
 @pytest.mark.fault(17)
-@pytest.mark.parametrize("steps", [1, 4])
-def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, steps, tmp_path):
-    feed = feed_of(strategy)
+@pytest.mark.parametrize(
+    ("steps", "crossing"),
+    [(1, {}), (4, {}), (1, {"at_a_time": 4, "shapes": SHAPES[:1]})],
+    ids=["a step at a time", "four steps at a time", "four batches a crossing"],
+)
+def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, steps, crossing, tmp_path):
+    feed = feed_of(strategy, **crossing)
     first = tiny_model(strategy, steps)
     stop = StopAt(feed, 0, 6 * feed.replicas)
     with pytest.raises(ZeroDivisionError):
@@ -75,7 +79,7 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
         )
     feed.close()
 
-    feed = feed_of(strategy)
+    feed = feed_of(strategy, **crossing)
     data = data_of(feed, strategy)
     next(iter(data))
     second = tiny_model(strategy, steps)

@@ -18,6 +18,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import tiny_model  # isort: skip
+from trainer_client import stream_facts  # isort: skip
 from trainer_client.tf_dataset import warm_up  # isort: skip
 
 
@@ -43,6 +44,13 @@ def loaders(tmp_path_factory):
     job = write_job(tmp_path_factory.mktemp("tf"), samples=300, longest_s=0.5, job="group = 2")
     with running(job, workers=2) as loaders:
         yield loaders
+
+
+@pytest.fixture(autouse=True, params=[1, 16], ids=["one by one", "several at a time"])
+def at_a_time(request, monkeypatch):
+    """Batches here are small and would go several at a time: the way of large ones is tried as well."""
+    monkeypatch.setattr(stream_facts, "_MOST_AT_A_TIME", request.param)
+    return request.param
 
 
 def tags_of_epochs(endpoint, epochs):

@@ -39,7 +39,8 @@ class Trainer:
 
     def __call__(self, event: w.Event, after_s: float = 0.0) -> list[w.Instruction]:
         self.now_s += after_s
-        self.said = self.wants.handle(event, self.now_s)
+        self.wants.note(event, self.now_s)
+        self.said = self.wants.decide(self.now_s)
         return self.said
 
     def up(self, *workers: int, in_slot: bool = True) -> None:

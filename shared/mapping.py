@@ -1,0 +1,72 @@
+"""A file's bytes as memory that two processes share, in huge pages where the kernel lets us have them.
+
+Copying into shared pages of 4 KiB costs nearly twice as much as into huge ones (10 MB on a virtual machine: 0.86 ms
+against 0.47), and kernels hand out none for shared memory unless their owner changed `shmem_enabled`. Since Linux 6.1
+written pages can be put together on request; mappings see huge pages only where they are aligned as these are. Rules:
+who asks and does not get loses nothing but speed; a mapping goes with the last array that looks into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["HUGE_PAGE", "collapse", "mapped"]
+
+HUGE_PAGE = 2**21
+
+# <sys/mman.h> of Linux; Python's mmap module cannot choose an address.
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MADV_COLLAPSE = 25
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def mapped(fd: int, nbytes: int) -> NDArray[np.uint8]:
+    """The first bytes of a file, to be read and written, aligned to huge pages; the descriptor may be closed."""
+    reserved = nbytes + HUGE_PAGE
+    quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    base = _map(None, reserved, _PROT_NONE, quietly, -1)
+    start = _up(base, HUGE_PAGE)
+    try:
+        _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(base, reserved)
+        raise
+    memory = (ctypes.c_uint8 * nbytes).from_address(start)
+    weakref.finalize(memory, _libc.munmap, base, reserved).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
+
+
+def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
+    found = _libc.mmap(address, nbytes, protection, flags, fd, 0)
+    if found == _FAILED:
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot map {nbytes} bytes: {os.strerror(error)}")
+    return int(found)
+
+
+def collapse(array: NDArray[np.uint8]) -> bool:
+    """Put written bytes of a mapping into huge pages; whether the kernel did."""
+    start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
+    end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
+    return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0
+
+
+def _up(address: int, unit: int) -> int:
+    return -(-address // unit) * unit
