@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.builder import Builder, Built, Prepared
+    from loader_server.outgoing import Outgoing
     from loader_server.trial import Trial
     from shared.layout import BucketShape
     from shared.messages import Want
+    from shared.sealing import Sealer
 
 __all__ = ["BuildThread", "Job", "Outcome"]
 
@@ -39,6 +41,8 @@ class Job:
     buffer: Callable[[int], NDArray[np.uint8]]
     #: Whether a digest is wanted.
     digest: bool = True
+    #: Seals what goes by TCP under keys.
+    sealer: Sealer | None = None
     cancelled: bool = False
     #: None where there is nothing to read ahead.
     prepared: Future[Prepared] | None = None
@@ -52,6 +56,10 @@ class Outcome:
     shape: BucketShape | None = None
     built: Built | None = None
     payload: NDArray[np.uint8] | None = None
+    #: What goes by TCP, if it does.
+    sent: memoryview | None = None
+    #: The same sealed, and its number.
+    sealed: tuple[int, NDArray[np.uint8]] | None = None
     error: BaseException | None = None
     culprits: tuple[int, ...] = ()
 
@@ -59,12 +67,15 @@ class Outcome:
 class BuildThread:
     """Takes jobs, leaves outcomes in `outcomes`, and calls `wake` after each."""
 
-    def __init__(self, builders: dict[str, Builder], trial: Trial, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, builders: dict[str, Builder], trial: Trial, outgoing: Outgoing, wake: Callable[[], None]
+    ) -> None:
         self.outcomes: deque[Outcome] = deque()
         #: Jobs taken and not yet ended.
         self.load = 0
         self._builders = builders
         self._trial = trial
+        self._outgoing = outgoing
         self._wake = wake
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._readers = ThreadPoolExecutor(_READERS, "stoker-read")
@@ -118,4 +129,8 @@ class BuildThread:
             builder.culprits |= set(culprits)
         payload = job.buffer(prepared.layout.nbytes)
         built = builder.build(job.want, prepared, payload, digest=job.digest)
-        return Outcome(job, shape=prepared.shape, built=built, payload=payload, culprits=culprits)
+        sent = None if job.want.in_slot else self._outgoing.packed(payload, prepared.layout)
+        sealed = self._outgoing.sealed(job.sealer, sent) if job.sealer is not None and sent is not None else None
+        return Outcome(
+            job, shape=prepared.shape, built=built, payload=payload, sent=sent, sealed=sealed, culprits=culprits
+        )

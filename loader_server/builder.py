@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.source import Gathering
-from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, ReadError, SampleError
 from shared.hashing import digest64
 from shared.layout import Layout, layout_of
+from shared.packing import round_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,6 +137,7 @@ class Builder:
             masked, decode_ns = self._fill(want.epoch, samples, prepared.raw, arrays)
             rows = self._leave_empty(arrays, len(samples)) - masked
         self._clear_gaps(prepared.layout, payload)
+        round_in_place(payload, prepared.layout, self._stream.float32)
         key = self._stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(
@@ -223,7 +224,7 @@ class Builder:
             if sample in self.culprits:
                 raise _kills(self._stream.source.name(sample))
             decoded = self._stream.source.decode(sample, raw)
-            values = self._stream.chain.apply(decoded, generator_for(self._stream.seed, epoch, sample))
+            values = self._stream.chain.apply(decoded, self._stream.chain.generator(self._stream.seed, epoch, sample))
             self._refuse_too_long(values, arrays, sample)
         except SampleError as error:
             self._quarantine.note(self._stream.name, sample, self._stream.source.name(sample), error)

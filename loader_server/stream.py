@@ -25,6 +25,7 @@ from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.layout import BucketShape, Field, fields_of_batch
+from shared.packing import Packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,6 +78,11 @@ class JobFile:
     def settings(self) -> JobSettings:
         """The table [job]."""
         return self.job.settings
+
+    @property
+    def packing(self) -> Packing:
+        """How batches go by TCP."""
+        return Packing(float32=self.settings.float32, compression=self.settings.compression)
 
     @property
     def state(self) -> Path:
@@ -158,6 +164,7 @@ class Stream:
         self.name = recipe.name
         self.settings = recipe.settings
         self.seed = job.settings.seed
+        self.float32 = job.settings.float32
         folder = job.index_folder(recipe.name)
         index = open_index(folder)
         index.refuse_other_source(recipe.settings.source, recipe.source)
@@ -199,7 +206,7 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        return fingerprint(self.digest, self.chain.fingerprint, processor_features())
+        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features())
 
     def close(self) -> None:
         """Give back what is open."""

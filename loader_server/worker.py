@@ -7,6 +7,7 @@ worker keeps nothing that it could not rebuild: any other one can take its place
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ import zmq
 from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
+from loader_server.outgoing import Outgoing
 from loader_server.quarantine import Quarantine
 from loader_server.registration import Registration, advertised
 from loader_server.session import Session
@@ -27,10 +29,11 @@ from loader_server.want_queue import WantQueue
 from shared import messages as m
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError, StokerError
-from shared.hashing import fingerprint
+from shared.hashing import digest64, fingerprint
 from shared.logs import Log
 from shared.messages import WireShape
-from shared.sockets import Waker, bind_router, drained
+from shared.packing import require_library
+from shared.sockets import Waker, bind_router, bind_sealed_router, drained, port_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,11 +98,15 @@ class Worker:
         self.masked_by_reason = self._quarantine.counts
         self._builders = {name: Builder(stream, self._quarantine) for name, stream in self._streams.items()}
         self._waker = Waker()
-        self._thread = BuildThread(self._builders, Trial(settings.job_path), self._waker.wake)
+        packing = self._job.packing
+        require_library(packing)
+        self._outgoing = Outgoing(packing)
+        self._thread = BuildThread(self._builders, Trial(settings.job_path), self._outgoing, self._waker.wake)
         self._queue: WantQueue[bytes, Job] = WantQueue()
         self._sessions: dict[bytes, Session] = {}
         self._outbox: dict[bytes, list[bytes]] = {}
-        self._sending: list[tuple[zmq.MessageTracker, int]] = []
+        #: What libzmq is still sending, and the buffers that it was built in.
+        self._sending: list[tuple[zmq.MessageTracker, memoryview, NDArray[np.uint8]]] = []
         self._draining = False
         self._stop_s = float("inf")
         self._look_s = 0.0
@@ -109,6 +116,11 @@ class Worker:
             self._guard.enter_context(settings.server_keys.guarding(self._context))
         self._router = bind_router(self._context, settings.listen, settings.server_keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._sealed_router: zmq.Socket[bytes] | None = None
+        self._sealed_port = 0
+        if settings.server_keys is not None:
+            self._sealed_router = bind_sealed_router(self._context, self.endpoint)
+            self._sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
         reachable = advertised(self.endpoint, settings.coordinator)
         self._registration = Registration(
             self._context,
@@ -148,7 +160,7 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
-        idle = not self._thread.load and not len(self._queue) and all(tracker.done for tracker, _ in self._sending)
+        idle = not self._thread.load and not len(self._queue) and all(tracker.done for tracker, *_ in self._sending)
         return self._draining and (idle or time.monotonic() > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
@@ -167,13 +179,21 @@ class Worker:
                 self._receive(identity.bytes, frame.buffer, now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
-        self._sending = [(tracker, nbytes) for tracker, nbytes in self._sending if not tracker.done]
+        self._take_back_sent()
         if self._draining:
             self._refuse_queue()
         self._feed_builder()
         self._talk_to_coordinator(now_s)
         self._forget_silent(now_s)
         self._flush()
+
+    def _take_back_sent(self) -> None:
+        sending, self._sending = self._sending, []
+        for one in sending:
+            if one[0].done:
+                self._outgoing.give_back(one[2])
+            else:
+                self._sending.append(one)
 
     def _feed_builder(self) -> None:
         while self._thread.load < _AHEAD and self.unsent_bytes() < self._job.settings.queue_bytes:
@@ -184,7 +204,7 @@ class Worker:
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still on their way out by TCP."""
-        return sum(nbytes for _, nbytes in self._sending)
+        return sum(sent.nbytes for _, sent, _ in self._sending)
 
     def _talk_to_coordinator(self, now_s: float) -> None:
         load = self.load = m.Beat(
@@ -227,6 +247,8 @@ class Worker:
                 session.close()  # otherwise the end of the process lets go of the slots: a thread may still write
         self._registration.close()
         self._router.close(linger=200)
+        if self._sealed_router is not None:
+            self._sealed_router.close(linger=200)
         self._guard.close()
         self._context.term()
         self._waker.close()
@@ -262,18 +284,26 @@ class Worker:
         if session is None or session.incarnation != message.incarnation:
             if session is not None:
                 self._forget(identity)
-            session = self._sessions[identity] = Session(message, now_s)
+            session = self._sessions[identity] = Session(message, self._outgoing.take, now_s)
             self.log.info(
                 "trainer came",
                 stream=message.stream,
                 shared_memory=session.shared is not None,
                 reason=session.why_not_shared,
             )
+        else:
+            session.take_key(message)
         shared = session.shared is not None
         self._send(
             identity,
             m.Welcome(
-                worker=self.settings.name, incarnation=self.incarnation, shared=shared, reason=session.why_not_shared
+                worker=self.settings.name,
+                incarnation=self.incarnation,
+                shared=shared,
+                reason=session.why_not_shared,
+                float32=self._job.settings.float32,
+                compression=self._job.settings.compression,
+                sealed_port=self._sealed_port if session.sealer is not None else 0,
             ),
         )
 
@@ -307,7 +337,13 @@ class Worker:
         if not session.tickets.accept(ticket):
             self.counts.stale += 1
             return
-        job = Job(identity, want, session.buffer(want), digest=session.verify or not want.in_slot)
+        job = Job(
+            identity,
+            want,
+            session.buffer(want),
+            digest=session.verify or not (want.in_slot or session.sealer),
+            sealer=session.sealer,
+        )
         session.jobs[ticket] = job
         self._queue.put(identity, job, urgent=want.urgent)
 
@@ -357,7 +393,8 @@ class Worker:
 
     def _ping(self, identity: bytes, session: Session | None, message: m.Ping, _now_s: float) -> None:
         held = session.tickets.held() if session is not None else ()
-        self._send(identity, m.Pong(number=message.number, tickets=held))
+        sealed = session.sealed_number if session is not None else 0
+        self._send(identity, m.Pong(number=message.number, tickets=held, sealed=sealed))
 
     def _epoch_query(self, identity: bytes, _session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
         stream = self._streams.get(message.stream)
@@ -440,18 +477,44 @@ class Worker:
         if in_slot:
             self._send(outcome.job.trainer, header)
         else:
-            self._send_payload(outcome.job.trainer, header, outcome.payload)
+            self._send_payload(outcome, header)
 
-    def _send_payload(self, identity: bytes, header: m.Pushed, payload: NDArray[np.uint8]) -> None:
+    def _send_payload(self, outcome: Outcome, header: m.Pushed) -> None:
+        """Sealed where the trainer listens for that; on the encrypted connection if that is not up (yet)."""
+        assert outcome.sent is not None
+        assert outcome.payload is not None
         self._flush()  # answers keep their order
+        identity = outcome.job.trainer
+        if outcome.sealed is not None and self._send_sealed(outcome, header):
+            self._outgoing.give_back(outcome.payload)
+            return
+        if not header.digest:
+            header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
         try:
             self._router.send_multipart([identity, encode(header)], zmq.SNDMORE | zmq.DONTWAIT)
-            tracker = self._router.send(payload.data, zmq.DONTWAIT, copy=False, track=True)
+            tracker = self._router.send(outcome.sent, zmq.DONTWAIT, copy=False, track=True)
         except zmq.ZMQError:
             self.log.debug("trainer is gone", number=header.number)
             return
-        if tracker is not None and not tracker.done:
-            self._sending.append((tracker, payload.nbytes))
+        assert tracker is not None
+        self._sending.append((tracker, outcome.sent, outcome.payload))
+
+    def _send_sealed(self, outcome: Outcome, header: m.Pushed) -> bool:
+        sealer, session = outcome.job.sealer, self._sessions.get(outcome.job.trainer)
+        assert outcome.sealed is not None
+        if sealer is None or session is None or session.sealer is not sealer or self._sealed_router is None:
+            return False
+        number, sealed = outcome.sealed
+        head = sealer.header(number, encode(header))
+        try:
+            self._sealed_router.send_multipart([session.sealed_identity, head], zmq.SNDMORE | zmq.DONTWAIT)
+            tracker = self._sealed_router.send(sealed.data, zmq.DONTWAIT, copy=False, track=True)
+        except zmq.ZMQError:
+            return False
+        assert tracker is not None
+        self._sending.append((tracker, sealed.data, sealed))
+        session.sealed_number = number
+        return True
 
     def _report(self, job: Job, error: BaseException) -> None:
         self.counts.refused += 1

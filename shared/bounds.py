@@ -23,6 +23,7 @@ __all__ = [
     "Integer",
     "Many",
     "Maybe",
+    "OneOf",
     "Rate",
     "Record",
     "Row",
@@ -121,6 +122,21 @@ class Dtype:
 
     def __str__(self) -> str:
         return "name of a dtype"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few names."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, value: object) -> str:
+        if type(value) is not str or value not in self.names:
+            raise Unfit(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.errors import SettingsError
+from shared.packing import COMPRESSIONS, FLOAT32_FORMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -262,6 +263,14 @@ class JobSettings:
     )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
+    )
+    float32: str = setting(
+        choice(*FLOAT32_FORMS),
+        "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",
+        default="float32",
+    )
+    compression: str = setting(
+        choice(*COMPRESSIONS), "compression of batches that go by TCP: none, lz4 or zstd", default="none"
     )
     keys: str = setting(
         text, "folder with CURVE keys; without it there is no encryption and only loopback is served", default=""

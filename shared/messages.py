@@ -11,7 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, Rate, Row, Text, record
+from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Text, record
+from shared.packing import COMPRESSIONS, FLOAT32_FORMS
 
 __all__ = [
     "KINDS",
@@ -41,6 +42,7 @@ __all__ = [
     "Refused",
     "Register",
     "Registered",
+    "Seal",
     "SharedSlots",
     "Status",
     "StatusQuery",
@@ -136,6 +138,17 @@ class SharedSlots(Part):
     slots: int = wire(_slot)
     slot_bytes: int = wire(_size)
     lock_byte: int = wire(Integer(0, 2**20))
+
+
+@dataclass(frozen=True, slots=True)
+class Seal(Part):
+    """Under which key payloads are to be sealed, and where they are to be sent."""
+
+    key: bytes = wire(Blob(32))
+    identity: bytes = wire(Blob(16))
+
+    def __repr__(self) -> str:
+        return "Seal(…)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +337,7 @@ class Hello(Message):
     incarnation: int = wire(_id)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
     verify: bool = wire(_flag)
+    seal: Seal | None = wire(Maybe(record(Seal)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +348,9 @@ class Welcome(Message):
     incarnation: int = wire(_id)
     shared: bool = wire(_flag)
     reason: str = wire(_prose)
+    float32: str = wire(OneOf(FLOAT32_FORMS))
+    compression: str = wire(OneOf(COMPRESSIONS))
+    sealed_port: int = wire(Integer(0, 65535))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,6 +392,7 @@ class Pong(Message):
 
     number: int = wire(_count)
     tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
+    sealed: int = wire(_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

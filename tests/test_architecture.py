@@ -30,6 +30,7 @@ PURE = (
     "shared/hashing.py",
     "shared/layout.py",
     "shared/messages.py",
+    "shared/packing.py",
     "shared/metric_names.py",
     "shared/roles.py",
     "shared/rounds.py",

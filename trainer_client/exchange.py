@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 import zmq
 
 from shared import messages as m
-from shared.errors import RefusedError
+from shared.errors import ProtocolError, RefusedError
 from shared.hashing import digest64
+from shared.packing import Packing, unpack
 from trainer_client import wants as w
 from trainer_client.handover import Item
+from trainer_client.kept_memory import keep_in_huge_pages
 from trainer_client.link import Link
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Exchange:
             if endpoint not in members and not link.connected and link.incarnation is None:
                 self._parts.poller.unregister(link.socket)
                 self._parts.poller.unregister(link.monitor)
+                if link.sealed is not None:
+                    self._parts.poller.unregister(link.sealed)
                 link.close()
                 del self._links[endpoint]
 
@@ -99,8 +103,13 @@ class Exchange:
         for link in list(self._links.values()):
             if link.monitor in ready:
                 self._watch(link, now_s)
+            if link.sealed is not None and link.sealed in ready:
+                for header, received in link.read_sealed(self._take_sealed):
+                    self._pushed(link, header, received, now_s, vouched=True)
+            if link.early_pong is not None:
+                self._ponged(link, link.early_pong, -1, now_s)
             if link.socket in ready:
-                for message, received in link.read(lambda header, link=link: self._place(link, header)):  # type: ignore[misc]
+                for message, received in link.read(self._take):
                     self._doors[type(message)](self, link, message, received, now_s)
 
     def _watch(self, link: Link, now_s: float) -> None:
@@ -126,6 +135,7 @@ class Exchange:
             incarnation=parts.incarnation,
             shared=offer,
             verify=parts.verify,
+            seal=link.new_seal(),
         )
 
     def probe(self, now_s: float) -> bool:
@@ -145,7 +155,7 @@ class Exchange:
         self._parts.log.info("worker is gone", worker=link.name, crashed=crashed)
         self._wants.note(w.WorkerDead(link.incarnation, crashed), now_s)
         del self._by_worker[link.incarnation]
-        link.incarnation, link.shared = None, False
+        link.incarnation, link.shared, link.early_pong = None, False, None
 
     def ask_all(self, queries: Iterable[m.Message]) -> None:
         """Put questions that any worker can answer to every one that is there."""
@@ -164,6 +174,35 @@ class Exchange:
 
     # --- messages in ---
 
+    def _take(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
+        """Put a payload where it belongs; how many bytes it has there, -1 if it belongs nowhere or is none."""
+        place = self._place(link, header)
+        layout = self._facts.layout(header.shape)
+        if place is None or layout is None:
+            return -1
+        try:
+            unpack(frame, layout, link.packing, place)
+        except ProtocolError:
+            link.garbage += 1
+            return -1
+        keep_in_huge_pages(frame)
+        return header.nbytes
+
+    def _take_sealed(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
+        place = self._place(link, header)
+        layout = self._facts.layout(header.shape)
+        if place is None or layout is None:
+            return -1
+        try:
+            done = link.unseal(frame, layout, place)
+        except ProtocolError:
+            done = False
+        if not done:
+            link.garbage += 1
+            return -1
+        keep_in_huge_pages(frame)
+        return header.nbytes
+
     def _place(self, link: Link, header: m.Pushed) -> NDArray[np.uint8] | None:
         """Where the payload that follows belongs; None: nowhere, any more."""
         one, ticket = link.incarnation, header.ticket
@@ -179,23 +218,35 @@ class Exchange:
             self._bury(link, now_s, crashed=not link.left)
         link.name, link.incarnation, link.left = message.worker, message.incarnation, False
         link.hello_s = float("inf")
+        link.packing = Packing(float32=message.float32, compression=message.compression)
         link.shared = message.shared and self._memory.is_locked(link.lock_byte)
         self._by_worker[message.incarnation] = link
         way = "shared memory" if link.shared else "TCP"
         self._parts.log.info("worker serves us", worker=link.name, by=way, reason=message.reason)
+        self._expect_sealed(link, message.sealed_port)
         self._wants.note(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
 
-    def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float) -> None:
+    def _expect_sealed(self, link: Link, port: int) -> None:
+        before = link.sealed
+        link.expect_sealed(port)
+        if link.sealed is before:
+            return
+        if before is not None:
+            self._parts.poller.unregister(before)
+        if link.sealed is not None:
+            self._parts.poller.register(link.sealed, zmq.POLLIN)
+
+    def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float, *, vouched: bool = False) -> None:
         if link.incarnation is None or not self._wants.expects(link.incarnation, header.ticket):
             self._wants.counts.stale += 1
             return
         self._headers[header.ticket.slot] = header
-        valid = self._is_valid(link.incarnation, header, received)
+        valid = self._is_valid(link.incarnation, header, received, vouched=vouched)
         if valid:
             self._memory.was_written(header.ticket.slot, header.nbytes)
         self._wants.note(w.Arrived(link.incarnation, header.ticket, valid), now_s)
 
-    def _is_valid(self, worker: int, header: m.Pushed, received: int) -> bool:
+    def _is_valid(self, worker: int, header: m.Pushed, received: int, *, vouched: bool) -> bool:
         if not self._wants.is_needed(worker, header.ticket):
             return True  # a second answer: nobody will look at it
         target = self._wants.target(worker, header.ticket)
@@ -203,6 +254,8 @@ class Exchange:
             return False
         if header.in_slot and not self._parts.verify:
             return True
+        if vouched and not header.digest:
+            return received == header.nbytes
         payload = self._memory.slot(header.ticket.slot)[: header.nbytes]
         return (header.in_slot or received == header.nbytes) and digest64(payload.data) == header.digest
 
@@ -229,7 +282,14 @@ class Exchange:
             self._wants.note(w.GaveUp(link.incarnation, message.ticket, None), now_s)
 
     def _ponged(self, link: Link, message: m.Pong, _received: int, now_s: float) -> None:
-        if link.incarnation is not None:
+        """A Pong may overtake payloads on the other connection; but if that broke, they never come."""
+        if link.early_pong is None:
+            link.early_since_s = now_s
+        waited_s = now_s - link.early_since_s
+        link.early_pong = message if link.is_behind(message) and waited_s < self._facts.heartbeat_timeout_s else None
+        if link.incarnation is not None and link.early_pong is not None:
+            self._wants.note(w.Heard(link.incarnation), now_s)
+        elif link.incarnation is not None:
             self._wants.note(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
 
     def _answered(self, _link: Link, message: m.EpochAnswer | m.NameAnswer, _received: int, _now_s: float) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loader_server.sources.plain_wav import plain_wav
 from loader_server.sources.probe import RAW_FIELDS, Chunk, decoded_audio
 from loader_server.sources.rows import BadRow, Columns, Row, columns_of, read_rows
 from shared.config import setting, texts
@@ -229,15 +230,21 @@ class ManifestSource:
 
     def read(self, sample: int) -> bytes:
         """The bytes of the file, which must be the one that was indexed."""
-        place = os.path.join(self._folders[self._index.columns["manifest"][sample]], self._paths[sample])  # noqa: PTH118
-        with open(place, "rb", buffering=0) as file:  # noqa: PTH123 - in the path of every sample
-            status = os.fstat(file.fileno())
-            raw = file.read()
         columns = self._index.columns
-        if len(raw) != columns["bytes"][sample] or status.st_mtime_ns != columns["mtime_ns"][sample]:
+        nbytes, mtime_ns = int(columns["bytes"][sample]), int(columns["mtime_ns"][sample])
+        place = os.path.join(self._folders[columns["manifest"][sample]], self._paths[sample])  # noqa: PTH118
+        # A bare descriptor: a Python file asks the system twice as often, which is 3 µs of 12.
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            status = os.fstat(handle)
+            same = (status.st_size, status.st_mtime_ns) == (nbytes, mtime_ns)
+            raw = _read(handle, nbytes) if same else b""
+        finally:
+            os.close(handle)
+        if not same or len(raw) != nbytes:
             raise ReadError(
-                expected=f"the file that was indexed ({columns['bytes'][sample]} bytes)",
-                got=f"one of {len(raw)} bytes, changed since",
+                expected=f"the file that was indexed ({nbytes} bytes)",
+                got=f"one of {len(raw) if same else status.st_size} bytes, changed since",
                 where=f"{place} ({self._line(sample)})",
                 remedy="Put the file back, or run loader-server index and start the job anew.",
             )
@@ -245,15 +252,15 @@ class ManifestSource:
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Audio with its rate, the transcript, and further columns as strings."""
-        where = f"{self._paths[sample]} ({self._line(sample)})"
-        audio, rate = decoded_audio(raw, where)
+        # Where it came from is put into words only for those who need it.
+        audio, rate = plain_wav(raw) or decoded_audio(raw, self._where(sample))
         frames = int(self._index.columns["frames"][sample])
         if len(audio) != frames:
             raise SampleError(
                 reason="truncated",
                 expected=f"{frames} frames, as the file's header says",
                 got=str(len(audio)),
-                where=where,
+                where=self._where(sample),
                 remedy="Mend or remove the file, then run loader-server index.",
             )
         made: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
@@ -265,6 +272,17 @@ class ManifestSource:
     def close(self) -> None:
         """Nothing stays open between reads; the mapped index goes with its last user."""
 
+    def _where(self, sample: int) -> str:
+        return f"{self._paths[sample]} ({self._line(sample)})"
+
     def _line(self, sample: int) -> str:
         columns = self._index.columns
         return f"{self._manifests[columns['manifest'][sample]]}, line {columns['line'][sample]}"
+
+
+def _read(handle: int, nbytes: int) -> bytes:
+    """So many bytes, or all that there are: the system may give a large file in pieces."""
+    raw = os.read(handle, nbytes)
+    while len(raw) < nbytes and (more := os.read(handle, nbytes - len(raw))):
+        raw += more
+    return raw

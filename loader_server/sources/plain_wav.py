@@ -20,6 +20,8 @@ __all__ = ["plain_wav"]
 #: RIFF, its size, WAVE; fmt, its size, format, channels, rate, bytes a second, bytes a frame, bits; data, its size.
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _PCM = 1
+_SAMPLE = np.dtype("<i2")
+_STEP = np.float32(1 / 32768)
 
 
 def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
@@ -33,4 +35,6 @@ def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
         return None
     if size != len(raw) - 8 or nbytes != len(raw) - _HEADER.size or nbytes % 2 or not nbytes or not rate:
         return None
-    return np.frombuffer(raw, "<i2", offset=_HEADER.size) * np.float32(1 / 32768), rate
+    audio = np.frombuffer(raw, _SAMPLE, offset=_HEADER.size).astype(np.float32)
+    audio *= _STEP  # in a step of its own: converting while multiplying goes through a buffer, and costs a third more
+    return audio, rate

@@ -67,8 +67,17 @@ EXAMPLES: tuple[m.Message, ...] = (
         incarnation=7,
         shared=m.SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
         verify=True,
+        seal=m.Seal(bytes(range(32)), bytes(range(16))),
     ),
-    m.Welcome(worker="loader-1", incarnation=9, shared=False, reason="the trainer runs on another host"),
+    m.Welcome(
+        worker="loader-1",
+        incarnation=9,
+        shared=False,
+        reason="the trainer runs on another host",
+        float32="bfloat16",
+        compression="zstd",
+        sealed_port=40124,
+    ),
     m.Want(
         job="digits",
         stream="train",
@@ -86,7 +95,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Cancel(ticket=TICKET),
     m.Ping(number=3),
-    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1))),
+    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1)), sealed=12),
     m.EpochQuery(stream="train", plan_digest="0123456789abcdef", epoch=3, group=8),
     m.EpochAnswer(stream="train", epoch=3, group=8, batches=5001),
     m.NameQuery(stream="train", plan_digest="0123456789abcdef", sample=41),
@@ -124,6 +133,8 @@ def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR
             return st.booleans()
         case bounds.Rate():
             return st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+        case bounds.OneOf(names):
+            return st.sampled_from(names)
         case bounds.Dtype():
             return st.sampled_from(sorted(bounds.DTYPES))
         case bounds.Maybe(inner):

@@ -43,7 +43,7 @@ def memory():
 @pytest.fixture
 def child(memory):
     """Another process that writes into slot 1 and holds lock byte 16."""
-    hello = m.Hello(job="", stream="", incarnation=0, shared=memory.offer(16), verify=False)
+    hello = m.Hello(job="", stream="", incarnation=0, shared=memory.offer(16), verify=False, seal=None)
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, encode(hello).hex()],
         stdin=subprocess.PIPE,
@@ -143,7 +143,8 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
         "from shared.messages import Hello; from shared.codec import encode\n"
         "memory = SlotMemory(2, 100)\n"
         "offer = memory.offer(16)\n"
-        "print(encode(Hello(job='', stream='', incarnation=0, shared=offer, verify=False)).hex(), flush=True)\n"
+        "hello = Hello(job='', stream='', incarnation=0, shared=offer, verify=False, seal=None)\n"
+        "print(encode(hello).hex(), flush=True)\n"
         "sys.stdin.readline()"
     )
     named = set(Path("/dev/shm").iterdir())
@@ -265,7 +266,7 @@ def test_what_a_consumer_looks_at_outlives_the_memory():
 
 def test_an_offer_crosses_the_wire(memory):
     offer = memory.offer(16)
-    hello = m.Hello(job="j", stream="s", incarnation=1, shared=offer, verify=False)
+    hello = m.Hello(job="j", stream="s", incarnation=1, shared=offer, verify=False, seal=None)
     assert decode(encode(hello)).shared == offer
     assert json.dumps(offer.boot_id)
     assert offer.slot_bytes % 4096 == 0

@@ -95,6 +95,20 @@ def test_a_file_that_changed_is_named(tmp_path, source, change):
     assert source.read(1)
 
 
+@pytest.mark.fault(29)
+def test_a_file_that_shrinks_while_it_is_read_is_named(source, monkeypatch):
+    given, read = [], os.read
+    monkeypatch.setattr(os, "read", lambda handle, nbytes: b"" if given else given.append(1) or read(handle, 100))
+    with pytest.raises(ReadError, match=r"expected the file that was indexed .*, got one of 100 bytes"):
+        source.read(2)
+
+
+def test_a_file_that_comes_in_pieces_is_read_whole(tmp_path, source, monkeypatch):
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda handle, nbytes: read(handle, min(nbytes, 1000)))
+    assert source.read(2) == (tmp_path / source.name(2)).read_bytes()
+
+
 def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
     (tmp_path / source.name(0)).unlink()
     with pytest.raises(FileNotFoundError, match=r"clips/00000.wav"):

@@ -143,6 +143,13 @@ def test_augmentation_hangs_on_seed_epoch_and_sample_only(users):
     assert len(others | {first}) == 4
 
 
+def test_a_generator_is_made_for_those_who_draw_only(users):
+    drawn = made(users, "logmel", "noise").generator(7, 1, 42)
+    assert drawn.bit_generator.random_raw(2).tolist() == GOLDEN
+    plain = made(users, "logmel")
+    assert plain.generator(7, 1, 42) is plain.generator(7, 1, 43)
+
+
 def test_the_generator_gives_the_same_numbers_for_ever():
     assert generator_for(7, 1, 42).bit_generator.random_raw(2).tolist() == GOLDEN
 
@@ -210,6 +217,13 @@ def test_a_chain_crosses_to_another_process(users):
     chain = made(users, "logmel", "undeclared").bound(RAW)
     again = pickle.loads(pickle.dumps(chain))
     assert (again.fields, again.recipe) == (chain.fields, chain.recipe)
+
+
+def test_fingerprint_tells_versions_of_our_own_bytes_apart_and_the_recipe_does_not(users, monkeypatch):
+    before = made(users, "logmel")
+    recipe, fingerprint = before.recipe, before.fingerprint
+    monkeypatch.setattr("loader_server.transforms.chain._BYTES_VERSION", 1)
+    assert (before.recipe, before.fingerprint == fingerprint) == (recipe, False)
 
 
 @pytest.mark.parametrize(

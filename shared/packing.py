@@ -1,0 +1,234 @@
+"""The packed form of a payload, for the network: float32 tensors with 16 bits an item, the bytes compressed.
+
+Rules: pure; a payload that went through `round_in_place` comes back from `unpack(pack(...))` bit for bit, so a batch
+has the same bytes by TCP as in a slot; packing is deterministic; `unpack` survives any bytes, raises nothing but
+`ProtocolError` for them, and makes room for at most two payloads of this layout (lz4 copies), whatever they claim.
+What is on the wire before compression is laid out by the rule of `shared.layout`, with two-byte items for float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import ProtocolError, SettingsError
+from shared.layout import BucketShape, Field, Layout, layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["COMPRESSIONS", "FLOAT32_FORMS", "Packing", "pack", "require_library", "round_in_place", "unpack"]
+
+#: How the items of float32 tensors may cross.
+FLOAT32_FORMS = ("float32", "bfloat16", "float16")
+
+#: How the bytes may be compressed.
+COMPRESSIONS = ("none", "lz4", "zstd")
+
+_LIBRARIES = {"lz4": "lz4.block", "zstd": "zstandard"}
+
+#: numpy has no bfloat16: its bits are the upper half of a float32's.
+_WIRE_DTYPES = {"bfloat16": "uint16", "float16": "float16"}
+
+#: Items of a float32 tensor that are converted at a time: 256 KiB, which stay in the cache between two steps.
+_CHUNK = 2**16
+
+#: Level 1 is the quickest that compresses; a sender has no time for more.
+_ZSTD_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How payloads cross the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
+
+    float32: str = "float32"
+    compression: str = "none"
+
+    @property
+    def plain(self) -> bool:
+        """Whether payloads cross as they are."""
+        return self.float32 == "float32" and self.compression == "none"
+
+
+def require_library(packing: Packing) -> None:
+    """Raise SettingsError, unless what compresses is installed here."""
+    if packing.compression != "none":
+        _library(packing.compression)
+
+
+def _library(compression: str) -> Any:  # noqa: ANN401 - a module that may be missing
+    name = _LIBRARIES[compression]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SettingsError(
+            expected=f"module {name}, for compression {compression!r}",
+            got=f"{type(error).__name__}: {error}",
+            where="this machine's Python",
+            remedy="Run `pip install 'stoker[compression]'`, here and on the other side, or choose compression 'none'.",
+        ) from None
+
+
+# --- rounding, by the builder ---
+
+
+def round_in_place(payload: NDArray[np.uint8], layout: Layout, float32: str) -> None:
+    """Round the items of float32 tensors to the nearest of the 16-bit form `float32`, ties to even."""
+    if float32 == "float32":
+        return
+    rounded = _round_to_bfloat16 if float32 == "bfloat16" else _round_to_float16
+    for tensor in layout.tensors:
+        if tensor.dtype == "float32":
+            for chunk in _chunks(tensor.lies_in(payload).view(np.float32)):
+                _unify_nans(chunk)
+                rounded(chunk)
+
+
+def _chunks(items: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for start in range(0, items.size, _CHUNK):
+        yield items[start : start + _CHUNK]
+
+
+def _unify_nans(items: NDArray[np.float32]) -> None:
+    """Make every NaN the same: which bits of one survive a conversion differs between processors."""
+    nans = np.isnan(items)
+    if nans.any():
+        items[nans] = np.nan
+
+
+def _round_to_bfloat16(items: NDArray[np.float32]) -> None:
+    bits = items.view(np.uint32)
+    nudge = bits >> 16
+    nudge &= 1
+    nudge += 0x7FFF
+    bits += nudge
+    bits &= 0xFFFF0000
+
+
+def _round_to_float16(items: NDArray[np.float32]) -> None:
+    with np.errstate(all="ignore"):
+        items[...] = items.astype(np.float16)
+
+
+# --- packing, by the sender ---
+
+
+def pack(payload: NDArray[np.uint8], layout: Layout, packing: Packing) -> memoryview:
+    """What to send for a payload that was rounded to this packing's form of float32."""
+    if packing.float32 != "float32":
+        payload = _narrowed(payload, layout, packing.float32)
+    return memoryview(_compressed(payload, packing.compression))  # type: ignore[arg-type]
+
+
+def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
+    wire = _on_wire(layout, float32)
+    narrow = np.zeros(wire.nbytes, np.uint8)
+    for source, target in zip(layout.tensors, wire.tensors, strict=True):
+        if source.dtype == "float32":
+            items = target.lies_in(narrow).view(_WIRE_DTYPES[float32])
+            _narrow(source.lies_in(payload).view(np.float32), items)
+        else:
+            target.lies_in(narrow)[...] = source.lies_in(payload)
+    return narrow
+
+
+def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
+    if narrow.dtype == np.float16:
+        narrow[...] = items
+    else:
+        np.right_shift(items.view(np.uint32), 16, out=narrow, casting="unsafe")
+
+
+def _on_wire(layout: Layout, float32: str) -> Layout:
+    """Where each tensor lies before compression."""
+    if float32 == "float32":
+        return layout
+    narrow = _WIRE_DTYPES[float32]
+    fields = [
+        Field(key=t.key, dtype=narrow if t.dtype == "float32" else t.dtype, shape=t.shape[1:]) for t in layout.tensors
+    ]
+    return layout_of(fields, BucketShape(rows=layout.tensors[0].shape[0], lengths={}))
+
+
+def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint8] | bytes:
+    if compression == "none":
+        return payload
+    library = _library(compression)
+    if compression == "lz4":
+        block: bytes = library.compress(payload, store_size=False)
+        return block
+    frame: bytes = library.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)
+    return frame
+
+
+# --- unpacking, by the receiver ---
+
+
+def unpack(data: Any, layout: Layout, packing: Packing, out: NDArray[np.uint8]) -> None:  # noqa: ANN401 - any buffer
+    """Write the plain payload to `out`, all `layout.nbytes` of it; `data` come from another machine."""
+    assert out.nbytes == layout.nbytes
+    wire = _on_wire(layout, packing.float32)
+    payload = _decompressed(data, wire.nbytes, packing.compression)
+    end = 0
+    for source, target in zip(wire.tensors, layout.tensors, strict=True):
+        out[end : target.offset] = 0
+        end = target.offset + target.nbytes
+        if source.nbytes == target.nbytes:
+            target.lies_in(out)[...] = source.lies_in(payload)
+        else:
+            items = source.lies_in(payload).view(_WIRE_DTYPES[packing.float32])
+            _widen(items, target.lies_in(out).view(np.float32))
+    out[end:] = 0
+
+
+def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
+    if narrow.dtype == np.float16:
+        with np.errstate(all="ignore"):  # a signalling NaN, which only another program would send
+            items[...] = narrow
+    else:
+        np.left_shift(narrow, 16, out=items.view(np.uint32), dtype=np.uint32)
+
+
+def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]:  # noqa: ANN401
+    """Exactly `nbytes` bytes."""
+    if compression == "lz4":
+        data = _from_lz4(data, nbytes)
+    elif compression == "zstd":
+        data = _from_zstd(data, nbytes)
+    payload = np.frombuffer(data, np.uint8)
+    if payload.nbytes != nbytes:
+        raise _garbage(f"{payload.nbytes} bytes", f"{nbytes} bytes")
+    return payload
+
+
+def _from_lz4(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
+    lz4 = _library("lz4")
+    try:
+        plain: bytes = lz4.decompress(data, uncompressed_size=nbytes)
+    except (lz4.LZ4BlockError, OverflowError, ValueError):
+        raise _garbage("something else", f"an lz4 block of {nbytes} bytes") from None
+    return plain
+
+
+def _from_zstd(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
+    zstd = _library("zstd")
+    try:
+        # The library makes as much room as a frame claims, so the claim is looked at first.
+        claimed = zstd.get_frame_parameters(data).content_size
+        if claimed != nbytes:
+            raise _garbage(f"a frame of {claimed} bytes", f"a zstd frame of {nbytes} bytes")
+        plain: bytes = zstd.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstd.ZstdError:
+        raise _garbage("something else", f"a zstd frame of {nbytes} bytes") from None
+    return plain
+
+
+def _garbage(got: str, expected: str) -> ProtocolError:
+    return ProtocolError(
+        expected=expected, got=got, where="payload from the other side", remedy="It was dropped; see PROTOCOL.md."
+    )
