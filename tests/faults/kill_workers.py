@@ -1,6 +1,6 @@
 """Kill -9 of workers and the coordinator at random moments of an epoch, with a trainer reading, many times over.
 
-    python -m tests.faults.kill_workers --rounds 20 --json
+    python -m tests.faults.kill_workers --rounds 20 [--way shared_memory | tcp | tcp_keys] --json
 
 Each round reads one epoch from its start while processes are killed: one worker; all workers, one after the other; or
 the coordinator. What arrived is compared, in order and digest, with the undisturbed epoch. The last line is one JSON
@@ -17,9 +17,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trainer_client
+from shared.keys import make_keys
 from tests.support.loaders import Loaders, running, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Epoch:
         )
 
 
-def _read(loaders: Loaders, on_batch: Callable[[int], None] = lambda _: None) -> Epoch:
+def _read(loaders: Loaders, way: dict[str, Any], on_batch: Callable[[int], None] = lambda _: None) -> Epoch:
     epoch = Epoch()
-    with trainer_client.connect(loaders.endpoint) as feed:
+    with trainer_client.connect(loaders.endpoint, **way) as feed:
         for batch in feed:
             epoch.batches.append((batch.number, batch.digest))
             epoch.arrived_s.append(time.monotonic())
@@ -95,19 +96,24 @@ class _Killer:
         wait_until(lambda: len(self._loaders.workers()) == _WORKERS, "all workers are back")
 
 
-def run(rounds: int, seed: int, say: Callable[[str], None]) -> dict[str, float]:
-    """All rounds; the totals."""
+def run(rounds: int, seed: int, say: Callable[[str], None], way: str = "shared_memory") -> dict[str, float]:
+    """All rounds, with batches coming this way; the totals."""
     chance = random.Random(seed)
     total = {"rounds": rounds, "lost": 0, "repeated": 0, "digest_mismatch": 0, "worst_gap_s": 0.0}
     with tempfile.TemporaryDirectory() as folder:
         transforms = ("tests.support.transforms:slow", "tests.support.transforms:noise", "logmel", "characters")
-        job = write_job(Path(folder), samples=400, transforms=transforms)
+        keys = str(Path(folder) / "keys") if way == "tcp_keys" else ""
+        if keys:
+            make_keys(keys)
+        more = f'keys = "{keys}"' if keys else ""
+        job = write_job(Path(folder), samples=400, transforms=transforms, job=more)
+        how = {"shared_memory": way == "shared_memory", "keys": keys}
         with running(job, workers=_WORKERS) as loaders:
-            calm = _read(loaders)
+            calm = _read(loaders, how)
             for number in range(rounds):
                 kind = ("one worker", "all workers", "coordinator")[number % 3]
                 killer = _Killer(loaders, kind, len(calm.batches), chance)
-                epoch = _read(loaders, killer.on_batch)
+                epoch = _read(loaders, how, killer.on_batch)
                 killer.finish()
                 gap_s = epoch.worst_gap_s(killer.kills_s)
                 _compare(calm, epoch, total)
@@ -128,9 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--way", choices=("shared_memory", "tcp", "tcp_keys"), default="shared_memory")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
-    total = run(options.rounds, options.seed, (lambda _: None) if options.json else print)
+    total = run(options.rounds, options.seed, (lambda _: None) if options.json else print, options.way)
     print(json.dumps(total))
 
 

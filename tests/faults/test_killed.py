@@ -21,9 +21,10 @@ from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 @pytest.mark.fault(3)
 @pytest.mark.fault(11)
 @pytest.mark.heritage("E18")
-def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing() -> None:
+@pytest.mark.parametrize("way", ["shared_memory", "tcp_keys"])
+def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing(way: str) -> None:
     """Three rounds here, one of each kind; `python -m tests.faults.kill_workers` does twenty."""
-    total = kill_workers.run(rounds=3, seed=3, say=lambda _: None)
+    total = kill_workers.run(rounds=3, seed=3, say=lambda _: None, way=way)
     gap_s = total.pop("worst_gap_s")
     assert total == {"rounds": 3, "lost": 0, "repeated": 0, "digest_mismatch": 0}
     assert gap_s < 2.0 + 2.0  # the heartbeat timeout, and a build on a machine that is busy with tests
