@@ -39,6 +39,9 @@ _READ_PAUSES_S = (0.05, 0.2, 0.8)
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
 
+#: Layouts that are kept: as many as a stream has buckets, and more where batches are padded to their longest row.
+_LAYOUTS_KEPT = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -77,6 +80,8 @@ class Builder:
         self._quarantine = quarantine
         self._lock = threading.Lock()
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
+        #: By identity, for shapes are unhashable; the shape itself is kept, so that nobody else gets its identity.
+        self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
         #: Samples that kill the process that decodes them: masked unread.
         self.culprits: frozenset[int] = frozenset()
         gathers = isinstance(stream.source, Gathering) and not stream.chain.steps
@@ -113,11 +118,20 @@ class Builder:
                 remedy="Trainer and worker disagree on the plan: report this.",
             )
         planned = epoch.batch(want.number)
-        shape = self._stream.shape(planned.shape)
-        layout = layout_of(self._stream.fields, shape)
+        shape, layout = self._laid_out(planned.shape)
         samples = [] if want.empty else planned.samples.tolist()
         raw = self._read(samples) if self.reads else [b""] * len(samples)
         return Prepared(planned, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+
+    def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout]:
+        """The whole shape of a batch, and its layout: worked out once for each of a bucket's own shapes."""
+        known = self._layouts.get(id(planned))
+        if known is None or known[0] is not planned:
+            if len(self._layouts) >= _LAYOUTS_KEPT:
+                self._layouts.clear()
+            shape = self._stream.shape(planned)
+            known = self._layouts[id(planned)] = (planned, shape, layout_of(self._stream.fields, shape))
+        return known[1:]
 
     def _read(self, samples: Sequence[int]) -> list[bytes]:
         read = self._stream.source.read
@@ -130,7 +144,7 @@ class Builder:
         samples = prepared.planned.samples[:0] if want.empty else prepared.planned.samples
         if self._stream.packed:
             rows, masked, decode_ns = self._pack(want, prepared, arrays)
-        elif self._gathering is not None and self.culprits.isdisjoint(samples.tolist()):
+        elif self._gathering is not None and not (self.culprits and self.culprits.intersection(samples.tolist())):
             masked, decode_ns = self._gather(self._gathering, samples, arrays), 0
             rows = self._leave_empty(arrays, len(samples)) - masked
         else:

@@ -19,6 +19,8 @@ from shared.errors import ProtocolError, RefusedError
 from shared.sockets import connect_dealer, drained
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shared.keys import ClientKeys
 
 __all__ = ["Registration", "advertised"]
@@ -76,14 +78,14 @@ class Registration:
         """When to turn again at the latest."""
         return self._due_s
 
-    def turn(self, now_s: float, load: m.Beat) -> tuple[m.CulpritSample, ...] | None:
+    def turn(self, now_s: float, load: Callable[[], m.Beat]) -> tuple[m.CulpritSample, ...] | None:
         """Say what is due, take in what was said; the culprits if some were told."""
         culprits = None
         for frames in drained(self.socket):
             with contextlib.suppress(ProtocolError):
                 culprits = self._take_in(decode(frames[0].buffer), now_s) or culprits
         if now_s >= self._due_s and not self._left:  # a heartbeat after leaving would register us anew
-            sent = self._send(load if self.registered else self._register)
+            sent = self._send(load() if self.registered else self._register)
             beat_s = self.heartbeat_timeout_s / 4
             self._due_s = now_s + ((beat_s if self.registered else _PAUSE_S) if sent else _FIRST_PAUSE_S)
         self._untold = [culprit for culprit in self._untold if not self._send(culprit)]

@@ -207,6 +207,14 @@ class Worker:
         return sum(sent.nbytes for _, sent, _ in self._sending)
 
     def _talk_to_coordinator(self, now_s: float) -> None:
+        culprits = self._registration.turn(now_s, self._beat)
+        if culprits is not None:
+            for name, builder in self._builders.items():
+                builder.culprits |= {one.sample for one in culprits if one.stream == name}
+        if self._draining:
+            self._registration.leave()
+
+    def _beat(self) -> m.Beat:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,
@@ -215,12 +223,7 @@ class Worker:
             built=self.counts.built,
             masked=self.counts.masked,
         )
-        culprits = self._registration.turn(now_s, load)
-        if culprits is not None:
-            for name, builder in self._builders.items():
-                builder.culprits |= {one.sample for one in culprits if one.stream == name}
-        if self._draining:
-            self._registration.leave()
+        return load
 
     def _forget_silent(self, now_s: float) -> None:
         if now_s < self._look_s:

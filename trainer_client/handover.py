@@ -71,6 +71,8 @@ class Handover:
         self.handed: deque[tuple[int, bool]] = deque()
         #: Slots whose last view is gone.
         self.returned: deque[int] = deque()
+        #: Whether the receive thread waits for slots: otherwise it looks for them when it turns anyway.
+        self.wants_slots = False
         self._out = 0
         self._back = 0
 
@@ -141,7 +143,8 @@ class Handover:
     def give_back(self, slot: int) -> None:
         """The last view of a slot is gone; safe in a finaliser."""
         self.returned.append(slot)
-        self._wake()
+        if self.wants_slots:
+            self._wake()
 
     def leave(self, line: Line) -> None:
         """Nobody reads this line any more."""

@@ -239,6 +239,13 @@ class Receiver:
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
             self._exchange.settle(now_s)
+            self._wait_for_slots()
+
+    def _wait_for_slots(self) -> None:
+        """Let slots that come back wake us, if that is what asking waits for."""
+        self.handover.wants_slots = self.line.wants.short_of_slots
+        if self.handover.wants_slots and self.handover.returned:
+            self._waker.wake()  # they came while we decided
 
     def _pause_ms(self) -> int:
         now_s = time.monotonic()

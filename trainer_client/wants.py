@@ -198,6 +198,8 @@ class Wants:
         self._tried: dict[str, str] = {}
         self._retracting: set[int] = set()
         self._out: list[Instruction] = []
+        #: Whether something was not asked for want of a slot.
+        self.short_of_slots = False
         self.counts = WantCounts()
         self._doors = {
             WorkerUp: self._worker_up,
@@ -453,11 +455,13 @@ class Wants:
 
     def _ask(self, now_s: float) -> None:
         """Ask for what is wanted and not asked of a live worker, in the order of the line, while credit lasts."""
+        self.short_of_slots = False
         for seq in range(self._head, min(self._end, self._head + self._settings.prefetch)):
             entry = self._entries[seq]
             if entry.ready or now_s < entry.again_s or any(not self._workers[one].silent for one in entry.askers):
                 continue
             if not self._ask_one(seq, entry, now_s):
+                self.short_of_slots = True
                 return
 
     def _ask_one(self, seq: int, entry: _Entry, now_s: float) -> bool:
