@@ -7,10 +7,8 @@ worker keeps nothing that it could not rebuild: any other one can take its place
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,25 +20,23 @@ from loader_server.builder import Builder
 from loader_server.outgoing import Outgoing
 from loader_server.quarantine import Quarantine
 from loader_server.registration import Registration, advertised
+from loader_server.sending import Sending
 from loader_server.session import Session
 from loader_server.stream import JobFile
 from loader_server.trial import Trial
 from loader_server.want_queue import WantQueue
 from shared import messages as m
-from shared.codec import VersionError, decode, encode, encode_refusal
+from shared.codec import VersionError, decode, encode_refusal
 from shared.errors import ProtocolError, StokerError
-from shared.hashing import digest64, fingerprint
+from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.messages import WireShape
 from shared.packing import require_library
-from shared.sockets import Waker, bind_router, bind_sealed_router, drained, port_of
+from shared.sockets import Waker, drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from shared.keys import ClientKeys, ServerKeys
     from shared.layout import BucketShape
@@ -104,23 +100,12 @@ class Worker:
         self._thread = BuildThread(self._builders, Trial(settings.job_path), self._outgoing, self._waker.wake)
         self._queue: WantQueue[bytes, Job] = WantQueue()
         self._sessions: dict[bytes, Session] = {}
-        self._outbox: dict[bytes, list[bytes]] = {}
-        #: What libzmq is still sending, and the buffers that it was built in.
-        self._sending: list[tuple[zmq.MessageTracker, memoryview, NDArray[np.uint8]]] = []
         self._draining = False
         self._stop_s = float("inf")
         self._look_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = ExitStack()
-        if settings.server_keys is not None:
-            self._guard.enter_context(settings.server_keys.guarding(self._context))
-        self._router = bind_router(self._context, settings.listen, settings.server_keys)
-        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._sealed_router: zmq.Socket[bytes] | None = None
-        self._sealed_port = 0
-        if settings.server_keys is not None:
-            self._sealed_router = bind_sealed_router(self._context, self.endpoint)
-            self._sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing)
+        self.endpoint = self._sending.endpoint
         reachable = advertised(self.endpoint, settings.coordinator)
         self._registration = Registration(
             self._context,
@@ -142,7 +127,7 @@ class Worker:
     def run(self) -> None:
         """Serve until drained."""
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._sending.router, zmq.POLLIN)
         poller.register(self._registration.socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         try:
@@ -160,11 +145,11 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
-        idle = not self._thread.load and not len(self._queue) and all(tracker.done for tracker, *_ in self._sending)
+        idle = not self._thread.load and not len(self._queue) and not self._sending.unsent_bytes()
         return self._draining and (idle or time.monotonic() > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
-        if self._sending:
+        if self._sending.unsent_bytes():
             return 5  # libzmq frees a sent buffer without a word: look whether the builder may have it back
         if self._draining:
             return 20
@@ -174,26 +159,19 @@ class Worker:
         now_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
-        for identity, *frames in drained(self._router):
+        for identity, *frames in drained(self._sending.router):
             for frame in frames:
                 self._receive(identity.bytes, frame.buffer, now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
-        self._take_back_sent()
+        self._sending.take_back()
         if self._draining:
             self._refuse_queue()
         self._feed_builder()
         self._talk_to_coordinator(now_s)
         self._forget_silent(now_s)
-        self._flush()
-
-    def _take_back_sent(self) -> None:
-        sending, self._sending = self._sending, []
-        for one in sending:
-            if one[0].done:
-                self._outgoing.give_back(one[2])
-            else:
-                self._sending.append(one)
+        if not self._sending.flush():  # nobody waits for what was for it
+            self.log.debug("trainer is gone")
 
     def _feed_builder(self) -> None:
         while self._thread.load < _AHEAD and self.unsent_bytes() < self._job.settings.queue_bytes:
@@ -204,7 +182,7 @@ class Worker:
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still on their way out by TCP."""
-        return sum(sent.nbytes for _, sent, _ in self._sending)
+        return self._sending.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float) -> None:
         culprits = self._registration.turn(now_s, self._beat)
@@ -249,10 +227,7 @@ class Worker:
             for session in self._sessions.values():
                 session.close()  # otherwise the end of the process lets go of the slots: a thread may still write
         self._registration.close()
-        self._router.close(linger=200)
-        if self._sealed_router is not None:
-            self._sealed_router.close(linger=200)
-        self._guard.close()
+        self._sending.close()
         self._context.term()
         self._waker.close()
         self._quarantine.close()
@@ -265,7 +240,7 @@ class Worker:
         try:
             message = decode(frame)
         except VersionError as error:
-            self._send_raw(identity, encode_refusal(error))
+            self._sending.say_frame(identity, encode_refusal(error))
             return
         except ProtocolError:
             self.counts.garbage += 1
@@ -282,7 +257,7 @@ class Worker:
     def _hello(self, identity: bytes, session: Session | None, message: m.Hello, now_s: float) -> None:
         problem = self._stranger(message)
         if problem is not None:
-            self._send(identity, problem)
+            self._sending.say(identity, problem)
             return
         if session is None or session.incarnation != message.incarnation:
             if session is not None:
@@ -297,7 +272,7 @@ class Worker:
         else:
             session.take_key(message)
         shared = session.shared is not None
-        self._send(
+        self._sending.say(
             identity,
             m.Welcome(
                 worker=self.settings.name,
@@ -306,7 +281,7 @@ class Worker:
                 reason=session.why_not_shared,
                 float32=self._job.settings.float32,
                 compression=self._job.settings.compression,
-                sealed_port=self._sealed_port if session.sealer is not None else 0,
+                sealed_port=self._sending.sealed_port if session.sealer is not None else 0,
             ),
         )
 
@@ -334,7 +309,7 @@ class Worker:
         refusal = self._objection(session, want)
         if refusal is not None:
             self.counts.refused += 1
-            self._send(identity, refusal)
+            self._sending.say(identity, refusal)
             return
         assert session is not None
         if not session.tickets.accept(ticket):
@@ -392,18 +367,18 @@ class Worker:
         job.cancelled = True
         if self._queue.remove(identity, job):
             self._end(session, job)
-            self._send(identity, m.Cancelled(ticket=message.ticket))
+            self._sending.say(identity, m.Cancelled(ticket=message.ticket))
 
     def _ping(self, identity: bytes, session: Session | None, message: m.Ping, _now_s: float) -> None:
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
-        self._send(identity, m.Pong(number=message.number, tickets=held, sealed=sealed))
+        self._sending.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed))
 
     def _epoch_query(self, identity: bytes, _session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
         stream = self._streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest:
             batches = self._builders[message.stream].batches(message.epoch, message.group)
-            self._send(
+            self._sending.say(
                 identity,
                 m.EpochAnswer(stream=message.stream, epoch=message.epoch, group=message.group, batches=batches),
             )
@@ -412,7 +387,7 @@ class Worker:
         stream = self._streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
             name = stream.source.name(message.sample)[:4000]
-            self._send(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
+            self._sending.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
 
     _doors: ClassVar[dict[type[Message], Callable[..., None]]] = {
         m.Hello: _hello,
@@ -439,11 +414,11 @@ class Worker:
             return  # a trainer that is gone, or came back as another incarnation
         self._end(session, job)
         if outcome.built is not None and not job.cancelled:
-            self._push(outcome)
+            self._push(outcome, session)
         elif outcome.error is not None:
             self._report(job, outcome.error)
         else:
-            self._send(job.trainer, m.Cancelled(ticket=job.want.ticket))
+            self._sending.say(job.trainer, m.Cancelled(ticket=job.want.ticket))
         if not session.jobs and self._is_gone(session):
             self._forget(job.trainer)
 
@@ -454,7 +429,7 @@ class Worker:
         session.tickets.answer(job.want.ticket)
         del session.jobs[job.want.ticket]
 
-    def _push(self, outcome: Outcome) -> None:
+    def _push(self, outcome: Outcome, session: Session) -> None:
         want, built = outcome.job.want, outcome.built
         assert built is not None
         assert outcome.shape is not None
@@ -478,46 +453,9 @@ class Worker:
         self.counts.build_us += built.build_us
         self.counts.pushed_bytes += outcome.payload.nbytes
         if in_slot:
-            self._send(outcome.job.trainer, header)
+            self._sending.say(outcome.job.trainer, header)
         else:
-            self._send_payload(outcome, header)
-
-    def _send_payload(self, outcome: Outcome, header: m.Pushed) -> None:
-        """Sealed where the trainer listens for that; on the encrypted connection if that is not up (yet)."""
-        assert outcome.sent is not None
-        assert outcome.payload is not None
-        self._flush()  # answers keep their order
-        identity = outcome.job.trainer
-        if outcome.sealed is not None and self._send_sealed(outcome, header):
-            self._outgoing.give_back(outcome.payload)
-            return
-        if not header.digest:
-            header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
-        try:
-            self._router.send_multipart([identity, encode(header)], zmq.SNDMORE | zmq.DONTWAIT)
-            tracker = self._router.send(outcome.sent, zmq.DONTWAIT, copy=False, track=True)
-        except zmq.ZMQError:
-            self.log.debug("trainer is gone", number=header.number)
-            return
-        assert tracker is not None
-        self._sending.append((tracker, outcome.sent, outcome.payload))
-
-    def _send_sealed(self, outcome: Outcome, header: m.Pushed) -> bool:
-        sealer, session = outcome.job.sealer, self._sessions.get(outcome.job.trainer)
-        assert outcome.sealed is not None
-        if sealer is None or session is None or session.sealer is not sealer or self._sealed_router is None:
-            return False
-        number, sealed = outcome.sealed
-        head = sealer.header(number, encode(header))
-        try:
-            self._sealed_router.send_multipart([session.sealed_identity, head], zmq.SNDMORE | zmq.DONTWAIT)
-            tracker = self._sealed_router.send(sealed.data, zmq.DONTWAIT, copy=False, track=True)
-        except zmq.ZMQError:
-            return False
-        assert tracker is not None
-        self._sending.append((tracker, sealed.data, sealed))
-        session.sealed_number = number
-        return True
+            self._sending.push(outcome, header, session, self.log)
 
     def _report(self, job: Job, error: BaseException) -> None:
         self.counts.refused += 1
@@ -527,33 +465,18 @@ class Worker:
         got = error.got if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
         where = error.where if isinstance(error, StokerError) else f"batch {job.want.number} of epoch {job.want.epoch}"
         remedy = error.remedy if isinstance(error, StokerError) else "Look at the worker's log."
-        self._send(job.trainer, _unbuilt(job.want.ticket, "failed", expected, got, where, remedy))
+        self._sending.say(job.trainer, _unbuilt(job.want.ticket, "failed", expected, got, where, remedy))
 
     def _refuse_queue(self) -> None:
         while (job := self._queue.take()) is not None:
             session = self._sessions[job.trainer]
             self._end(session, job)
-            self._send(
+            self._sending.say(
                 job.trainer,
                 _unbuilt(
                     job.want.ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another."
                 ),
             )
-
-    def _send(self, identity: bytes, message: Message) -> None:
-        self._send_raw(identity, encode(message))
-
-    def _send_raw(self, identity: bytes, frame: bytes) -> None:
-        self._outbox.setdefault(identity, []).append(frame)
-
-    def _flush(self) -> None:
-        """Send the answers of this turn, those for one trainer at once."""
-        for identity, frames in self._outbox.items():
-            try:
-                self._router.send_multipart([identity, *frames], zmq.DONTWAIT)
-            except zmq.ZMQError:  # EHOSTUNREACH: it hung up; what was for it nobody waits for
-                self.log.debug("trainer is gone")
-        self._outbox.clear()
 
 
 def _wire(shape: BucketShape) -> WireShape:

@@ -7,7 +7,7 @@ arrays, tensors and specs alike, so it must not know TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -50,13 +50,6 @@ class Elements:
                 remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
             )
 
-    def keys(self, known: Collection[str]) -> frozenset[str]:
-        """Those of the known keys that elements are made of."""
-        if self.inputs is None:
-            return frozenset(known)
-        parts = (self.inputs, self.targets, self.weights)
-        return frozenset(key for part in parts if part is not None for key in _named(part)) & frozenset(known)
-
     def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
         """The element with these values in its places, before `map`."""
         if self.inputs is None:
@@ -66,12 +59,6 @@ class Elements:
             return inputs
         targets = () if self.targets is None else _filled(self.targets, values)
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
-
-
-def _named(part: Part) -> Collection[str]:
-    if isinstance(part, str):
-        return (part,)
-    return tuple(part.values()) if isinstance(part, Mapping) else part
 
 
 def _filled(part: Part, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part

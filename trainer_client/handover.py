@@ -71,8 +71,11 @@ class Handover:
         self.handed: deque[tuple[int, bool]] = deque()
         #: Slots whose last view is gone.
         self.returned: deque[int] = deque()
-        #: Whether the receive thread waits for slots: otherwise it looks for them when it turns anyway.
+        # What the receive thread waits for. It turns whenever a batch arrives, and looks at the rest then anyway.
+        #: Whether nothing can be asked for before a slot comes back.
         self.wants_slots = False
+        #: Whether workers have so little left to do that more should be asked for as soon as a batch is taken.
+        self.wants_room = True
         self._out = 0
         self._back = 0
 
@@ -115,7 +118,8 @@ class Handover:
         item = self._inbox.take()
         line.taken += 1
         line.ended = item.target.last
-        self._wake()
+        if self.wants_room or line.ended:
+            self._wake()
         return item
 
     def take_alike(self, line: Line, first: Item, most: int) -> list[Item]:

@@ -239,13 +239,15 @@ class Receiver:
             self._tick(self._exchange, now_s)
             self._extend(self._exchange, now_s)
             self._exchange.settle(now_s)
-            self._wait_for_slots()
+            self._say_what_wakes()
 
-    def _wait_for_slots(self) -> None:
-        """Let slots that come back wake us, if that is what asking waits for."""
-        self.handover.wants_slots = self.line.wants.short_of_slots
-        if self.handover.wants_slots and self.handover.returned:
-            self._waker.wake()  # they came while we decided
+    def _say_what_wakes(self) -> None:
+        """Consumers need not wake us for what the next arrival is time enough for: a turn costs as much as a batch."""
+        wants, handover = self.line.wants, self.handover
+        handover.wants_slots, handover.wants_room = wants.short_of_slots, not wants.is_well_asked()
+        came = handover.wants_slots and bool(handover.returned)
+        if came or (handover.wants_room and wants.head < handover.head):
+            self._waker.wake()  # while we decided
 
     def _pause_ms(self) -> int:
         now_s = time.monotonic()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,9 +29,9 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from shared.errors import SettingsError
 from shared.layout import ALIGNMENT
 from shared.logs import Log
-from trainer_client import interrupts, leaving
+from trainer_client import interrupts
 from trainer_client.elements import Elements, assembler, masked_batches, shapes_of
-from trainer_client.kept_memory import keep_freed_memory
+from trainer_client.tf_passes import Openings, generated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,8 +55,8 @@ def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields o
         )
     elements = _prepared(feed, form)
     counting = _Counting(feed)
-    counted = _pipeline(_Openings(feed, elements, counting), _accelerator())
-    return FeedDataset(counting, counted, _pipeline(_Openings(feed, elements, _Derived(feed)), None))
+    counted = _pipeline(Openings(feed, elements, counting), _accelerator())
+    return FeedDataset(counting, counted, _pipeline(Openings(feed, elements, _Derived(feed)), None))
 
 
 def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
@@ -71,7 +70,7 @@ def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> An
             remedy="Connect with connect(..., strategy=strategy).",
         )
     counting = _Counting(feed)
-    source = _pipeline(_Openings(feed, _prepared(feed, form), counting), None)
+    source = _pipeline(Openings(feed, _prepared(feed, form), counting), None)
     source.cardinality = lambda: tf.constant(feed.most_rounds(), tf.int64)  # Keras takes it for steps, and so rounds
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
@@ -105,11 +104,11 @@ def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
     return Elements(**form)
 
 
-def _pipeline(openings: _Openings, device: str | None) -> tf.data.Dataset:
+def _pipeline(openings: Openings, device: str | None) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.feed.fields}
     stack = (None,) if openings.stacks else ()
     specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
-    data = tf.data.Dataset.from_generator(openings, output_signature=openings.elements.of(specs))
+    data = generated(openings, openings.elements.of(specs))
     if openings.stacks:
         data = data.unbatch()
     if openings.elements.map is not None:
@@ -122,74 +121,6 @@ def _pipeline(openings: _Openings, device: str | None) -> tf.data.Dataset:
 def _accelerator() -> str | None:
     gpus = tf.config.list_logical_devices("GPU")
     return gpus[0].name if gpus else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Openings:
-    """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
-
-    feed: Feed
-    elements: Elements
-    witness: _Counting | _Derived
-
-    @property
-    def stacks(self) -> bool:
-        """Whether several batches cross at a time."""
-        return self.feed.at_a_time > 1
-
-    def __call__(self) -> _Pass:
-        keep_freed_memory()
-        reading = self.feed.open()
-        self.witness.opened(reading)
-        return _Pass(reading, self)
-
-
-class _Pass:
-    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
-
-    def __init__(self, reading: Reading, openings: _Openings) -> None:
-        self._reading = reading
-        self._openings = openings
-        self._error: BaseException | None = None
-        self._keys = openings.elements.keys([field.key for field in openings.feed.fields])
-        leaving.watch(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
-        leaving.entered(self)
-        try:
-            return self._next()
-        finally:
-            leaving.left(self)
-
-    def _next(self) -> Any:  # noqa: ANN401 - an element
-        if self._error is not None:
-            raise self._error
-        try:
-            return self._element()
-        except StopIteration:
-            self._openings.witness.read_to_end(self._reading)
-            raise
-        except BaseException as error:
-            self._error = self._error or error
-            raise self._error from None
-
-    def _element(self) -> Any:  # noqa: ANN401 - an element
-        elements, feed = self._openings.elements, self._openings.feed
-        if not self._openings.stacks:
-            return elements.of(next(self._reading))
-        return elements.of(self._reading.stacked(self._keys, feed.at_a_time))
-
-    def end(self) -> None:
-        """The process ends: nobody will look at what comes now, be it an error."""
-        self._error = StopIteration()
-        self._reading.close()
-
-    def __del__(self) -> None:
-        self._reading.close()
-        leaving.left(self)
 
 
 # --- counting passes that nobody else counts ---

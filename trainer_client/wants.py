@@ -251,6 +251,16 @@ class Wants:
         """How many more targets may be taken in before the horizon is reached."""
         return self._head + self._settings.prefetch - self._end
 
+    @property
+    def head(self) -> int:
+        """The next number that is to be consumed, as far as was noted."""
+        return self._head
+
+    def is_well_asked(self) -> bool:
+        """Whether workers have at least half of what may be asked for still to answer."""
+        unanswered = sum(len(worker.asks) for worker in self._workers.values() if worker.live)
+        return 2 * unanswered >= self._settings.prefetch
+
     def wake_at_s(self, now_s: float) -> float:
         """When to come back with `Ticked` at the latest."""
         return now_s + self._settings.heartbeat_timeout_s / 8

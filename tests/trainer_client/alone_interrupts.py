@@ -117,8 +117,9 @@ def test_a_process_is_interrupted_within_a_second_and_exits():
     assert process.stdout.readline() == "starving\n"
     pressed_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "interrupted\n"
-    assert time.monotonic() - pressed_s < 1
+    said, took_s = process.stdout.readline(), time.monotonic() - pressed_s
+    assert said == "interrupted\n", process.communicate(timeout=30)[1]
+    assert took_s < 1
     try:
         process.communicate(timeout=30)  # TensorFlow takes most of a second to leave
     finally:

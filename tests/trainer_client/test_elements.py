@@ -51,14 +51,6 @@ def test_what_it_does_not_know_is_left_to_tensorflow(spec):
     assert assembler(spec, tf.TensorSpec) is None
 
 
-def test_the_keys_that_elements_are_made_of():
-    form = Elements(inputs={"x": "audio", "n": "audio_length"}, targets=("text",), weights="weight")
-    assert form.keys(KNOWN) == {"audio", "audio_length", "text", "weight"}
-    assert Elements().keys(KNOWN) == set(KNOWN)
-    assert Elements(inputs="audio").keys(KNOWN) == {"audio"}
-
-
 def test_a_key_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(SettingsError, match="audio_length"):
         Elements(inputs="pitch").of(dict.fromkeys(KNOWN))
-    assert Elements(inputs="pitch").keys(KNOWN) == set()

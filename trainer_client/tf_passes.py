@@ -1,0 +1,143 @@
+"""The passes that TensorFlow makes over a feed: a dataset whose elements a Python object gives it, one after another.
+
+Rules: an element's arrays are handed on as they are, so that they enter TensorFlow without a copy; small batches enter
+several at a time. A pass keeps raising what stopped it, and ends before Python shuts down. It must not know what is
+counted, nor what becomes of the elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+# Not public; the same in 2.18 and 2.21. `from_generator` is made of it.
+from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
+
+from trainer_client import leaving
+from trainer_client.kept_memory import keep_freed_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer_client.elements import Elements
+    from trainer_client.feed import Feed, Reading
+
+__all__ = ["Openings", "Witness", "generated"]
+
+
+class Witness(Protocol):
+    """Who is told of passes."""
+
+    def opened(self, reading: Reading, /) -> None:
+        """A pass began."""
+
+    def read_to_end(self, reading: Reading, /) -> None:
+        """It was read to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
+
+    feed: Feed
+    elements: Elements
+    witness: Witness
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several batches cross at a time."""
+        return self.feed.at_a_time > 1
+
+    def __call__(self) -> Pass:
+        """Begin a pass."""
+        keep_freed_memory()
+        reading = self.feed.open()
+        self.witness.opened(reading)
+        return Pass(reading, self)
+
+
+class Pass:
+    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
+
+    def __init__(self, reading: Reading, openings: Openings) -> None:
+        self._reading = reading
+        self._openings = openings
+        self._error: BaseException | None = None
+        known = {field.key: field.key for field in openings.feed.fields}
+        self._listed = tf.nest.flatten(openings.elements.of(known))
+        self._keys = frozenset(self._listed)
+        leaving.watch(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> list[Any]:
+        leaving.entered(self)
+        try:
+            return self._next()
+        finally:
+            leaving.left(self)
+
+    def _next(self) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        try:
+            arrays = self._arrays()
+            return [arrays[key] for key in self._listed]
+        except StopIteration:
+            self._openings.witness.read_to_end(self._reading)
+            raise
+        except BaseException as error:
+            self._error = self._error or error
+            raise self._error from None
+
+    def _arrays(self) -> Mapping[str, Any]:
+        if not self._openings.stacks:
+            return next(self._reading)
+        return self._reading.stacked(self._keys, self._openings.feed.at_a_time)
+
+    def end(self) -> None:
+        """The process ends: nobody will look at what comes now, be it an error."""
+        self._error = StopIteration()
+        self._reading.close()
+
+    def __del__(self) -> None:
+        self._reading.close()
+        leaving.left(self)
+
+
+def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
+    """As `from_generator` does it, without checking and converting each element anew: ours are what we said."""
+    specs = tf.nest.flatten(signature)
+    numbers, passes = itertools.count(), dict[int, Pass]()
+
+    def begin(_: Any) -> Any:  # noqa: ANN401 - a scalar
+        return np.int64(next(numbers))
+
+    def advance(number: np.int64) -> list[Any]:
+        one = passes.get(int(number))
+        if one is None:
+            one = passes[int(number)] = openings()
+        return next(one)
+
+    def end(number: np.int64) -> Any:  # noqa: ANN401 - as above
+        passes.pop(int(number), None)
+        return np.int64(0)
+
+    def element(number: tf.Tensor) -> Any:  # noqa: ANN401 - mirrors the signature
+        tensors = tf.numpy_function(advance, [number], [spec.dtype for spec in specs])
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(signature, tensors)
+
+    return _GeneratorDataset(
+        tf.constant(0, tf.int64),
+        lambda nothing: tf.numpy_function(begin, [nothing], tf.int64),
+        element,
+        lambda number: tf.numpy_function(end, [number], tf.int64),
+        signature,
+    )
