@@ -43,12 +43,18 @@ class VersionError(ProtocolError):
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    fields = {name: _plain(getattr(message, name)) for name in message.checks}
+    fields = {}
+    for name in message.checks:
+        value = getattr(message, name)
+        fields[name] = value if type(value) in _ATOMS else _plain(value)
     # A name that is not UTF-8 (a file's, say) still has to reach the one who reads the error.
     packed: bytes = msgpack.packb([VERSION, message.kind, fields], unicode_errors="backslashreplace")
     if len(packed) > MAX_FRAME:
         raise ValueError(f"a {message.kind} of {len(packed)} bytes would be dropped by its receiver")
     return packed
+
+
+_ATOMS = frozenset((int, str, bool))
 
 
 def _plain(value: object) -> object:

@@ -466,9 +466,12 @@ class Wants:
     def _ask(self, now_s: float) -> None:
         """Ask for what is wanted and not asked of a live worker, in the order of the line, while credit lasts."""
         self.short_of_slots = False
+        all_well = not any(worker.silent for worker in self._workers.values())
         for seq in range(self._head, min(self._end, self._head + self._settings.prefetch)):
             entry = self._entries[seq]
-            if entry.ready or now_s < entry.again_s or any(not self._workers[one].silent for one in entry.askers):
+            if entry.ready or (all_well and entry.askers):
+                continue
+            if now_s < entry.again_s or any(not self._workers[one].silent for one in entry.askers):
                 continue
             if not self._ask_one(seq, entry, now_s):
                 self.short_of_slots = True
