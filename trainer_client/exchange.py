@@ -105,7 +105,7 @@ class Exchange:
                 self._watch(link, now_s)
             if link.sealed is not None and link.sealed in ready:
                 for header, received in link.read_sealed(self._take_sealed):
-                    self._pushed(link, header, received, now_s, vouched=True)
+                    self._pushed(link, header, received, now_s)
             if link.early_pong is not None:
                 self._ponged(link, link.early_pong, -1, now_s)
             if link.socket in ready:
@@ -175,33 +175,32 @@ class Exchange:
     # --- messages in ---
 
     def _take(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
-        """Put a payload where it belongs; how many bytes it has there, -1 if it belongs nowhere or is none."""
+        """Put a payload where it belongs; the digest of what is there now, -1 if it belongs nowhere or is none."""
         place = self._place(link, header)
         layout = self._facts.layout(header.shape)
         if place is None or layout is None:
             return -1
+        keep_in_huge_pages(frame)
         try:
             unpack(frame, layout, link.packing, place)
         except ProtocolError:
             link.garbage += 1
             return -1
-        keep_in_huge_pages(frame)
-        return header.nbytes
+        return digest64(place.data)
 
     def _take_sealed(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
+        """The same of a sealed payload: that it opened is proof that it has the digest which its header names."""
         place = self._place(link, header)
         layout = self._facts.layout(header.shape)
         if place is None or layout is None:
             return -1
-        try:
-            done = link.unseal(frame, layout, place)
-        except ProtocolError:
-            done = False
-        if not done:
-            link.garbage += 1
-            return -1
         keep_in_huge_pages(frame)
-        return header.nbytes
+        try:
+            opened = link.unseal(frame, layout, place)
+        except ProtocolError:
+            opened = False
+        link.garbage += not opened
+        return header.digest if opened else -1
 
     def _place(self, link: Link, header: m.Pushed) -> NDArray[np.uint8] | None:
         """Where the payload that follows belongs; None: nowhere, any more."""
@@ -236,28 +235,26 @@ class Exchange:
         if link.sealed is not None:
             self._parts.poller.register(link.sealed, zmq.POLLIN)
 
-    def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float, *, vouched: bool = False) -> None:
+    def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float) -> None:
         if link.incarnation is None or not self._wants.expects(link.incarnation, header.ticket):
             self._wants.counts.stale += 1
             return
         self._headers[header.ticket.slot] = header
-        valid = self._is_valid(link.incarnation, header, received, vouched=vouched)
+        valid = self._is_valid(link.incarnation, header, received)
         if valid:
             self._memory.was_written(header.ticket.slot, header.nbytes)
         self._wants.note(w.Arrived(link.incarnation, header.ticket, valid), now_s)
 
-    def _is_valid(self, worker: int, header: m.Pushed, received: int, *, vouched: bool) -> bool:
+    def _is_valid(self, worker: int, header: m.Pushed, received: int) -> bool:
         if not self._wants.is_needed(worker, header.ticket):
             return True  # a second answer: nobody will look at it
         target = self._wants.target(worker, header.ticket)
         if target is None or not self._facts.fits(header, target):
             return False
-        if header.in_slot and not self._parts.verify:
-            return True
-        if vouched and not header.digest:
-            return received == header.nbytes
+        if not header.in_slot:
+            return received == header.digest
         payload = self._memory.slot(header.ticket.slot)[: header.nbytes]
-        return (header.in_slot or received == header.nbytes) and digest64(payload.data) == header.digest
+        return not self._parts.verify or digest64(payload.data) == header.digest
 
     def _unbuilt(self, link: Link, message: m.Unbuilt, _received: int, now_s: float) -> None:
         if link.incarnation is None or not self._wants.expects(link.incarnation, message.ticket):

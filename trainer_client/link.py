@@ -90,7 +90,7 @@ class Link:
             yield event.up
 
     def read(self, take: Callable[[Link, Pushed, memoryview], int]) -> Iterator[tuple[Message, int]]:
-        """Messages, each with what `take` made of its payload; -1: it has none."""
+        """Messages, each with what `take` makes of its payload; -1: it has none."""
         for _ in range(_TURN):
             try:
                 frame = self.socket.recv(zmq.DONTWAIT)
