@@ -1,0 +1,53 @@
+"""Buffers for what goes by TCP: used again once they were given back, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loader_server.outgoing import Outgoing
+from shared.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.mapping import HUGE_PAGE
+from shared.packing import Packing, unpack
+from shared.sealing import Opener, Sealer
+
+LAYOUT = layout_of(
+    fields_of_batch((Field(key="audio", dtype="float32", shape=(None, 2)),)), BucketShape(rows=3, lengths={"audio": 50})
+)
+
+
+@pytest.fixture
+def outgoing():
+    return Outgoing(Packing())
+
+
+def test_a_buffer_is_used_again_after_it_was_given_back(outgoing):
+    first = outgoing.take(HUGE_PAGE + 5)
+    assert first.nbytes == HUGE_PAGE + 5
+    assert first.ctypes.data % HUGE_PAGE == 0
+    second = outgoing.take(HUGE_PAGE + 5)
+    assert not np.shares_memory(first, second)
+    outgoing.give_back(first)
+    third = outgoing.take(HUGE_PAGE + 900)  # as large in whole pages
+    assert third.nbytes == HUGE_PAGE + 900
+    assert np.shares_memory(first, third)
+    assert not np.shares_memory(outgoing.take(HUGE_PAGE + 5), third)
+
+
+def test_small_ones_are_not_kept(outgoing):
+    small = outgoing.take(1000)
+    outgoing.give_back(small)
+    assert not np.shares_memory(outgoing.take(1000), small)
+
+
+@pytest.mark.parametrize("packing", [Packing(), Packing(float32="bfloat16"), Packing(compression="zstd")])
+def test_what_is_sealed_is_what_is_packed(packing):
+    outgoing, opener = Outgoing(packing), Opener()
+    sealer = Sealer(opener.key)
+    payload = np.zeros(LAYOUT.nbytes, np.uint8)
+    LAYOUT.arrays(payload)["audio"][...] = 1.5
+    number, sealed = outgoing.sealed(sealer, outgoing.packed(payload, LAYOUT))
+    assert opener.header(sealer.header(number, b"header")) == b"header"
+    place = np.ones_like(payload)
+    unpack(opener.payload(sealed.data), LAYOUT, packing, place)
+    assert (place == payload).all()
