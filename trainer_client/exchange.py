@@ -8,6 +8,7 @@ incarnation answers at its endpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import zmq
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
+    from shared.layout import Layout
     from shared.logs import Log
     from shared.memory import SlotMemory
     from trainer_client.handover import Handover
     from trainer_client.ledger import Ledger
+    from trainer_client.sealed import SealedPayloads
     from trainer_client.stream_facts import StreamFacts
 
 __all__ = ["Exchange", "ExchangeParts"]
@@ -93,8 +96,8 @@ class Exchange:
             if endpoint not in members and not link.connected and link.incarnation is None:
                 self._parts.poller.unregister(link.socket)
                 self._parts.poller.unregister(link.monitor)
-                if link.sealed is not None:
-                    self._parts.poller.unregister(link.sealed)
+                if link.sealed is not None and link.sealed.socket is not None:
+                    self._parts.poller.unregister(link.sealed.socket)
                 link.close()
                 del self._links[endpoint]
 
@@ -103,18 +106,25 @@ class Exchange:
         for link in list(self._links.values()):
             if link.monitor in ready:
                 self._watch(link, now_s)
-            if link.sealed is not None and link.sealed in ready:
-                for header, received in link.read_sealed(self._take_sealed):
-                    self._pushed(link, header, received, now_s)
-            if link.early_pong is not None:
-                self._ponged(link, link.early_pong, -1, now_s)
+            if link.sealed is not None:
+                self._serve_sealed(link, link.sealed, ready, now_s)
             if link.socket in ready:
-                for message, received in link.read(self._take):
+                for message, received in link.read(partial(self._take, link)):
                     self._doors[type(message)](self, link, message, received, now_s)
+
+    def _serve_sealed(self, link: Link, sealed: SealedPayloads, ready: set[object], now_s: float) -> None:
+        if sealed.socket in ready:
+            for header, received in sealed.read(partial(self._take_sealed, link), now_s):
+                self._pushed(link, header, received, now_s)
+        pong = sealed.due(now_s, self._facts.heartbeat_timeout_s)
+        if pong is not None:
+            self._held(link, pong, now_s)
 
     def _watch(self, link: Link, now_s: float) -> None:
         for up in link.changes():
             link.hello_s = now_s if up else float("inf")
+            if not up and link.sealed is not None:
+                link.sealed.forget()
             if not up and link.incarnation is not None:
                 self._wants.note(w.WorkerCut(link.incarnation), now_s)
                 self._probe(link, now_s)
@@ -135,7 +145,7 @@ class Exchange:
             incarnation=parts.incarnation,
             shared=offer,
             verify=parts.verify,
-            seal=link.new_seal(),
+            seal=link.sealed.new_seal() if link.sealed is not None else None,
         )
 
     def probe(self, now_s: float) -> bool:
@@ -155,7 +165,9 @@ class Exchange:
         self._parts.log.info("worker is gone", worker=link.name, crashed=crashed)
         self._wants.note(w.WorkerDead(link.incarnation, crashed), now_s)
         del self._by_worker[link.incarnation]
-        link.incarnation, link.shared, link.early_pong = None, False, None
+        link.incarnation, link.shared = None, False
+        if link.sealed is not None:
+            link.sealed.forget()
 
     def ask_all(self, queries: Iterable[m.Message]) -> None:
         """Put questions that any worker can answer to every one that is there."""
@@ -165,7 +177,8 @@ class Exchange:
 
     def garbage(self) -> int:
         """Frames from workers that were no message for us."""
-        return sum(link.garbage for link in list(self._links.values()))
+        links = list(self._links.values())
+        return sum(link.garbage + (link.sealed.garbage if link.sealed is not None else 0) for link in links)
 
     def close(self) -> None:
         """Hang up on all."""
@@ -176,31 +189,35 @@ class Exchange:
 
     def _take(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
         """Put a payload where it belongs; the digest of what is there now, -1 if it belongs nowhere or is none."""
-        place = self._place(link, header)
-        layout = self._facts.layout(header.shape)
+
+        def write(layout: Layout, place: NDArray[np.uint8]) -> int:
+            unpack(frame, layout, link.packing, place)
+            return digest64(place.data)
+
+        return self._written(link, header, frame, write)
+
+    def _take_sealed(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
+        """The same of a sealed payload: that it opens is proof that it has the digest which its header names."""
+
+        def write(layout: Layout, place: NDArray[np.uint8]) -> int:
+            assert link.sealed is not None
+            link.sealed.unpack(frame, layout, link.packing, place)
+            return header.digest
+
+        return self._written(link, header, frame, write)
+
+    def _written(
+        self, link: Link, header: m.Pushed, frame: memoryview, write: Callable[[Layout, NDArray[np.uint8]], int]
+    ) -> int:
+        place, layout = self._place(link, header), self._facts.layout(header.shape)
         if place is None or layout is None:
             return -1
         keep_in_huge_pages(frame)
         try:
-            unpack(frame, layout, link.packing, place)
+            return write(layout, place)
         except ProtocolError:
             link.garbage += 1
             return -1
-        return digest64(place.data)
-
-    def _take_sealed(self, link: Link, header: m.Pushed, frame: memoryview) -> int:
-        """The same of a sealed payload: that it opened is proof that it has the digest which its header names."""
-        place = self._place(link, header)
-        layout = self._facts.layout(header.shape)
-        if place is None or layout is None:
-            return -1
-        keep_in_huge_pages(frame)
-        try:
-            opened = link.unseal(frame, layout, place)
-        except ProtocolError:
-            opened = False
-        link.garbage += not opened
-        return header.digest if opened else -1
 
     def _place(self, link: Link, header: m.Pushed) -> NDArray[np.uint8] | None:
         """Where the payload that follows belongs; None: nowhere, any more."""
@@ -222,18 +239,19 @@ class Exchange:
         self._by_worker[message.incarnation] = link
         way = "shared memory" if link.shared else "TCP"
         self._parts.log.info("worker serves us", worker=link.name, by=way, reason=message.reason)
-        self._expect_sealed(link, message.sealed_port)
+        if link.sealed is not None:
+            self._expect_sealed(link.sealed, message.sealed_port)
         self._wants.note(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
 
-    def _expect_sealed(self, link: Link, port: int) -> None:
-        before = link.sealed
-        link.expect_sealed(port)
-        if link.sealed is before:
+    def _expect_sealed(self, sealed: SealedPayloads, port: int) -> None:
+        before = sealed.socket
+        sealed.expect(port)
+        if sealed.socket is before:
             return
         if before is not None:
             self._parts.poller.unregister(before)
-        if link.sealed is not None:
-            self._parts.poller.register(link.sealed, zmq.POLLIN)
+        if sealed.socket is not None:
+            self._parts.poller.register(sealed.socket, zmq.POLLIN)
 
     def _pushed(self, link: Link, header: m.Pushed, received: int, now_s: float) -> None:
         if link.incarnation is None or not self._wants.expects(link.incarnation, header.ticket):
@@ -279,15 +297,14 @@ class Exchange:
             self._wants.note(w.GaveUp(link.incarnation, message.ticket, None), now_s)
 
     def _ponged(self, link: Link, message: m.Pong, _received: int, now_s: float) -> None:
-        """A Pong may overtake payloads on the other connection; but if that broke, they never come."""
-        if link.early_pong is None:
-            link.early_since_s = now_s
-        waited_s = now_s - link.early_since_s
-        link.early_pong = message if link.is_behind(message) and waited_s < self._facts.heartbeat_timeout_s else None
-        if link.incarnation is not None and link.early_pong is not None:
+        if link.incarnation is not None and link.sealed is not None and link.sealed.put_off(message, now_s):
             self._wants.note(w.Heard(link.incarnation), now_s)
-        elif link.incarnation is not None:
-            self._wants.note(w.Held(link.incarnation, message.number, frozenset(message.tickets)), now_s)
+        else:
+            self._held(link, message, now_s)
+
+    def _held(self, link: Link, pong: m.Pong, now_s: float) -> None:
+        if link.incarnation is not None:
+            self._wants.note(w.Held(link.incarnation, pong.number, frozenset(pong.tickets)), now_s)
 
     def _answered(self, _link: Link, message: m.EpochAnswer | m.NameAnswer, _received: int, _now_s: float) -> None:
         self._parts.learn(message)

@@ -1,7 +1,7 @@
 """Columns on disk: plain .npy files that grow while they are written and are mapped into memory when read.
 
-Rules: never a pickle; memory does not grow with the number of rows, neither in writing nor in opening. Strings are a
-blob of UTF-8 and where each starts. Knows nothing of what the columns mean.
+Rules: numbers only, no Python objects; memory does not grow with the number of rows, neither in writing nor in opening.
+Strings are a blob of UTF-8 and where each starts. Knows nothing of what the columns mean.
 """
 
 from __future__ import annotations

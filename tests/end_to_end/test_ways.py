@@ -61,5 +61,7 @@ def test_under_keys_payloads_come_sealed(tmp_path):
         batches = sum(1 for _ in feed)
         (link,) = feed._receiver._exchange._links.values()
         assert link.sealed is not None
-        assert 0.5 * batches < link._opener.number <= batches + 8  # the first ones may come before the connection is up
-        assert link.garbage == 0
+        assert link.sealed.socket is not None
+        received = link.sealed._opener.number  # the first batches may come before this connection is up
+        assert 0.5 * batches < received <= batches + 8
+        assert link.garbage == link.sealed.garbage == 0

@@ -1,0 +1,153 @@
+"""Sealed payloads on their own connection: opened in place, and Pongs that went before them wait for them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zmq
+
+from shared.codec import encode
+from shared.errors import ProtocolError
+from shared.layout import Layout, Tensor
+from shared.messages import Pong, Pushed
+from shared.packing import Packing, pack
+from shared.sealing import TAG_BYTES, Sealer
+from shared.sockets import bind_sealed_router, port_of
+from tests.shared.examples import EXAMPLES
+from trainer_client.sealed import SealedPayloads
+
+DATA = np.arange(128, dtype=np.uint8)
+LAYOUT = Layout((Tensor("audio", "float32", (32,), 0, 128),), 128)
+HEADER = replace(next(one for one in EXAMPLES if isinstance(one, Pushed)), in_slot=False)
+PATIENCE_S = 2.0
+
+
+class Line:
+    """A worker's sealed socket, and what the trainer reads at its end."""
+
+    def __init__(self, context):
+        self.router = bind_sealed_router(context, "tcp://127.0.0.1:1")
+        self.sealed = SealedPayloads(context, "tcp://127.0.0.1:1")
+        self.seal = self.sealed.new_seal()
+        self.sealer = Sealer(self.seal.key)
+        self.sealed.expect(port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT)))
+        self.place = np.zeros(DATA.nbytes, np.uint8)
+        self.packing = Packing()
+
+    def push(self, payload=DATA, change=0):
+        """Send one, and wait until it came."""
+        frame = np.empty(payload.nbytes + TAG_BYTES, np.uint8)
+        number = self.sealer.payload(payload.data, frame)
+        frame[3] ^= change
+        frames = [self.seal.identity, self.sealer.header(number, encode(HEADER)), frame.tobytes()]
+        until_s = time.monotonic() + 20
+        while True:
+            try:
+                self.router.send_multipart(frames)
+                break
+            except zmq.ZMQError:  # not connected yet
+                assert time.monotonic() < until_s
+                self.sealed.socket.poll(5)
+        assert self.sealed.socket.poll(20_000)
+
+    def read(self, now_s=0.0):
+        return list(self.sealed.read(self.take, now_s))
+
+    def take(self, header, frame):
+        self.sealed.unpack(frame, LAYOUT, self.packing, self.place)
+        return header.number
+
+    def close(self):
+        self.sealed.close()
+        self.router.close(0)
+
+
+@pytest.fixture
+def line():
+    with zmq.Context() as context:
+        one = Line(context)
+        yield one
+        one.close()
+
+
+def pong(sealed, number=1):
+    return Pong(number=number, tickets=(), sealed=sealed)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_payload_is_opened_where_it_belongs(line, compression):
+    line.packing = Packing(compression=compression)
+    packed = np.frombuffer(pack(DATA, LAYOUT, line.packing), np.uint8)
+    line.push(packed)
+    assert line.read() == [(HEADER, HEADER.number)]
+    assert (line.place == DATA).all()
+    assert not line.sealed.garbage
+
+
+def test_a_changed_payload_is_refused(line):
+    line.push(change=1)
+    with pytest.raises(ProtocolError) as caught:
+        line.read()
+    assert str(caught.value) == (
+        "sealed payload: expected the payload that was sealed for its header, got another, or changed bytes. "
+        "It was dropped and is asked for again; see PROTOCOL.md."
+    )
+
+
+def test_what_does_not_open_is_counted(line):
+    line.sealer = Sealer(bytes(32))
+    line.push()
+    assert line.read() == []
+    assert line.sealed.garbage == 1
+
+
+def test_a_pong_with_nothing_before_it_counts_at_once(line):
+    assert not line.sealed.put_off(pong(0), 0.0)
+    line.push()
+    line.read()
+    assert not line.sealed.put_off(pong(1), 0.0)
+    assert line.sealed.due(9.0, PATIENCE_S) is None
+
+
+def test_a_pong_waits_for_the_payloads_before_it(line):
+    assert line.sealed.put_off(pong(2), 0.0)
+    line.push()
+    line.read(now_s=0.1)
+    assert line.sealed.due(0.1, PATIENCE_S) is None
+    line.push()
+    line.read(now_s=0.2)
+    assert line.sealed.due(0.2, PATIENCE_S) == pong(2)
+    assert line.sealed.due(0.2, PATIENCE_S) is None
+
+
+def test_it_waits_as_long_as_payloads_come_and_no_longer(line):
+    line.sealed.put_off(pong(3), 0.0)
+    line.push()
+    line.read(now_s=1.5)
+    assert line.sealed.due(3.4, PATIENCE_S) is None
+    assert line.sealed.due(3.5, PATIENCE_S) == pong(3)
+
+
+def test_later_pongs_do_not_put_off_the_first(line):
+    line.sealed.put_off(pong(1, number=1), 0.0)
+    assert line.sealed.put_off(pong(2, number=2), 0.5)
+    line.push()
+    line.read(now_s=0.6)
+    assert line.sealed.due(0.6, PATIENCE_S) == pong(1, number=1)
+
+
+def test_a_pong_that_is_whole_replaces_one_that_waits(line):
+    line.sealed.put_off(pong(1, number=1), 0.0)
+    line.push()
+    line.read(now_s=0.1)
+    assert not line.sealed.put_off(pong(1, number=2), 0.1)
+    assert line.sealed.due(0.1, PATIENCE_S) is None
+
+
+def test_what_waits_is_forgotten_with_its_worker(line):
+    line.sealed.put_off(pong(1), 0.0)
+    line.sealed.forget()
+    assert line.sealed.due(9.0, PATIENCE_S) is None
