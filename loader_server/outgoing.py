@@ -1,13 +1,13 @@
 """What goes by TCP: memory that batches are built in, and the packed and sealed forms of them.
 
 Rules: memory is used again, because fresh pages cost more than a copy; the building thread takes, the poll loop gives
-back once the socket is through with it; what is lost on the way is only made anew. What is kept is bounded by what was
-once in use at a time, which the worker's queue bounds.
+back once the socket is through with it; what is lost on the way is only made anew. What is kept for later is bounded:
+beyond that, what nobody asked for the longest goes back to the system.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +29,17 @@ __all__ = ["Outgoing"]
 class Outgoing:
     """Buffers of whole huge pages; smaller batches are not worth keeping memory for."""
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: Packing, keep_bytes: int) -> None:
         self._packing = packing
-        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+        self._keep_bytes = keep_bytes
+        #: Free ones, in the order in which they came back.
+        self._free: list[NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def packs(self) -> bool:
+        """Whether what is sent of a payload lies elsewhere than the payload."""
+        return not self._packing.plain
 
     def packed(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
         """What is sent of a built payload; where nothing is packed, its own bytes."""
@@ -47,13 +55,22 @@ class Outgoing:
         if nbytes < HUGE_PAGE:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
-        try:
-            return self._free[size].pop()[:nbytes]
-        except (KeyError, IndexError):
-            return anonymous(size)[:nbytes]
+        with self._lock:
+            found = next((at for at, one in enumerate(self._free) if one.nbytes == size), None)
+            buffer = self._free.pop(found) if found is not None else None
+        return (buffer if buffer is not None else anonymous(size))[:nbytes]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """Nobody looks into it any more."""
         whole = buffer.base
-        if isinstance(whole, np.ndarray):
-            self._free.setdefault(whole.nbytes, deque()).append(whole)
+        if not isinstance(whole, np.ndarray):
+            return
+        with self._lock:
+            self._free.append(whole)
+            while self.kept_bytes > self._keep_bytes:
+                del self._free[0]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of free buffers."""
+        return sum(one.nbytes for one in self._free)

@@ -51,8 +51,8 @@ class Sending:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._outgoing = outgoing
         self._outbox: dict[bytes, list[bytes]] = {}
-        #: What libzmq is still sending, and the buffers that it was built in.
-        self._unsent: list[tuple[zmq.MessageTracker, memoryview, NDArray[np.uint8]]] = []
+        #: What libzmq is still sending, and the buffers of `Outgoing` that it lies in.
+        self._unsent: list[tuple[zmq.MessageTracker, memoryview, NDArray[np.uint8] | None]] = []
 
     def say(self, identity: bytes, message: Message) -> None:
         """Send it with the next `flush`."""
@@ -78,8 +78,12 @@ class Sending:
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
+        buffer: NDArray[np.uint8] | None = outcome.payload
+        if self._outgoing.packs:
+            self._outgoing.give_back(outcome.payload)
+            buffer = None
         head = [outcome.job.trainer, encode(header)]
-        if not self._send_behind(self.router, head, outcome.sent, outcome.payload):
+        if not self._send_behind(self.router, head, outcome.sent, buffer):
             log.debug("trainer is gone", number=header.number)
 
     def _pushed_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
@@ -95,7 +99,7 @@ class Sending:
         return True
 
     def _send_behind(
-        self, socket: zmq.Socket[bytes], head: list[bytes], sent: memoryview, buffer: NDArray[np.uint8]
+        self, socket: zmq.Socket[bytes], head: list[bytes], sent: memoryview, buffer: NDArray[np.uint8] | None
     ) -> bool:
         if not self._sent(socket, head, zmq.SNDMORE):
             return False
@@ -115,11 +119,11 @@ class Sending:
     def take_back(self) -> None:
         """Buffers that were sent may be used again."""
         unsent, self._unsent = self._unsent, []
-        for one in unsent:
-            if one[0].done:
-                self._outgoing.give_back(one[2])
-            else:
-                self._unsent.append(one)
+        for tracker, sent, buffer in unsent:
+            if not tracker.done:
+                self._unsent.append((tracker, sent, buffer))
+            elif buffer is not None:
+                self._outgoing.give_back(buffer)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still on their way out."""

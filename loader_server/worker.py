@@ -96,7 +96,7 @@ class Worker:
         self._waker = Waker()
         packing = self._job.packing
         require_library(packing)
-        self._outgoing = Outgoing(packing)
+        self._outgoing = Outgoing(packing, self._job.settings.queue_bytes)
         self._thread = BuildThread(self._builders, Trial(settings.job_path), self._outgoing, self._waker.wake)
         self._queue: WantQueue[bytes, Job] = WantQueue()
         self._sessions: dict[bytes, Session] = {}

@@ -32,6 +32,7 @@ from shared.logs import Log
 from trainer_client import interrupts
 from trainer_client.elements import Elements, assembler, masked_batches, shapes_of
 from trainer_client.tf_passes import Openings, generated
+from trainer_client.tf_untuned import devices_untuned, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ def _pipeline(openings: Openings, device: str | None) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.feed.fields}
     stack = (None,) if openings.stacks else ()
     specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
-    data = generated(openings, openings.elements.of(specs))
+    data = untuned(generated(openings, openings.elements.of(specs)))
     if openings.stacks:
         data = data.unbatch()
     if openings.elements.map is not None:
@@ -261,7 +262,8 @@ class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[
         if not tf.executing_eagerly():
             return super().__iter__()  # type: ignore[no-any-return]
         self.counting.settle()
-        iterator = super().__iter__()
+        with devices_untuned():
+            iterator = super().__iter__()
         self.counting.began(iterator)
         return iterator  # type: ignore[no-any-return]
 

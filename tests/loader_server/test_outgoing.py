@@ -18,7 +18,7 @@ LAYOUT = layout_of(
 
 @pytest.fixture
 def outgoing():
-    return Outgoing(Packing())
+    return Outgoing(Packing(), 8 * HUGE_PAGE)
 
 
 def test_a_buffer_is_used_again_after_it_was_given_back(outgoing):
@@ -40,9 +40,25 @@ def test_small_ones_are_not_kept(outgoing):
     assert not np.shares_memory(outgoing.take(1000), small)
 
 
+def test_what_nobody_asked_for_the_longest_is_given_up(outgoing):
+    sizes = [1, 2, 3, 4]
+    for buffer in [outgoing.take(size * HUGE_PAGE) for size in sizes]:
+        outgoing.give_back(buffer)
+        assert outgoing.kept_bytes <= 8 * HUGE_PAGE
+    assert outgoing.kept_bytes == (3 + 4) * HUGE_PAGE
+    outgoing.give_back(outgoing.take(3 * HUGE_PAGE))
+    outgoing.give_back(outgoing.take(2 * HUGE_PAGE))  # 3 was asked for since
+    assert sorted(one.nbytes // HUGE_PAGE for one in outgoing._free) == [2, 3]
+
+
+def test_one_that_is_too_large_is_not_kept(outgoing):
+    outgoing.give_back(outgoing.take(9 * HUGE_PAGE))
+    assert outgoing.kept_bytes == 0
+
+
 @pytest.mark.parametrize("packing", [Packing(), Packing(float32="bfloat16"), Packing(compression="zstd")])
 def test_what_is_sealed_is_what_is_packed(packing):
-    outgoing, opener = Outgoing(packing), Opener()
+    outgoing, opener = Outgoing(packing, 0), Opener()
     sealer = Sealer(opener.key)
     payload = np.zeros(LAYOUT.nbytes, np.uint8)
     LAYOUT.arrays(payload)["audio"][...] = 1.5
