@@ -26,7 +26,7 @@ def over_devices(iterator):
 
 def test_a_feeds_dataset_and_what_is_derived_from_it_are_not_tuned():
     with contextlib.closing(FakeFeed(at_a_time=4)) as feed:
-        data = tf_dataset.make(feed, inputs="audio", map=lambda audio: audio * 2)
+        data = tf_dataset.make(feed, map=lambda batch: batch["audio"] * 2)
         iterator = iter(data)
         assert not tuned(data)
         assert not tuned(iterator._dataset)
