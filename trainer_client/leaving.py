@@ -10,8 +10,8 @@ It must not know TensorFlow.
 from __future__ import annotations
 
 import atexit
-import time
 import weakref
+from time import monotonic, sleep
 from typing import Protocol
 
 __all__ = ["entered", "left", "watch"]
@@ -47,15 +47,15 @@ def entered(one: Endable) -> None:
 def left(one: Endable) -> None:
     """It came out, or the pass is gone."""
     _inside.discard(id(one))
-    _last_left_s[0] = time.monotonic()
+    _last_left_s[0] = monotonic()
 
 
 def _end_all() -> None:
     for one in list(_passes):
         one.end()
-    until_s = time.monotonic() + _PATIENCE_S
-    while (_inside or time.monotonic() - _last_left_s[0] < _REST_S) and time.monotonic() < until_s:
-        time.sleep(_LOOK_AGAIN_S)
+    until_s = monotonic() + _PATIENCE_S
+    while (_inside or monotonic() - _last_left_s[0] < _REST_S) and monotonic() < until_s:
+        sleep(_LOOK_AGAIN_S)
 
 
 atexit.register(_end_all)

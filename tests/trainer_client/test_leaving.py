@@ -15,20 +15,19 @@ from trainer_client import leaving, tf_dataset
 
 
 class Pass:
-    """What a thread of a framework reads; it comes out so late after it was told."""
+    """What a thread of a framework reads, until it was told to end and is let go."""
 
-    def __init__(self, late_s=0.0):
+    def __init__(self):
         self.ended = threading.Event()
-        self.late_s = late_s
+        self.let_go = threading.Event()
         leaving.watch(self)
 
     def end(self):
         self.ended.set()
 
     def read(self):
-        leaving.entered(self)
         self.ended.wait()
-        time.sleep(self.late_s)
+        self.let_go.wait()
         leaving.left(self)
 
 
@@ -44,26 +43,38 @@ def ended_after_s():
     return time.monotonic() - began_s
 
 
-def test_whoever_waits_is_told_and_waited_for():
-    one = Pass(late_s=0.2)
+def test_whoever_waits_is_told_and_waited_for(monkeypatch):
+    one, looks = Pass(), []
     thread = threading.Thread(target=one.read)
+    leaving.entered(one)
     thread.start()
-    assert 0.2 <= ended_after_s() < leaving._PATIENCE_S
+
+    def looked(pause_s):
+        looks.append(one.ended.is_set())
+        if len(looks) == 3:
+            one.let_go.set()
+            thread.join()
+
+    monkeypatch.setattr(leaving, "sleep", looked)
+    leaving._end_all()
+    assert looks[:3] == [True] * 3
     assert not leaving._inside
-    thread.join()
 
 
 def test_one_that_came_out_just_now_may_be_on_its_way_in():
     one = Pass()
-    one.end()
-    one.read()
+    leaving.entered(one)
+    leaving.left(one)
     assert leaving._REST_S / 2 < ended_after_s() < leaving._PATIENCE_S
 
 
-def test_one_that_rests_is_not_waited_for():
-    _kept = Pass()
-    time.sleep(leaving._REST_S)
+def test_one_that_rests_is_not_waited_for(monkeypatch):
+    one = Pass()
+    leaving.entered(one)
+    leaving.left(one)
+    monkeypatch.setattr(leaving, "_last_left_s", [time.monotonic() - leaving._REST_S])
     assert ended_after_s() < leaving._REST_S
+    assert one.ended.is_set()
 
 
 def test_one_that_never_comes_out_holds_up_nobody():
