@@ -45,6 +45,7 @@ PURE = (
     "trainer_client/ledger.py",
     "trainer_client/stream_facts.py",
     "trainer_client/want_events.py",
+    "trainer_client/want_records.py",
     "trainer_client/wants.py",
 )
 #: Named in the design and not built yet; whoever builds one takes it out here.

@@ -17,7 +17,7 @@ from shared import messages as m
 from shared.errors import ProtocolError, RefusedError
 from shared.hashing import digest64
 from shared.packing import Packing, unpack
-from trainer_client import wants as w
+from trainer_client import want_events as e
 from trainer_client.handover import Item
 from trainer_client.kept_memory import keep_in_huge_pages
 from trainer_client.link import Link
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trainer_client.ledger import Ledger
     from trainer_client.sealed import SealedPayloads
     from trainer_client.stream_facts import StreamFacts
+    from trainer_client.wants import Wants
 
 __all__ = ["Exchange", "ExchangeParts"]
 
@@ -60,7 +61,7 @@ class ExchangeParts:
     facts: StreamFacts
     memory: SlotMemory
     ledger: Ledger
-    wants: w.Wants
+    wants: Wants
     handover: Handover
     log: Log
     learn: Callable[[m.EpochAnswer | m.NameAnswer], None]
@@ -126,7 +127,7 @@ class Exchange:
             if not up and link.sealed is not None:
                 link.sealed.forget()
             if not up and link.incarnation is not None:
-                self._wants.note(w.WorkerCut(link.incarnation), now_s)
+                self._wants.note(e.WorkerCut(link.incarnation), now_s)
                 self._probe(link, now_s)
 
     def greet(self, now_s: float) -> float:
@@ -163,7 +164,7 @@ class Exchange:
     def _bury(self, link: Link, now_s: float, *, crashed: bool) -> None:
         assert link.incarnation is not None
         self._parts.log.info("worker is gone", worker=link.name, crashed=crashed)
-        self._wants.note(w.WorkerDead(link.incarnation, crashed), now_s)
+        self._wants.note(e.WorkerDead(link.incarnation, crashed), now_s)
         del self._by_worker[link.incarnation]
         link.incarnation, link.shared = None, False
         if link.sealed is not None:
@@ -241,7 +242,7 @@ class Exchange:
         self._parts.log.info("worker serves us", worker=link.name, by=way, reason=message.reason)
         if link.sealed is not None:
             self._expect_sealed(link.sealed, message.sealed_port)
-        self._wants.note(w.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
+        self._wants.note(e.WorkerUp(message.incarnation, message.worker, link.shared), now_s)
 
     def _expect_sealed(self, sealed: SealedPayloads, port: int) -> None:
         before = sealed.socket
@@ -261,7 +262,7 @@ class Exchange:
         valid = self._is_valid(link.incarnation, header, received)
         if valid:
             self._memory.was_written(header.ticket.slot, header.nbytes)
-        self._wants.note(w.Arrived(link.incarnation, header.ticket, valid), now_s)
+        self._wants.note(e.Arrived(link.incarnation, header.ticket, valid), now_s)
 
     def _is_valid(self, worker: int, header: m.Pushed, received: int) -> bool:
         if not self._wants.is_needed(worker, header.ticket):
@@ -280,7 +281,7 @@ class Exchange:
         forgotten, draining = message.code == "unknown", message.code == "draining"
         if forgotten:  # no more wants until it welcomes us again
             link.hello_s = now_s
-            self._wants.note(w.WorkerLeft(link.incarnation), now_s)
+            self._wants.note(e.WorkerLeft(link.incarnation), now_s)
         link.left = link.left or draining
         error = RefusedError(
             code=message.code,
@@ -289,22 +290,22 @@ class Exchange:
             where=message.where,
             remedy=message.remedy,
         )
-        gave_up = w.GaveUp(link.incarnation, message.ticket, None if forgotten else error, passing=draining)
+        gave_up = e.GaveUp(link.incarnation, message.ticket, None if forgotten else error, passing=draining)
         self._wants.note(gave_up, now_s)
 
     def _cancelled(self, link: Link, message: m.Cancelled, _received: int, now_s: float) -> None:
         if link.incarnation is not None and self._wants.expects(link.incarnation, message.ticket):
-            self._wants.note(w.GaveUp(link.incarnation, message.ticket, None), now_s)
+            self._wants.note(e.GaveUp(link.incarnation, message.ticket, None), now_s)
 
     def _ponged(self, link: Link, message: m.Pong, _received: int, now_s: float) -> None:
         if link.incarnation is not None and link.sealed is not None and link.sealed.put_off(message, now_s):
-            self._wants.note(w.Heard(link.incarnation), now_s)
+            self._wants.note(e.Heard(link.incarnation), now_s)
         else:
             self._held(link, message, now_s)
 
     def _held(self, link: Link, pong: m.Pong, now_s: float) -> None:
         if link.incarnation is not None:
-            self._wants.note(w.Held(link.incarnation, pong.number, frozenset(pong.tickets)), now_s)
+            self._wants.note(e.Held(link.incarnation, pong.number, frozenset(pong.tickets)), now_s)
 
     def _answered(self, _link: Link, message: m.EpochAnswer | m.NameAnswer, _received: int, _now_s: float) -> None:
         self._parts.learn(message)
@@ -343,14 +344,14 @@ class Exchange:
                 self._delivered = []
             for link in list(self._by_worker.values()):
                 if not link.flush() and link.incarnation is not None:
-                    self._wants.note(w.WorkerCut(link.incarnation), now_s)
+                    self._wants.note(e.WorkerCut(link.incarnation), now_s)
 
     def _to(self, worker: int, message: m.Message) -> None:
         link = self._by_worker.get(worker)
         if link is not None:  # it may have gone in this very turn
             link.queue(message)
 
-    def _send_want(self, order: w.SendWant, _now_s: float) -> None:
+    def _send_want(self, order: e.SendWant, _now_s: float) -> None:
         position = order.target.position
         want = m.Want(
             job=self._facts.job,
@@ -369,29 +370,29 @@ class Exchange:
         )
         self._to(order.worker, want)
 
-    def _send_cancel(self, order: w.SendCancel, _now_s: float) -> None:
+    def _send_cancel(self, order: e.SendCancel, _now_s: float) -> None:
         self._to(order.worker, m.Cancel(ticket=order.ticket))
 
-    def _send_ping(self, order: w.SendPing, _now_s: float) -> None:
+    def _send_ping(self, order: e.SendPing, _now_s: float) -> None:
         self._to(order.worker, m.Ping(number=order.number))
 
-    def _deliver(self, order: w.Deliver, _now_s: float) -> None:
+    def _deliver(self, order: e.Deliver, _now_s: float) -> None:
         self._delivered.append((order.seq, Item(order.target, order.slot, self._headers.pop(order.slot))))
 
-    def _retract(self, order: w.Retract, now_s: float) -> None:
+    def _retract(self, order: e.Retract, now_s: float) -> None:
         item = self._parts.handover.retract(order.seq)
         if item is not None:
             self._parts.ledger.drop(item.slot)
-        self._wants.note(w.Retracted(order.seq, item.slot if item else None), now_s)
+        self._wants.note(e.Retracted(order.seq, item.slot if item else None), now_s)
 
-    def _fail(self, order: w.Fail, _now_s: float) -> None:
+    def _fail(self, order: e.Fail, _now_s: float) -> None:
         self._parts.fail(order.error)
 
     _orders: ClassVar[dict[type, Callable[..., None]]] = {
-        w.SendWant: _send_want,
-        w.SendCancel: _send_cancel,
-        w.SendPing: _send_ping,
-        w.Deliver: _deliver,
-        w.Retract: _retract,
-        w.Fail: _fail,
+        e.SendWant: _send_want,
+        e.SendCancel: _send_cancel,
+        e.SendPing: _send_ping,
+        e.Deliver: _deliver,
+        e.Retract: _retract,
+        e.Fail: _fail,
     }

@@ -27,7 +27,7 @@ from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker, check_endpoint
-from trainer_client import wants as w
+from trainer_client import want_events as e
 from trainer_client.control import Control, Identity
 from trainer_client.course import Position
 from trainer_client.exchange import Exchange, ExchangeParts
@@ -35,6 +35,7 @@ from trainer_client.handover import Handover, Line
 from trainer_client.ledger import Ledger
 from trainer_client.road import Road
 from trainer_client.stream_facts import StreamFacts
+from trainer_client.wants import Wants, WantSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,8 +86,8 @@ class _Line:
         self.memory = SlotMemory(slots + 1, facts.largest_bytes())
         self.ledger = Ledger(slots)
         self.most_out = max(1, slots - 2)
-        self.wants = w.Wants(
-            w.WantSettings(
+        self.wants = Wants(
+            WantSettings(
                 prefetch=max(1, min(prefetch * replicas, slots - 1)),
                 heartbeat_timeout_s=facts.heartbeat_timeout_s,
                 lost_timeout_s=settings.lost_timeout_s,
@@ -262,7 +263,7 @@ class Receiver:
     def _tick(self, exchange: Exchange, now_s: float) -> None:
         if now_s < self._tick_soon_s:
             return
-        self.line.wants.note(w.Ticked(), now_s)
+        self.line.wants.note(e.Ticked(), now_s)
         self._tick_s = now_s + _PROBE_S if exchange.probe(now_s) else self.line.wants.wake_at_s(now_s)
         self._tick_soon_s = (now_s + self._tick_s) / 2  # a turn that comes anyway spares one for this alone
         if now_s >= self._beat_s:
@@ -274,7 +275,7 @@ class Receiver:
         assert self._exchange is not None
         head = self.handover.head
         if self.line.road.pass_to(head):
-            self.line.wants.note(w.Consumed(head), now_s)
+            self.line.wants.note(e.Consumed(head), now_s)
         ledger, freed = self.line.ledger, False
         while self.handover.handed:
             slot, copied = self.handover.handed.popleft()
@@ -287,14 +288,14 @@ class Receiver:
             ledger.give_back(slot)
             freed = True
         if freed:
-            self.line.wants.note(w.SlotReturned(), now_s)
+            self.line.wants.note(e.SlotReturned(), now_s)
 
     # --- the way ahead ---
 
     def _extend(self, exchange: Exchange, now_s: float) -> None:
         targets = self.line.road.extend(self.line.wants.room())
         if targets:
-            self.line.wants.note(w.Extended(targets), now_s)
+            self.line.wants.note(e.Extended(targets), now_s)
         missing = self.line.road.missing()
         if missing is not None:
             self._questions.setdefault(self._epoch_query(*missing), [])
@@ -322,7 +323,7 @@ class Receiver:
             head = self.line.road.turn(line)
             for item in self.handover.restart(head):
                 self.line.ledger.drop(item.slot)
-            self.line.wants.note(w.Refocused(head), now_s)
+            self.line.wants.note(e.Refocused(head), now_s)
         self.handover.serve(line)
 
     # --- the coordinator ---

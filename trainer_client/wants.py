@@ -17,165 +17,21 @@ It must not know messages, sockets, memory or TensorFlow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import LostError, StokerError
-from trainer_client.want_events import (
-    Arrived,
-    Consumed,
-    Deliver,
-    Event,
-    Extended,
-    Fail,
-    GaveUp,
-    Heard,
-    Held,
-    Instruction,
-    Refocused,
-    Retract,
-    Retracted,
-    SendCancel,
-    SendPing,
-    SendWant,
-    SlotReturned,
-    Ticked,
-    WorkerCut,
-    WorkerDead,
-    WorkerLeft,
-    WorkerUp,
-)
+from trainer_client import want_events as e
+from trainer_client.want_records import QUICKEST_S, Ask, Entry, WantCounts, WantSettings, Worker
 
 if TYPE_CHECKING:
     from shared.messages import Ticket
     from trainer_client.course import Target
     from trainer_client.ledger import Ledger
 
-__all__ = [
-    "Arrived",
-    "Consumed",
-    "Deliver",
-    "Event",
-    "Extended",
-    "Fail",
-    "GaveUp",
-    "Heard",
-    "Held",
-    "Instruction",
-    "Refocused",
-    "Retract",
-    "Retracted",
-    "SendCancel",
-    "SendPing",
-    "SendWant",
-    "SlotReturned",
-    "Ticked",
-    "WantCounts",
-    "WantSettings",
-    "Wants",
-    "WorkerCut",
-    "WorkerDead",
-    "WorkerLeft",
-    "WorkerUp",
-]
+__all__ = ["WantCounts", "WantSettings", "Wants"]
 
 #: At most one want in so many is asked of a second worker although the first is well.
 HEDGED_SHARE = 20
-
-#: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
-_QUICKEST_S = 0.001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantSettings:
-    """How far ahead, and how patient."""
-
-    prefetch: int
-    heartbeat_timeout_s: float
-    #: Without any live worker for so long, the feed stops with an error.
-    lost_timeout_s: float
-    #: A head that waits so long, and three times the usual answer, is hedged.
-    hedge_floor_s: float = 0.25
-
-
-@dataclass(slots=True)
-class _Ask:
-    seq: int
-    in_slot: bool
-    sent_s: float
-    #: The last ping that was sent before this want: an answer to a later one must list it.
-    after_ping: int
-    #: Its batch is already held to be one that may kill.
-    blamed: bool = False
-
-
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    in_slot: bool
-    heard_s: float
-    pinged_s: float
-    #: About how long it takes for one want, and when its last answer came.
-    service_s: float = 0.0
-    answered_s: float = 0.0
-    #: Nothing came from it for too long, or its connection is gone.
-    silent: bool = False
-    #: It takes nothing new.
-    leaving: bool = False
-    #: Its connection broke: it may hold tickets that are void here.
-    unlisted: bool = False
-    asks: dict[Ticket, _Ask] = field(default_factory=dict)
-
-    def in_hand_s(self, ask: _Ask, now_s: float) -> float:
-        """Seconds since it could begin with this."""
-        return now_s - max(ask.sent_s, self.answered_s)
-
-    def served(self, service_s: float, now_s: float) -> None:
-        """It took so long for a want."""
-        self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
-        self.answered_s = now_s
-
-    def is_in_doubt(self, since_s: float) -> bool:
-        """Whether there is something to ask it: it was not heard since then, or has had a want for longer."""
-        return self.unlisted or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
-
-    def pace_s(self, now_s: float) -> float:
-        """Seconds a want, counting how long the one in hand takes already."""
-        oldest_s = max((self.in_hand_s(ask, now_s) for ask in self.asks.values()), default=0.0)
-        return max(self.service_s, oldest_s, _QUICKEST_S)
-
-    @property
-    def live(self) -> bool:
-        return not self.silent and not self.leaving
-
-
-@dataclass(slots=True)
-class _Entry:
-    target: Target
-    attempt: int = 0
-    ready: bool = False
-    hedged: bool = False
-    #: Asked elsewhere because of silence no earlier than this; moves out by doubling.
-    again_s: float = 0.0
-    patience_s: float = 0.0
-    refused: dict[int, StokerError] = field(default_factory=dict)
-    #: Workers that hold a ticket for it.
-    askers: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class WantCounts:
-    """What happened so far, for metrics and tests."""
-
-    asked: int = 0
-    asked_again: int = 0
-    hedged: int = 0
-    stale: int = 0
-    rejected: int = 0
-    lost_on_the_way: int = 0
-    retracted: int = 0
-    taken_over: int = 0
-    suspected: int = 0
 
 
 class Wants:
@@ -184,9 +40,9 @@ class Wants:
     def __init__(self, settings: WantSettings, ledger: Ledger) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         #: By number; from the head on, as far as the course is known.
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._head = 0
         self._end = 0
         self._usual_answer_s = 0.0
@@ -197,35 +53,35 @@ class Wants:
         self._failed = False
         self._tried: dict[str, str] = {}
         self._retracting: set[int] = set()
-        self._out: list[Instruction] = []
+        self._out: list[e.Instruction] = []
         #: Whether something was not asked for want of a slot.
         self.short_of_slots = False
         self.counts = WantCounts()
         self._doors = {
-            WorkerUp: self._worker_up,
-            Heard: self._heard,
-            WorkerDead: self._worker_dead,
-            WorkerCut: self._worker_cut,
-            WorkerLeft: self._worker_left,
-            Arrived: self._arrived,
-            GaveUp: self._gave_up,
-            Held: self._held,
-            Extended: self._extended,
-            Refocused: self._refocused,
-            Consumed: self._consumed,
-            Retracted: self._retracted,
-            SlotReturned: self._nothing,
-            Ticked: self._ticked,
+            e.WorkerUp: self._worker_up,
+            e.Heard: self._heard,
+            e.WorkerDead: self._worker_dead,
+            e.WorkerCut: self._worker_cut,
+            e.WorkerLeft: self._worker_left,
+            e.Arrived: self._arrived,
+            e.GaveUp: self._gave_up,
+            e.Held: self._held,
+            e.Extended: self._extended,
+            e.Refocused: self._refocused,
+            e.Consumed: self._consumed,
+            e.Retracted: self._retracted,
+            e.SlotReturned: self._nothing,
+            e.Ticked: self._ticked,
         }
 
-    def note(self, event: Event, now_s: float) -> None:
+    def note(self, event: e.Event, now_s: float) -> None:
         """Take in a fact."""
         if now_s - self._seen_s > self._settings.heartbeat_timeout_s / 2:
             self._excuse(now_s)
         self._seen_s = now_s
         self._doors[type(event)](event, now_s)  # type: ignore[operator]
 
-    def decide(self, now_s: float) -> list[Instruction]:
+    def decide(self, now_s: float) -> list[e.Instruction]:
         """What is to be done after all that was noted; a worker that is gone needs no order any more."""
         self._hedge(now_s)
         self._ask(now_s)
@@ -275,22 +131,22 @@ class Wants:
 
     # --- workers ---
 
-    def _worker_up(self, event: WorkerUp, now_s: float) -> None:
+    def _worker_up(self, event: e.WorkerUp, now_s: float) -> None:
         known = self._workers.get(event.worker)
         if known is None:
-            self._workers[event.worker] = _Worker(event.name, event.in_slot, heard_s=now_s, pinged_s=now_s)
+            self._workers[event.worker] = Worker(event.name, event.in_slot, heard_s=now_s, pinged_s=now_s)
         else:  # the same incarnation after a cut: what it still holds it will list in its next pong
             known.silent, known.leaving, known.heard_s, known.in_slot = False, False, now_s, event.in_slot
             known.unlisted = True
         self._tried[event.name] = "alive"
 
-    def _heard(self, event: Heard, now_s: float) -> None:
+    def _heard(self, event: e.Heard, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is not None:
             worker.heard_s, worker.silent = now_s, False
             self._tried[worker.name] = "leaving" if worker.leaving else "alive"
 
-    def _worker_dead(self, event: WorkerDead, now_s: float) -> None:
+    def _worker_dead(self, event: e.WorkerDead, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
@@ -298,7 +154,7 @@ class Wants:
         self._void(event.worker, list(worker.asks), suspicious=event.crashed)
         del self._workers[event.worker]
 
-    def _worker_cut(self, event: WorkerCut, now_s: float) -> None:
+    def _worker_cut(self, event: e.WorkerCut, now_s: float) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             return
@@ -320,11 +176,11 @@ class Wants:
             if entry is not None:
                 entry.attempt += suspicious and not ask.blamed
 
-    def _worker_left(self, event: WorkerLeft, now_s: float) -> None:
+    def _worker_left(self, event: e.WorkerLeft, now_s: float) -> None:
         if event.worker in self._workers:
             self._workers[event.worker].leaving = True
 
-    def _suspect(self, worker: _Worker) -> None:
+    def _suspect(self, worker: Worker) -> None:
         if not worker.silent:
             worker.silent = True
             self._tried[worker.name] = "silent"
@@ -332,8 +188,8 @@ class Wants:
 
     # --- answers ---
 
-    def _arrived(self, event: Arrived, now_s: float) -> None:
-        self._heard(Heard(event.worker), now_s)
+    def _arrived(self, event: e.Arrived, now_s: float) -> None:
+        self._heard(e.Heard(event.worker), now_s)
         ask, entry = self._close(event.worker, event.ticket)
         if not event.valid:
             self.counts.rejected += 1
@@ -351,11 +207,11 @@ class Wants:
         self._usual_answer_s += 0.1 * (answer_s - self._usual_answer_s) if self._usual_answer_s else answer_s
         worker = self._workers[event.worker]
         worker.served(worker.in_hand_s(ask, now_s), now_s)
-        self._out.append(Deliver(ask.seq, event.ticket.slot, entry.target))
+        self._out.append(e.Deliver(ask.seq, event.ticket.slot, entry.target))
         self._cancel_asks(ask.seq)
 
-    def _gave_up(self, event: GaveUp, now_s: float) -> None:
-        self._heard(Heard(event.worker), now_s)
+    def _gave_up(self, event: e.GaveUp, now_s: float) -> None:
+        self._heard(e.Heard(event.worker), now_s)
         worker = self._workers[event.worker]
         ask, entry = self._close(event.worker, event.ticket)
         self._ledger.release(event.ticket)
@@ -367,8 +223,8 @@ class Wants:
         elif entry is not None and event.error is not None:
             entry.refused[event.worker] = event.error
 
-    def _held(self, event: Held, now_s: float) -> None:
-        self._heard(Heard(event.worker), now_s)
+    def _held(self, event: e.Held, now_s: float) -> None:
+        self._heard(e.Heard(event.worker), now_s)
         worker = self._workers.get(event.worker)
         if worker is None:
             return
@@ -379,9 +235,9 @@ class Wants:
                 self._close(event.worker, ticket)
         worker.unlisted = False
         # Wants that were on a connection when it broke: void here, but not there.
-        self._out.extend(SendCancel(event.worker, ticket) for ticket in event.tickets if ticket not in worker.asks)
+        self._out.extend(e.SendCancel(event.worker, ticket) for ticket in event.tickets if ticket not in worker.asks)
 
-    def _close(self, one: int, ticket: Ticket) -> tuple[_Ask, _Entry | None]:
+    def _close(self, one: int, ticket: Ticket) -> tuple[Ask, Entry | None]:
         """The ticket is answered, or void: whoever else holds the want was waited for already."""
         ask = self._workers[one].asks.pop(ticket)
         entry = self._entries.get(ask.seq)
@@ -392,12 +248,12 @@ class Wants:
 
     # --- the line ---
 
-    def _extended(self, event: Extended, now_s: float) -> None:
+    def _extended(self, event: e.Extended, now_s: float) -> None:
         for target in event.targets:
-            self._entries[self._end] = _Entry(target)
+            self._entries[self._end] = Entry(target)
             self._end += 1
 
-    def _refocused(self, event: Refocused, now_s: float) -> None:
+    def _refocused(self, event: e.Refocused, now_s: float) -> None:
         seqs = list(self._entries)
         self._entries.clear()
         for seq in seqs:
@@ -405,22 +261,22 @@ class Wants:
         self._head = self._end = event.head
         self._retracting.clear()
 
-    def _consumed(self, event: Consumed, now_s: float) -> None:
+    def _consumed(self, event: e.Consumed, now_s: float) -> None:
         for seq in range(self._head, event.head):
             del self._entries[seq]
         self._head = max(self._head, event.head)
 
-    def _retracted(self, event: Retracted, now_s: float) -> None:
+    def _retracted(self, event: e.Retracted, now_s: float) -> None:
         self._retracting.discard(event.seq)
         entry = self._entries.get(event.seq)
         if event.slot is not None and entry is not None:
             entry.ready = False
             self.counts.retracted += 1
 
-    def _nothing(self, event: SlotReturned, now_s: float) -> None:
+    def _nothing(self, event: e.SlotReturned, now_s: float) -> None:
         """The ledger knows already; asking goes on."""
 
-    def _ticked(self, event: Ticked, now_s: float) -> None:
+    def _ticked(self, event: e.Ticked, now_s: float) -> None:
         timeout_s = self._settings.heartbeat_timeout_s
         for one, worker in self._workers.items():
             if now_s - worker.heard_s > timeout_s:
@@ -429,7 +285,7 @@ class Wants:
             if now_s - worker.pinged_s >= pause_s and worker.is_in_doubt(now_s - pause_s):
                 self._pings += 1
                 worker.pinged_s = now_s
-                self._out.append(SendPing(one, self._pings))
+                self._out.append(e.SendPing(one, self._pings))
 
     def _excuse(self, now_s: float) -> None:
         """It was us who did not look for long: nobody is silent or slow for that."""
@@ -459,7 +315,7 @@ class Wants:
 
     def _fail(self, error: StokerError) -> None:
         self._failed = True
-        self._out.append(Fail(error))
+        self._out.append(e.Fail(error))
 
     # --- asking ---
 
@@ -477,7 +333,7 @@ class Wants:
                 self.short_of_slots = True
                 return
 
-    def _ask_one(self, seq: int, entry: _Entry, now_s: float) -> bool:
+    def _ask_one(self, seq: int, entry: Entry, now_s: float) -> bool:
         """False if there is no slot for it; there is none for later ones either then."""
         chosen = self._least_busy(entry, now_s)
         if chosen is None:
@@ -501,7 +357,7 @@ class Wants:
             ticket = self._ledger.lend() if found is not None else None
             if found is not None and ticket is not None:
                 donor, given, seq = found
-                self._out.append(SendCancel(donor, given))
+                self._out.append(e.SendCancel(donor, given))
                 self.counts.taken_over += 1
                 self._send(seq, one, ticket, now_s)
 
@@ -522,10 +378,10 @@ class Wants:
         seq, donor, ticket = min(found)
         return donor, ticket, seq
 
-    def _least_busy(self, entry: _Entry, now_s: float) -> int | None:
+    def _least_busy(self, entry: Entry, now_s: float) -> int | None:
         """The one that should be through first: what it still has to do, at its own pace."""
         paces = [worker.service_s for worker in self._workers.values() if worker.service_s]
-        usual_s = sum(paces) / len(paces) if paces else _QUICKEST_S
+        usual_s = sum(paces) / len(paces) if paces else QUICKEST_S
         fit = [
             (
                 (len(worker.asks) + 1) * max(worker.pace_s(now_s), 0.0 if worker.service_s else usual_s),
@@ -542,12 +398,12 @@ class Wants:
         worker, entry = self._workers[one], self._entries[seq]
         in_slot = worker.in_slot and ticket.slot != self._ledger.reserve
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
-        worker.asks[ticket] = _Ask(seq, in_slot, now_s, self._pings)
+        worker.asks[ticket] = Ask(seq, in_slot, now_s, self._pings)
         entry.askers.add(one)
         self.counts.asked += 1
         self.counts.asked_again += again
         self._out.append(
-            SendWant(one, entry.target, ticket, entry.attempt, in_slot, urgent=again and seq == self._head)
+            e.SendWant(one, entry.target, ticket, entry.attempt, in_slot, urgent=again and seq == self._head)
         )
 
     def _slot_for(self, seq: int) -> Ticket | None:
@@ -559,7 +415,7 @@ class Wants:
         if ready:
             furthest = max(ready)
             self._retracting.add(furthest)
-            self._out.append(Retract(furthest))
+            self._out.append(e.Retract(furthest))
             return None
         return self._ledger.lend_reserve() or self._taken_back()
 
@@ -575,7 +431,7 @@ class Wants:
             return None
         _, _, one, ticket = min(found, key=lambda each: each[:2])
         self._void(one, [ticket], suspicious=False)
-        self._out.append(SendCancel(one, ticket))
+        self._out.append(e.SendCancel(one, ticket))
         return self._ledger.lend() or self._ledger.lend_reserve()
 
     def _is_open(self, seq: int) -> bool:
@@ -601,7 +457,7 @@ class Wants:
         for one, worker in self._workers.items():
             for ticket, ask in worker.asks.items():
                 if ask.seq == seq:
-                    self._out.append(SendCancel(one, ticket))
+                    self._out.append(e.SendCancel(one, ticket))
 
 
 def _wrong_bytes(worker: str, target: Target) -> StokerError:

@@ -1,21 +1,20 @@
 """One trainer and its workers in memory: real decisions, model processes, links that fail, a clock that is a number.
 
-Rules: `Wants`, `Ledger`, `Inbox`, `Road`, `Tickets` and `WantQueue` are the real ones; processes, memory and links are
-models that keep what the real ones promise: a connection keeps its order and loses what is on it when it is cut, a
-stopped process keeps what it holds, a dead one writes nowhere. Every write into a slot leaves the writer's ticket,
-so that a byte of someone else is seen wherever it lies. Deterministic: the same actions give the same world.
+Rules: `Wants`, `Ledger`, `Inbox` and `Road` are the real ones; processes, memory and links are models. Every write into
+a slot leaves the writer's ticket, so that a byte of someone else is seen wherever it lies. Deterministic: the same
+actions give the same world.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from loader_server.tickets import Tickets
-from loader_server.want_queue import WantQueue
 from shared.errors import ReadError, RefusedError, StokerError
 from shared.messages import Ticket
+from tests.support.simulated_worker import BUILD_STEPS, Link, Process, Stamp
+from trainer_client import want_events as e
 from trainer_client import wants as w
 from trainer_client.course import Course, Position, Seat, Target
 from trainer_client.handover import Line
@@ -23,16 +22,11 @@ from trainer_client.inbox import Inbox
 from trainer_client.ledger import Ledger, SlotState
 from trainer_client.road import Road
 
-__all__ = ["BUILD_STEPS", "STEPS_A_TIMEOUT", "STEP_S", "TIMEOUT_S", "Setting", "World"]
+__all__ = ["STEPS_A_TIMEOUT", "STEP_S", "TIMEOUT_S", "Setting", "World"]
 
 TIMEOUT_S = 1.0
 STEP_S = 0.1
 STEPS_A_TIMEOUT = round(TIMEOUT_S / STEP_S)
-
-#: A build writes its slot in so many pieces, one a step.
-BUILD_STEPS = 3
-
-Stamp = tuple[int, Ticket] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,172 +42,6 @@ class Setting:
     batches: int = 12
     group: int = 4
     lost_timeout_s: float = 1e9
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    want: w.SendWant
-    written: int = 0
-    pause: int = 0
-    cancelled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """A worker as `loader_server.worker` behaves."""
-
-    incarnation: int
-    endpoint: int
-    in_slot: bool
-    memory: list[list[Stamp]]
-    alive: bool = True
-    stopped: bool = False
-    hung_steps: int = 0
-    draining: bool = False
-    wrong: bool = False
-    refusing: bool = False
-    #: Extra steps for each piece.
-    slow: int = 0
-    #: Steps that each build holds the interpreter's lock: nothing of the process turns meanwhile.
-    hogging: int = 0
-    session: bool = False
-    tickets: Tickets = field(default_factory=Tickets)
-    jobs: dict[Ticket, _Job] = field(default_factory=dict)
-    queue: WantQueue[str, _Job] = field(default_factory=WantQueue)
-    building: _Job | None = None
-
-    @property
-    def turns(self) -> bool:
-        return self.alive and not self.stopped and not self.hung_steps
-
-    @property
-    def locked(self) -> bool:
-        """Whether it holds its lock on the trainer's memory: the proof of life."""
-        return self.alive and self.in_slot and self.session
-
-    def step(self, link: Link) -> None:
-        if self.alive and not self.stopped and self.hung_steps:
-            self.hung_steps -= 1
-        if not self.turns:
-            return
-        while link.up and not link.held and link.to_worker:
-            self._receive(link, *link.to_worker.popleft())
-        self._build(link)
-
-    def _receive(self, link: Link, kind: str, body: Any) -> None:
-        if kind == "hello":
-            self.session = True
-            link.answer("welcome", (self.incarnation, self.in_slot))
-        elif kind == "want":
-            self._want(link, body)
-        elif kind == "cancel":
-            self._cancel(link, body)
-        elif kind == "ping":
-            link.answer("pong", (body, self.tickets.held() if self.session else ()))
-
-    def _want(self, link: Link, want: w.SendWant) -> None:
-        if not self.session or want.worker != self.incarnation:
-            link.answer("unbuilt", (want.ticket, "unknown"))
-        elif self.draining:
-            link.answer("unbuilt", (want.ticket, "draining"))
-        elif self.tickets.accept(want.ticket):
-            job = self.jobs[want.ticket] = _Job(want)
-            self.queue.put("trainer", job, urgent=want.urgent)
-
-    def _cancel(self, link: Link, ticket: Ticket) -> None:
-        job = self.jobs.get(ticket)
-        if job is not None:
-            job.cancelled = True
-            if self.queue.remove("trainer", job):
-                self._end(job)
-                link.answer("cancelled", ticket)
-
-    def _end(self, job: _Job) -> None:
-        self.tickets.answer(job.want.ticket)
-        del self.jobs[job.want.ticket]
-
-    def _build(self, link: Link) -> None:
-        if self.building is None:
-            self.building = self.queue.take()
-            self.hung_steps = self.hogging if self.building is not None else 0
-        job = self.building
-        if job is None:
-            return
-        if job.pause:
-            job.pause -= 1
-        elif not self.refusing and not job.cancelled and job.written < BUILD_STEPS:
-            self._write(job)
-        else:
-            self.building = None
-            self._answer(link, job)
-
-    def _write(self, job: _Job) -> None:
-        if job.want.in_slot:
-            self.memory[job.want.ticket.slot][job.written] = (self.incarnation, job.want.ticket)
-        job.written += 1
-        job.pause = self.slow
-
-    def _answer(self, link: Link, job: _Job) -> None:
-        self._end(job)
-        if job.cancelled:
-            link.answer("cancelled", job.want.ticket)
-        elif self.refusing:
-            link.answer("unbuilt", (job.want.ticket, "failed"))
-        else:
-            link.answer("pushed", (job.want, self.incarnation, not self.wrong))
-
-    def drain(self, link: Link) -> None:
-        """SIGTERM: what is built is finished, the rest refused."""
-        self.draining = True
-        while (job := self.queue.take()) is not None:
-            self._end(job)
-            link.answer("unbuilt", (job.want.ticket, "draining"))
-
-    def forget(self) -> None:
-        """It heard nothing of the trainer for long: the session is over, if nothing of ours can still write."""
-        for job in self.queue.drop("trainer"):
-            self._end(job)
-        if self.building is not None:
-            self.building.cancelled = True
-        else:
-            self.session, self.tickets = False, Tickets()
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """The connection to one endpoint, and what the trainer knows of it."""
-
-    endpoint: int
-    up: bool = False
-    held: bool = False
-    to_worker: deque[tuple[str, Any]] = field(default_factory=deque)
-    to_trainer: deque[tuple[str, Any]] = field(default_factory=deque)
-    incarnation: int | None = None
-    shared: bool = False
-    left: bool = False
-
-    def answer(self, kind: str, body: Any) -> None:
-        if self.up:
-            self.to_trainer.append((kind, body))
-
-    def send(self, kind: str, body: Any) -> bool:
-        if self.up:
-            self.to_worker.append((kind, body))
-        return self.up
-
-    def cut(self, *, after: str) -> None:
-        """What was on the way to the worker is lost; what comes from it is `lost`, or read before or after the news."""
-        pending = [] if after == "lost" else [one for one in self.to_trainer if one[0] != "news"]
-        self.up = False
-        self.to_worker.clear()
-        self.to_trainer.clear()
-        self.to_trainer.extend(pending if after == "read before" else ())
-        self.to_trainer.append(("news", False))
-        self.to_trainer.extend(pending if after == "read after" else ())
-
-    def connect(self) -> None:
-        self.up = True
-        self.to_trainer.append(("news", True))
 
 
 @dataclass(slots=True, eq=False)
@@ -249,7 +77,7 @@ class World:
         self.inbox: Inbox[tuple[Target, int, Stamp]] = Inbox()
         self.hands: deque[_Held] = deque()
         self.taken: list[Target] = []
-        self.orders: list[w.Instruction] = []
+        self.orders: list[e.Instruction] = []
         self.failed: StokerError | None = None
         self._arrived: dict[int, Stamp] = {}
 
@@ -300,7 +128,7 @@ class World:
             while not link.held and link.to_trainer:
                 self._read(link, *link.to_trainer.popleft())
         self._books()
-        self._happened(w.Ticked())
+        self._happened(e.Ticked())
         for one in self.wants.silent_writers():
             self._probe(next(link for link in self.links if link.incarnation == one))
         self.extend()
@@ -315,11 +143,11 @@ class World:
             self.road.learn(*missing, self.setting.batches)
         targets = self.road.extend(self.wants.room())
         if targets:
-            self._happened(w.Extended(targets))
+            self._happened(e.Extended(targets))
 
     def _books(self) -> None:
         if self.road.pass_to(self.inbox.head):
-            self._happened(w.Consumed(self.inbox.head))
+            self._happened(e.Consumed(self.inbox.head))
 
     def _read(self, link: Link, kind: str, body: Any) -> None:
         if kind == "news":
@@ -327,11 +155,11 @@ class World:
         elif kind == "welcome":
             self._welcomed(link, *body)
         elif link.incarnation is not None and kind == "pong":
-            self._happened(w.Held(link.incarnation, body[0], frozenset(body[1])))
+            self._happened(e.Held(link.incarnation, body[0], frozenset(body[1])))
         elif link.incarnation is not None and kind == "pushed":
             self._pushed(link, *body)
         elif link.incarnation is not None and kind == "cancelled" and self.wants.expects(link.incarnation, body):
-            self._happened(w.GaveUp(link.incarnation, body, None))
+            self._happened(e.GaveUp(link.incarnation, body, None))
         elif link.incarnation is not None and kind == "unbuilt" and self.wants.expects(link.incarnation, body[0]):
             self._unbuilt(link, *body)
 
@@ -339,7 +167,7 @@ class World:
         if up:
             link.send("hello", None)
         elif link.incarnation is not None:
-            self._happened(w.WorkerCut(link.incarnation))
+            self._happened(e.WorkerCut(link.incarnation))
             self._probe(link)
 
     def _probe(self, link: Link) -> None:
@@ -350,7 +178,7 @@ class World:
 
     def _bury(self, link: Link) -> None:
         assert link.incarnation is not None
-        self._happened(w.WorkerDead(link.incarnation, crashed=not link.left))
+        self._happened(e.WorkerDead(link.incarnation, crashed=not link.left))
         link.incarnation, link.shared = None, False
 
     def _welcomed(self, link: Link, incarnation: int, in_slot: bool) -> None:
@@ -358,9 +186,9 @@ class World:
             self._bury(link)
         locked = any(one.incarnation == incarnation and one.locked for one in self.processes)
         link.incarnation, link.left, link.shared = incarnation, False, in_slot and locked
-        self._happened(w.WorkerUp(incarnation, f"w{link.endpoint}", link.shared))
+        self._happened(e.WorkerUp(incarnation, f"w{link.endpoint}", link.shared))
 
-    def _pushed(self, link: Link, want: w.SendWant, writer: int, valid: bool) -> None:
+    def _pushed(self, link: Link, want: e.SendWant, writer: int, valid: bool) -> None:
         one, ticket = link.incarnation, want.ticket
         assert one is not None
         if not self.wants.expects(one, ticket):
@@ -369,18 +197,18 @@ class World:
         if not want.in_slot and self.wants.is_needed(one, ticket):
             self.memory[ticket.slot][:] = [(writer, ticket)] * BUILD_STEPS
         self._arrived[ticket.slot] = (writer, ticket)
-        self._happened(w.Arrived(one, ticket, valid=valid))
+        self._happened(e.Arrived(one, ticket, valid=valid))
 
     def _unbuilt(self, link: Link, ticket: Ticket, code: str) -> None:
         assert link.incarnation is not None
         if code == "unknown":
-            self._happened(w.WorkerLeft(link.incarnation))  # until it welcomes us again
+            self._happened(e.WorkerLeft(link.incarnation))  # until it welcomes us again
             link.send("hello", None)
         link.left = link.left or code == "draining"
         error = None if code == "unknown" else _error(code, link.endpoint)
-        self._happened(w.GaveUp(link.incarnation, ticket, error, passing=code == "draining"))
+        self._happened(e.GaveUp(link.incarnation, ticket, error, passing=code == "draining"))
 
-    def _happened(self, event: w.Event) -> None:
+    def _happened(self, event: e.Event) -> None:
         self.wants.note(event, self.now_s)
 
     def _settle(self) -> None:
@@ -388,16 +216,16 @@ class World:
             for order in orders:
                 self._carry_out(order)
 
-    def _carry_out(self, order: w.Instruction) -> None:
+    def _carry_out(self, order: e.Instruction) -> None:
         self.orders.append(order)
-        if isinstance(order, w.Deliver):
+        if isinstance(order, e.Deliver):
             self.inbox.put(order.seq, (order.target, order.slot, self._arrived.pop(order.slot)))
-        elif isinstance(order, w.Retract):
+        elif isinstance(order, e.Retract):
             item = self.inbox.retract(order.seq)
             if item is not None:
                 self.ledger.drop(item[1])
-            self._happened(w.Retracted(order.seq, item[1] if item else None))
-        elif isinstance(order, w.Fail):
+            self._happened(e.Retracted(order.seq, item[1] if item else None))
+        elif isinstance(order, e.Fail):
             assert self.failed is None, "the feed fails once"
             refused = self.wants._entries[self.wants._head].refused
             able = [one for one, worker in self.wants._workers.items() if worker.live and one not in refused]
@@ -407,14 +235,14 @@ class World:
         else:
             self._send(order)
 
-    def _send(self, order: w.SendWant | w.SendCancel | w.SendPing) -> None:
+    def _send(self, order: e.SendWant | e.SendCancel | e.SendPing) -> None:
         link = next((link for link in self.links if link.incarnation == order.worker), None)
         if link is None:  # it went in this very turn
             return
-        if isinstance(order, w.SendWant):
+        if isinstance(order, e.SendWant):
             if not link.send("want", order):
-                self._happened(w.WorkerCut(order.worker))
-        elif isinstance(order, w.SendCancel):
+                self._happened(e.WorkerCut(order.worker))
+        elif isinstance(order, e.SendCancel):
             link.send("cancel", order.ticket)
         else:
             link.send("ping", order.number)
@@ -436,7 +264,7 @@ class World:
         copied = slot == self.ledger.reserve or len(self.hands) >= max(1, self.setting.slots - 2)
         if copied:
             self.ledger.drop(slot)
-            self._happened(w.SlotReturned())
+            self._happened(e.SlotReturned())
         else:
             self.ledger.hand_out(slot)
             self.hands.append(_Held(slot, stamp))
@@ -449,7 +277,7 @@ class World:
         """The consumer lets go of the oldest batch in its hands."""
         if self.hands:
             self.ledger.give_back(self.hands.popleft().slot)
-            self._happened(w.SlotReturned())
+            self._happened(e.SlotReturned())
 
     def reopen(self, number: int) -> None:
         """The consumer starts again at a batch of the first epoch."""
@@ -460,7 +288,7 @@ class World:
             head = self.road.turn(self.line)
             for _, slot, _ in self.inbox.restart(head):
                 self.ledger.drop(slot)
-            self._happened(w.Refocused(head))
+            self._happened(e.Refocused(head))
         self.extend()
 
     # --- faults ---

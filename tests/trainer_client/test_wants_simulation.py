@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ReadError
-from tests.support.simulation import BUILD_STEPS, STEP_S, STEPS_A_TIMEOUT, TIMEOUT_S, Setting, World
-from trainer_client import wants as w
+from tests.support.simulated_worker import BUILD_STEPS
+from tests.support.simulation import STEP_S, STEPS_A_TIMEOUT, TIMEOUT_S, Setting, World
+from trainer_client import want_events as e
 from trainer_client.ledger import SlotState
 
 WORKERS = 4
@@ -220,7 +221,7 @@ def test_the_only_worker_drains_and_is_restarted(way):
     world.step(5)
     world.restart(0)
     world.read_until(20, gap_s=TIMEOUT_S + BUILD_S)
-    assert all(order.attempt == 0 for order in world.orders if isinstance(order, w.SendWant) and order.worker > 1)
+    assert all(order.attempt == 0 for order in world.orders if isinstance(order, e.SendWant) and order.worker > 1)
 
 
 @pytest.mark.fault(30)
