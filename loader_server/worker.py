@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import zmq
 
+from loader_server import refusals
 from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from shared.keys import ClientKeys, ServerKeys
     from shared.layout import BucketShape
-    from shared.messages import Message, Ticket
+    from shared.messages import Message
 
 __all__ = ["Worker", "WorkerCounts", "WorkerSettings"]
 
@@ -255,7 +256,7 @@ class Worker:
             door(self, identity, session, message, now_s)
 
     def _hello(self, identity: bytes, session: Session | None, message: m.Hello, now_s: float) -> None:
-        problem = self._stranger(message)
+        problem = refusals.stranger(message, self._job.settings.name, self._streams)
         if problem is not None:
             self._sending.say(identity, problem)
             return
@@ -285,25 +286,6 @@ class Worker:
             ),
         )
 
-    def _stranger(self, message: m.Hello) -> m.Refused | None:
-        known = self._job.settings.name
-        if message.job != known:
-            return m.Refused(
-                code="job",
-                expected=f"a trainer of job {known}",
-                got=f"job {message.job}",
-                remedy="Connect to that job's loaders.",
-            )
-        if message.stream not in self._streams:
-            names = ", ".join(self._streams)
-            return m.Refused(
-                code="stream",
-                expected=f"one of the streams {names}",
-                got=message.stream,
-                remedy="Correct the stream's name.",
-            )
-        return None
-
     def _want(self, identity: bytes, session: Session | None, want: m.Want, _now_s: float) -> None:
         ticket = want.ticket
         refusal = self._objection(session, want)
@@ -327,36 +309,14 @@ class Worker:
 
     def _objection(self, session: Session | None, want: m.Want) -> m.Unbuilt | None:
         if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
-            return _unbuilt(
-                want.ticket,
-                "unknown",
-                "a want of a trainer that said hello to this incarnation",
-                "another",
-                "worker",
-                "Say hello again.",
-            )
+            return refusals.another_trainer(want.ticket)
         if want.in_slot and session.shared is None:
-            return _unbuilt(
-                want.ticket,
-                "unknown",
-                "a want that comes by TCP",
-                "one to be written in place",
-                "worker",
-                "Say hello again.",
-            )
+            return refusals.not_shared(want.ticket)
         if self._draining:
-            return _unbuilt(want.ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+            return refusals.draining(want.ticket)
         stream = self._streams.get(want.stream)
         if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
-            got = stream.digest if stream else f"no stream {want.stream}"
-            return _unbuilt(
-                want.ticket,
-                "plan",
-                f"plan {want.plan_digest}",
-                got,
-                f"worker {self.settings.name}",
-                "Give all machines the same job file and index.",
-            )
+            return refusals.another_plan(want, stream.digest if stream else None, self.settings.name)
         return None
 
     def _cancel(self, identity: bytes, session: Session | None, message: m.Cancel, _now_s: float) -> None:
@@ -461,34 +421,14 @@ class Worker:
         self.counts.refused += 1
         if not isinstance(error, StokerError):
             self.log.error("defect while building", number=job.want.number, error=repr(error))
-        expected = error.expected if isinstance(error, StokerError) else "the batch to be built"
-        got = error.got if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
-        where = error.where if isinstance(error, StokerError) else f"batch {job.want.number} of epoch {job.want.epoch}"
-        remedy = error.remedy if isinstance(error, StokerError) else "Look at the worker's log."
-        self._sending.say(job.trainer, _unbuilt(job.want.ticket, "failed", expected, got, where, remedy))
+        self._sending.say(job.trainer, refusals.failed(job.want, error))
 
     def _refuse_queue(self) -> None:
         while (job := self._queue.take()) is not None:
             session = self._sessions[job.trainer]
             self._end(session, job)
-            self._sending.say(
-                job.trainer,
-                _unbuilt(
-                    job.want.ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another."
-                ),
-            )
+            self._sending.say(job.trainer, refusals.draining(job.want.ticket))
 
 
 def _wire(shape: BucketShape) -> WireShape:
     return WireShape(shape.rows, tuple(sorted(shape.lengths.items())))
-
-
-def _unbuilt(  # noqa: PLR0913, PLR0917 - a message
-    ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str
-) -> m.Unbuilt:
-    def short(text: str) -> str:
-        return text[:4000]
-
-    return m.Unbuilt(
-        ticket=ticket, code=code, expected=short(expected), got=short(got), where=short(where), remedy=short(remedy)
-    )

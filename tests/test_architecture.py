@@ -38,6 +38,7 @@ PURE = (
     "loader_server/coordinator/state.py",
     "loader_server/fleet/autoscale.py",
     "loader_server/planning/",
+    "loader_server/refusals.py",
     "loader_server/tickets.py",
     "loader_server/want_queue.py",
     "trainer_client/course.py",

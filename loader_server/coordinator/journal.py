@@ -27,6 +27,9 @@ __all__ = ["Journal"]
 
 _KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in (GroupFixed, Advanced, CulpritFound)}
 
+#: SQLite's account of a damaged table quotes it, and what it quotes may be no UTF-8.
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
 
 class Journal:
     """One file; `write` returns when the facts are on disk."""
@@ -44,7 +47,7 @@ class Journal:
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
             )
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             self.close()
             raise self._damaged(error) from None
 
@@ -66,7 +69,7 @@ class Journal:
         """All facts; a damaged row is left out, with a warning."""
         try:
             rows = self._database.execute("SELECT key, body, digest FROM facts ORDER BY rowid").fetchall()
-        except sqlite3.DatabaseError as error:
+        except _DAMAGE as error:
             raise self._damaged(error) from None
         for key, body, digest in rows:
             fact = _fact(body) if digest == _digest(key, body) else None
@@ -87,7 +90,7 @@ class Journal:
                 self._database.execute("ROLLBACK")
             raise
 
-    def _damaged(self, error: sqlite3.Error) -> DataError:
+    def _damaged(self, error: Exception) -> DataError:
         return DataError(
             expected="a whole journal",
             got=str(error),

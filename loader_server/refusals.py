@@ -1,0 +1,79 @@
+"""What a worker answers when it cannot or will not build: each names what was expected, what came and what to do.
+
+Pure: it must not know sockets, builders or memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+from shared.errors import StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shared.messages import Ticket
+
+__all__ = ["another_plan", "another_trainer", "draining", "failed", "not_shared", "stranger"]
+
+_MOST_CHARACTERS = 4000
+_HELLO = "Say hello again."
+
+
+def stranger(message: m.Hello, job: str, streams: Iterable[str]) -> m.Refused | None:
+    """Why this Hello is refused, if it is: it has come to another job, or for a stream that is not here."""
+    if message.job != job:
+        return m.Refused(
+            code="job",
+            expected=f"a trainer of job {job}",
+            got=f"job {message.job}",
+            remedy="Connect to that job's loaders.",
+        )
+    if message.stream not in streams:
+        return m.Refused(
+            code="stream",
+            expected=f"one of the streams {', '.join(streams)}",
+            got=message.stream,
+            remedy="Correct the stream's name.",
+        )
+    return None
+
+
+def another_trainer(ticket: Ticket) -> m.Unbuilt:
+    """The want is of a trainer that did not say hello to this incarnation."""
+    return _unbuilt(
+        ticket, "unknown", "a want of a trainer that said hello to this incarnation", "another", "worker", _HELLO
+    )
+
+
+def not_shared(ticket: Ticket) -> m.Unbuilt:
+    """The want is to be written into memory that is not shared."""
+    return _unbuilt(ticket, "unknown", "a want that comes by TCP", "one to be written in place", "worker", _HELLO)
+
+
+def draining(ticket: Ticket) -> m.Unbuilt:
+    """The worker leaves."""
+    return _unbuilt(ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+
+
+def another_plan(want: m.Want, digest: str | None, worker: str) -> m.Unbuilt:
+    """The want is of another plan than the one of this `digest`; None: the stream is not here."""
+    got = digest if digest is not None else f"no stream {want.stream}"
+    remedy = "Give all machines the same job file and index."
+    return _unbuilt(want.ticket, "plan", f"plan {want.plan_digest}", got, f"worker {worker}", remedy)
+
+
+def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
+    """Building raised this."""
+    if isinstance(error, StokerError):
+        return _unbuilt(want.ticket, "failed", error.expected, error.got, error.where, error.remedy)
+    got, where = f"{type(error).__name__}: {error}", f"batch {want.number} of epoch {want.epoch}"
+    return _unbuilt(want.ticket, "failed", "the batch to be built", got, where, "Look at the worker's log.")
+
+
+def _unbuilt(  # noqa: PLR0913, PLR0917 - a message
+    ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str
+) -> m.Unbuilt:
+    expected, got, where, remedy = (text[:_MOST_CHARACTERS] for text in (expected, got, where, remedy))
+    return m.Unbuilt(ticket=ticket, code=code, expected=expected, got=got, where=where, remedy=remedy)
