@@ -11,6 +11,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from trainer_client.losses import CTC, RowLoss, blank_after, ctc_per_row, masked_mean, valid_rows  # isort: skip
+from trainer_client.tf_untuned import devices_untuned, untuned  # isort: skip
 
 FRAMES, CLASSES, LABELS = 12, 5, 4
 
@@ -144,10 +145,11 @@ def test_fit_under_two_replicas_reports_and_follows_the_mean_over_all_rows():
         with strategy.scope():
             model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
             model.compile("sgd", RowLoss(squares))
-        data = tf.data.Dataset.from_tensors((x, y, weight))
+        data = untuned(tf.data.Dataset.from_tensors((x, y, weight)))
         if strategy.num_replicas_in_sync == 2:
-            parts = tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(2)
+            parts = untuned(tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(2))
             data = strategy.distribute_datasets_from_function(lambda _context, parts=parts: parts)
-        loss = model.fit(data, verbose=0, shuffle=False).history["loss"][0]
+        with devices_untuned():
+            loss = model.fit(data, verbose=0, shuffle=False).history["loss"][0]
         results.append([loss, *(float(w.ravel()[0]) for w in model.get_weights())])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
