@@ -178,6 +178,9 @@ class Row:
     def __call__(self, value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(self.checks):
             raise Unfit(f"a list of {len(self.checks)}")
+        if len(value) == 2:  # most are pairs, and one comes with each batch
+            first, second = self.checks
+            return first(value[0]), second(value[1])
         return tuple([check(item) for check, item in zip(self.checks, value, strict=True)])
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ refused; a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgpack
@@ -59,9 +58,9 @@ _ATOMS = frozenset((int, str, bool))
 
 def _plain(value: object) -> object:
     if isinstance(value, Part):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]  # type: ignore[arg-type]
+        value = tuple([getattr(value, name) for name in value.__match_args__])
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [item if type(item) in _ATOMS else _plain(item) for item in value]
     return value
 
 

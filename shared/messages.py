@@ -79,6 +79,8 @@ class Part:
     """A record inside a message."""
 
     __slots__ = ()
+    #: Names of the fields, in order.
+    __match_args__: ClassVar[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
