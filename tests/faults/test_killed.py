@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 import trainer_client
+from loader_server.status import ask
 from tests.faults import kill_workers
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 
@@ -28,6 +30,30 @@ def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing(way: s
     gap_s = total.pop("worst_gap_s")
     assert total == {"rounds": 3, "lost": 0, "repeated": 0, "digest_mismatch": 0}
     assert gap_s < 2.0 + 2.0  # the heartbeat timeout, and a build on a machine that is busy with tests
+
+
+@pytest.mark.fault(11)
+def test_ranks_go_on_in_step_while_the_coordinator_is_killed_and_comes_back(tmp_path: Path) -> None:
+    """Both come back to the new one, from the middle of an epoch, and it goes on with what they trained."""
+    with running(write_job(tmp_path, samples=250), workers=1) as loaders, contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(trainer_client.connect(loaders.endpoint, rank=rank, world=2)) for rank in range(2)]
+        readings = [stack.enter_context(feed.open()) for feed in ranks]
+        victim, trained = loaders.coordinator(), []
+        for step in range(ranks[0].rounds_left()):
+            trained.append([next(reading).number for reading in readings])
+            for feed in ranks:
+                feed.trained()
+            if step == 2:
+                victim.kill()
+        assert [number for numbers in trained for number in numbers] == list(range(2 * len(trained)))
+        assert len(trained) > 6
+
+        def known() -> set[tuple[int, int, int]]:
+            trainers = ask(loaders.endpoint)["streams"]["train"]["trainers"]
+            return {(one["rank"], one["epoch"], one["number"]) for one in trainers}
+
+        reached = {(rank, feed.epoch, feed.cursor) for rank, feed in enumerate(ranks)}
+        wait_until(lambda: known() == reached, "the new coordinator knows how far both ranks are")
 
 
 _TRAINER = """
