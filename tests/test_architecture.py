@@ -35,6 +35,7 @@ PURE = (
     "shared/roles.py",
     "shared/rounds.py",
     "loader_server/coordinator/events.py",
+    "loader_server/coordinator/refusals.py",
     "loader_server/coordinator/state.py",
     "loader_server/fleet/autoscale.py",
     "loader_server/planning/",

@@ -16,6 +16,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from loader_server.coordinator import refusals
 from loader_server.coordinator.events import (
     Advanced,
     CulpritFound,
@@ -155,30 +156,14 @@ class CoordinatorState:
 
     def _stranger(self, attach: m.Attach, stream: _Stream | None) -> m.Refused | None:
         if attach.job not in ("", self._job):
-            return _refused(
-                "job",
-                f"a trainer of job {self._job}",
-                f"job {attach.job}",
-                "Connect to that job's coordinator, or leave job= out.",
-            )
+            return refusals.another_job(attach, self._job)
         if stream is None:
-            names = ", ".join(f'"{name}"' for name in self._streams)
-            return _refused(
-                "stream",
-                f"one of the streams {names}",
-                f'"{attach.stream}"',
-                "Correct stream=, or add it to the job file.",
-            )
+            return refusals.no_such_stream(attach, self._streams)
         if attach.rank + attach.replicas > attach.world:
-            return _refused(
-                "rank",
-                "rank + replicas <= world",
-                f"{attach.rank} + {attach.replicas} > {attach.world}",
-                "Correct rank= or world=.",
-            )
+            return refusals.no_such_rank(attach)
         if attach.incarnation in stream.superseded:
             holder = stream.holder(attach.rank)
-            return _superseded(attach.rank, holder.attach if holder is not None else None)
+            return refusals.superseded(attach.rank, holder.attach if holder is not None else None)
         return None
 
     def _cursor(self, attach: m.Attach, stream: _Stream) -> m.Cursor:
@@ -192,26 +177,12 @@ class CoordinatorState:
 
     def _unfit(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Refused | None:
         if cursor.plan_digest != stream.view.digest:
-            remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
-            return _refused(
-                "plan", f"a cursor of plan {stream.view.digest}", f"one of plan {cursor.plan_digest}", remedy
-            )
+            return refusals.another_plan(cursor, stream.view.digest)
         if attach.world > cursor.group:
-            remedy = (
-                f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
-                "Until then use fewer ranks."
-            )
-            return _refused(
-                "world", f"a world of at most group = {cursor.group} ranks", f"a world of {attach.world}", remedy
-            )
+            return refusals.too_large_a_world(attach, cursor)
         batches = stream.view.batches(cursor.epoch, cursor.group)
         if cursor.number > batches:
-            return _refused(
-                "cursor",
-                f"a batch number of at most {batches} in epoch {cursor.epoch}",
-                str(cursor.number),
-                "Restore another checkpoint.",
-            )
+            return refusals.no_such_batch(cursor, batches)
         return None
 
     def _disagreement(
@@ -265,7 +236,7 @@ class CoordinatorState:
                 del stream.seats[rank]
                 stream.superseded.add(other.attach.incarnation)
                 self.counts.superseded += 1
-                self._out.append(Send(other.peer, _superseded(other.attach.rank, attach)))
+                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, attach)))
 
     def _attached(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Attached:
         next_group = self._group_setting or (cursor.group if stream.view.evaluation else stream.group)
@@ -297,10 +268,8 @@ class CoordinatorState:
     def _unknown_trainer(self, progress: m.Progress, stream: _Stream | None) -> m.Refused:
         holder = stream.holder(progress.rank) if stream is not None and not stream.view.evaluation else None
         if stream is not None and (holder is not None or progress.incarnation in stream.superseded):
-            return _superseded(progress.rank, holder.attach if holder is not None else None)
-        return _refused(
-            "unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again."
-        )
+            return refusals.superseded(progress.rank, holder.attach if holder is not None else None)
+        return refusals.unknown_trainer()
 
     def _advance(self, name: str, stream: _Stream) -> None:
         """A stream is as far as its last rank."""
@@ -321,21 +290,7 @@ class CoordinatorState:
     def _register(self, peer: bytes, register: m.Register, now_s: float) -> None:
         if register.builder != self._builder:
             self.counts.refusals += 1
-            remedy = (
-                "Give every loader machine the same job file, index and own transforms, and the same releases of "
-                "stoker, numpy, soundfile and soxr."
-            )
-            self._out.append(
-                Send(
-                    peer,
-                    _refused(
-                        "builder",
-                        f"a worker that builds the same bytes ({self._builder})",
-                        f"{register.worker} with {register.builder}",
-                        remedy,
-                    ),
-                )
-            )
+            self._out.append(Send(peer, refusals.another_builder(register, self._builder)))
             return
         address = m.WorkerAddress(register.worker, register.incarnation, register.endpoint)
         self._workers[register.worker] = _Worker(peer=peer, address=address, heard_s=now_s)
@@ -347,14 +302,7 @@ class CoordinatorState:
     def _beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
         worker = self._workers.get(beat.worker)
         if worker is None or worker.address.incarnation != beat.incarnation:
-            self._out.append(
-                Send(
-                    peer,
-                    _refused(
-                        "unknown", "a registered worker", "one that this coordinator has not seen", "Register again."
-                    ),
-                )
-            )
+            self._out.append(Send(peer, refusals.unknown_worker()))
             return
         worker.heard_s, worker.beat = now_s, beat
 
@@ -461,30 +409,14 @@ class CoordinatorState:
 
 def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | None:
     """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
-    who = f"rank {other.attach.rank} ({other.attach.name})"
-    me = f"rank {attach.rank} ({attach.name})"
     if attach.world != other.attach.world:
-        remedy = "Give all ranks the same world=, or stop the ones of the old world."
-        return _refused(
-            "world", f"a world of {other.attach.world}, as {who} says", f"a world of {attach.world} from {me}", remedy
-        )
+        return refusals.another_world(attach, other.attach)
     if attach.cursor is None or not other.stated:
         return None
     theirs = other.cursor
     if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
-        remedy = "Restore the same checkpoint on all ranks, and restart them together."
-        expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {who} started"
-        return _refused("cursor", expected, f"epoch {cursor.epoch}, batch {cursor.number} from {me}", remedy)
+        return refusals.another_cursor(attach, cursor, other.attach, theirs)
     return None
-
-
-def _superseded(rank: int, newer: m.Attach | None) -> m.Refused:
-    got = f"a newer one, {newer.name}" if newer is not None else "a newer one"
-    return _refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
-
-
-def _refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
-    return m.Refused(code=code, expected=expected, got=got, remedy=remedy)
 
 
 def _json(report: dict[str, Any]) -> str:

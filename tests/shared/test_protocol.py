@@ -45,7 +45,7 @@ def names(part):
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1] / "loader_server"
-    source = "".join((root / name).read_text("utf-8") for name in ("coordinator/state.py", "refusals.py"))
+    source = "".join((root / name).read_text("utf-8") for name in ("coordinator/refusals.py", "refusals.py"))
     sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_unbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
     table = TEXT[TEXT.index("| code | from | meaning |") :]
