@@ -56,8 +56,8 @@ class Outgoing:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         with self._lock:
-            found = next((at for at, one in enumerate(self._free) if one.nbytes == size), None)
-            buffer = self._free.pop(found) if found is not None else None
+            fit = [at for at, one in enumerate(self._free) if one.nbytes == size]
+            buffer = self._free.pop(fit[-1]) if fit else None  # the last one may still be in the processor's cache
         return (buffer if buffer is not None else anonymous(size))[:nbytes]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:

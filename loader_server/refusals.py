@@ -1,6 +1,6 @@
 """What a worker answers when it cannot or will not build: each names what was expected, what came and what to do.
 
-Pure: it must not know sockets, builders or memory.
+Pure: what to refuse is decided in `worker`; it must not know sockets, builders or memory.
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ if TYPE_CHECKING:
 
     from shared.messages import Ticket
 
-__all__ = ["another_plan", "another_trainer", "draining", "failed", "not_shared", "stranger"]
+__all__ = ["another_job", "another_plan", "another_trainer", "draining", "failed", "no_such_stream", "not_shared"]
 
 _MOST_CHARACTERS = 4000
 _HELLO = "Say hello again."
 
 
-def stranger(message: m.Hello, job: str, streams: Iterable[str]) -> m.Refused | None:
-    """Why this Hello is refused, if it is: it has come to another job, or for a stream that is not here."""
-    if message.job != job:
-        return m.Refused(
-            code="job",
-            expected=f"a trainer of job {job}",
-            got=f"job {message.job}",
-            remedy="Connect to that job's loaders.",
-        )
-    if message.stream not in streams:
-        return m.Refused(
-            code="stream",
-            expected=f"one of the streams {', '.join(streams)}",
-            got=message.stream,
-            remedy="Correct the stream's name.",
-        )
-    return None
+def another_job(hello: m.Hello, job: str) -> m.Refused:
+    """The trainer belongs to another job."""
+    return m.Refused(
+        code="job", expected=f"a trainer of job {job}", got=f"job {hello.job}", remedy="Connect to that job's loaders."
+    )
+
+
+def no_such_stream(hello: m.Hello, streams: Iterable[str]) -> m.Refused:
+    """The job has no stream of this name."""
+    expected = f"one of the streams {', '.join(streams)}"
+    return m.Refused(code="stream", expected=expected, got=hello.stream, remedy="Correct the stream's name.")
 
 
 def another_trainer(ticket: Ticket) -> m.Unbuilt:

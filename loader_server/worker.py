@@ -256,7 +256,7 @@ class Worker:
             door(self, identity, session, message, now_s)
 
     def _hello(self, identity: bytes, session: Session | None, message: m.Hello, now_s: float) -> None:
-        problem = refusals.stranger(message, self._job.settings.name, self._streams)
+        problem = self._stranger(message)
         if problem is not None:
             self._sending.say(identity, problem)
             return
@@ -285,6 +285,13 @@ class Worker:
                 sealed_port=self._sending.sealed_port if session.sealer is not None else 0,
             ),
         )
+
+    def _stranger(self, hello: m.Hello) -> m.Refused | None:
+        if hello.job != self._job.settings.name:
+            return refusals.another_job(hello, self._job.settings.name)
+        if hello.stream not in self._streams:
+            return refusals.no_such_stream(hello, self._streams)
+        return None
 
     def _want(self, identity: bytes, session: Session | None, want: m.Want, _now_s: float) -> None:
         ticket = want.ticket

@@ -51,6 +51,7 @@ class SealedPayloads:
     def new_seal(self) -> Seal:
         """A key for the next Hello; it must not meet the numbers of another."""
         self._opener = Opener()
+        self.forget()  # it counted under the last key
         return Seal(self._opener.key, self._identity)
 
     def expect(self, port: int) -> None:
@@ -113,7 +114,7 @@ class SealedPayloads:
         return pong
 
     def forget(self) -> None:
-        """The worker is gone, or cut off: what waited counts no more."""
+        """The worker is gone, or cut off, or has another key: what waited counts no more."""
         self._early = None
 
     def _is_behind(self, pong: Pong) -> bool:

@@ -1,6 +1,6 @@
-"""What `Wants` knows: of each worker, of each ticket that it asked for, of each batch of the line.
+"""What `Wants` knows: of each worker, of each ticket that it asked for, of each batch of the line; settings and counts.
 
-Records only: what is to be done about them is decided in `wants`.
+Records only, pure: what is to be done about them is decided in `wants`.
 """
 
 from __future__ import annotations

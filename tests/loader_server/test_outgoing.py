@@ -34,6 +34,13 @@ def test_a_buffer_is_used_again_after_it_was_given_back(outgoing):
     assert not np.shares_memory(outgoing.take(HUGE_PAGE + 5), third)
 
 
+def test_the_one_that_came_back_last_is_used_first(outgoing):
+    first, second = (outgoing.take(HUGE_PAGE) for _ in range(2))
+    outgoing.give_back(first)
+    outgoing.give_back(second)
+    assert np.shares_memory(outgoing.take(HUGE_PAGE), second)
+
+
 def test_small_ones_are_not_kept(outgoing):
     small = outgoing.take(1000)
     outgoing.give_back(small)

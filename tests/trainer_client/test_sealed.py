@@ -151,3 +151,9 @@ def test_what_waits_is_forgotten_with_its_worker(line):
     line.sealed.put_off(pong(1), 0.0)
     line.sealed.forget()
     assert line.sealed.due(9.0, PATIENCE_S) is None
+
+
+def test_what_waits_is_forgotten_with_its_key(line):
+    line.sealed.put_off(pong(1), 0.0)
+    line.sealed.new_seal()
+    assert line.sealed.due(9.0, PATIENCE_S) is None
