@@ -1,9 +1,10 @@
 """Ctrl-C while TensorFlow waits for a batch: without help it is noticed only once a batch arrives.
 
 A main thread inside TensorFlow runs no Python, so no signal handler. Python still writes the signal's number to a file
-descriptor at once; a thread of ours reads it there and stops the feeds, whose generators then raise and give the main
-thread back. The first Python that runs there is a constructor of TensorFlow's error, and what is raised in that comes
-out mangled as RuntimeError: our handler is Python's own, except that it waits until such a constructor is left.
+descriptor at once; a thread of ours reads it there and stops the feeds, whose passes then raise and give the main
+thread back. Python that TensorFlow calls is no place to raise KeyboardInterrupt in: a pass that the main thread reads
+itself would make an unknown error of it, a constructor of TensorFlow's errors a RuntimeError. So our handler is
+Python's own, except that it waits until the main thread is out of these.
 
 Rules: only feeds that the main thread began to watch; only where SIGINT has Python's handler or ours (whoever installs
 another decides alone); the descriptor's bytes go on to its previous owner; both are put back with the last feed.
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = ["forget", "raise_pending", "watch"]
+
+
+#: What TensorFlow calls from within: functions, and the files that they are in.
+_CALLED = {"__init__": ("errors_impl.py", "eager/core.py"), "__call__": ("ops/script_ops.py",)}
 
 
 class Interruptible(Protocol):
@@ -80,12 +85,12 @@ def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame in which an exception is not lost: in a finaliser and in an error of TensorFlow's it is."""
+    """The innermost frame in which no exception is lost: in a finaliser, and where TensorFlow calls Python, it is."""
     outside = frame
     while frame is not None:
         name, path = frame.f_code.co_name, frame.f_code.co_filename
         frame = frame.f_back
-        if name == "__del__" or (name == "__init__" and path.endswith(("errors_impl.py", "eager/core.py"))):
+        if name == "__del__" or path.endswith(_CALLED.get(name, ())):
             outside = frame
     return outside
 

@@ -6,7 +6,8 @@ Rules it keeps:
 - Reading moves no cursor. A pass over the feed's own dataset that was consumed to its end counts as trained on, if
   nobody counted meanwhile: at once where the consumer is Python, else when the dataset is next iterated. What was read
   ahead does not count, nor what is derived from the dataset (`take`, `map`, an `adapt` on such).
-- The dataset ends in an explicit prefetch: without one TensorFlow injects its own and runs 16 elements ahead.
+- An element is fetched in the thread that asks for it, except where TensorFlow has work to do on it: each thread more
+  costs as much as a small batch, and what is ready waits in the feed's slots.
 
 It must not know sockets, slots or plans: it sees a feed only.
 """
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedDataset", "Ranks", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
 
-#: Elements that wait behind the step that runs: one hides the next read, one evens out shapes of different size.
+#: Elements that wait behind the step that runs: one hides the work on the next, one evens out different shapes.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
 _LOOKS = 2  # one full pass may be an `adapt`; a second may be training, and after a third it is late to say so
@@ -56,8 +57,9 @@ def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields o
         )
     elements = _prepared(feed, form)
     counting = _Counting(feed)
-    counted = _pipeline(Openings(feed, elements, counting), _accelerator())
-    return FeedDataset(counting, counted, _pipeline(Openings(feed, elements, _Derived(feed)), None))
+    counted = _ahead(_pipeline(Openings(feed, elements, counting)), elements)
+    derived = _pipeline(Openings(feed, elements, _Derived(feed))).prefetch(PREFETCH)
+    return FeedDataset(counting, counted, derived)
 
 
 def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
@@ -71,7 +73,7 @@ def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> An
             remedy="Connect with connect(..., strategy=strategy).",
         )
     counting = _Counting(feed)
-    source = _pipeline(Openings(feed, _prepared(feed, form), counting), None)
+    source = _pipeline(Openings(feed, _prepared(feed, form), counting)).prefetch(PREFETCH)
     source.cardinality = lambda: tf.constant(feed.most_rounds(), tf.int64)  # Keras takes it for steps, and so rounds
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
@@ -105,7 +107,7 @@ def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
     return Elements(**form)
 
 
-def _pipeline(openings: Openings, device: str | None) -> tf.data.Dataset:
+def _pipeline(openings: Openings) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.feed.fields}
     stack = (None,) if openings.stacks else ()
     specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
@@ -114,9 +116,17 @@ def _pipeline(openings: Openings, device: str | None) -> tf.data.Dataset:
         data = data.unbatch()
     if openings.elements.map is not None:
         data = data.map(openings.elements.map)
+    return data
+
+
+def _ahead(data: tf.data.Dataset, elements: Elements) -> tf.data.Dataset:
+    """Read ahead of the step that runs what takes TensorFlow time; the rest waits in the feed's slots already."""
+    device = _accelerator()
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
-    return data.prefetch(PREFETCH)
+    if elements.map is not None or copies_batches():
+        return data.prefetch(PREFETCH)
+    return data
 
 
 def _accelerator() -> str | None:
@@ -132,12 +142,14 @@ class _Counting:
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
+        #: What stopped the last pass.
+        self.error: BaseException | None = None
         self._iterator: Any = None
         self._reading: Reading | None = None
 
     def began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
         """The dataset is iterated anew; the iterator reads nothing before it is asked."""
-        self._iterator, self._reading = iterator, None
+        self._iterator, self._reading, self.error = iterator, None, None
 
     def opened(self, reading: Reading) -> None:
         """The iterator was asked."""
@@ -145,6 +157,10 @@ class _Counting:
 
     def read_to_end(self, reading: Reading) -> None:
         """Nothing to count: what was read may still be on its way to the consumer."""
+
+    def stopped(self, error: BaseException) -> None:
+        """TensorFlow makes an error of its own of it."""
+        self.error = error
 
     def ended(self) -> None:
         """Its consumer has seen the end."""
@@ -169,6 +185,9 @@ class _Derived:
 
     def opened(self, reading: Reading) -> None:
         """Looking is free."""
+
+    def stopped(self, error: BaseException) -> None:
+        """Whoever derived the dataset gets TensorFlow's account of it."""
 
     def read_to_end(self, reading: Reading) -> None:
         """Once is a look as well; over and over from one cursor looks like training."""
@@ -248,9 +267,10 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             raise
         except (tf.errors.OpError, RuntimeError):
             interrupts.raise_pending()
-            if self.counting.feed.error is None:
+            error = self.counting.feed.error or self.counting.error
+            if error is None:
                 raise
-            raise self.counting.feed.error from None
+            raise error from None
 
 
 class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[misc] # TensorFlow has no types

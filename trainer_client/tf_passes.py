@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-# Not public; the same in 2.18 and 2.21. `from_generator` is made of it.
+# Not public; the same in 2.18 and 2.21.
 from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
+from tensorflow.python.data.ops.map_op import _MapDataset
 
 from trainer_client import leaving
 from trainer_client.kept_memory import keep_freed_memory
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Openings", "Witness", "generated"]
 
 
+#: More elements than anyone reads; a pass ends by itself.
+_ENDLESS = 2**62
+
+
 class Witness(Protocol):
     """Who is told of passes."""
 
@@ -37,6 +42,9 @@ class Witness(Protocol):
 
     def read_to_end(self, reading: Reading, /) -> None:
         """It was read to its end."""
+
+    def stopped(self, error: BaseException, /) -> None:
+        """It will only raise this, from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Pass:
             raise
         except BaseException as error:
             self._error = self._error or error
+            self._openings.witness.stopped(self._error)
             raise self._error from None
 
     def _arrays(self) -> Mapping[str, Any]:
@@ -111,7 +120,7 @@ class Pass:
 
 
 def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
-    """As `from_generator` does it, without checking and converting each element anew: ours are what we said."""
+    """Elements are asked for in the thread that wants them: nothing of TensorFlow's is woken for them."""
     specs = tf.nest.flatten(signature)
     numbers, passes = itertools.count(), dict[int, Pass]()
 
@@ -134,10 +143,19 @@ def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: A
             tensor.set_shape(spec.shape)
         return tf.nest.pack_sequence_as(signature, tensors)
 
-    return _GeneratorDataset(
+    def elements(number: tf.Tensor) -> tf.data.Dataset:
+        return _MapDataset(
+            tf.data.Dataset.range(_ENDLESS),
+            lambda _: element(number),
+            use_inter_op_parallelism=False,
+            preserve_cardinality=False,
+        )
+
+    iterators = _GeneratorDataset(
         tf.constant(0, tf.int64),
         lambda nothing: tf.numpy_function(begin, [nothing], tf.int64),
-        element,
+        lambda number: number,
         lambda number: tf.numpy_function(end, [number], tf.int64),
-        signature,
+        tf.TensorSpec((), tf.int64),
     )
+    return iterators.take(1).flat_map(elements)

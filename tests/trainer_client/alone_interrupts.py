@@ -34,12 +34,12 @@ def starved():
         feed.close()
 
 
-def press_when_starving(feed):
-    """Ctrl-C, once the feed's generator waits for a batch that never comes."""
+def press_when_starving(feed, what=signal.SIGINT):
+    """Ctrl-C, once the feed's pass waits for a batch that never comes."""
 
     def press():
         feed.starving.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), what)
 
     threading.Thread(target=press, daemon=True).start()
 
@@ -79,6 +79,21 @@ def test_it_ends_replicated_training(starved, tmp_path):
     press_when_starving(feed)
     with pytest.raises(KeyboardInterrupt):
         fit_replicated(feed, tmp_path)
+
+
+@pytest.mark.parametrize("times", range(20))
+def test_what_a_handler_of_the_users_raises_comes_out_as_it_is(times, starved, tmp_path):
+    def leave(*_):
+        raise SystemExit(times)
+
+    feed = starved()
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        press_when_starving(feed, signal.SIGTERM)
+        with pytest.raises(SystemExit, match=f"^{times}$"):
+            loop(feed, tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def test_nothing_is_raised_a_second_time(starved, tmp_path):

@@ -85,7 +85,7 @@ def test_one_that_never_comes_out_holds_up_nobody():
 
 def test_a_pass_that_tensorflow_waits_for_ends():
     feed = FakeFeed(starve_at=(0, 3))
-    data = tf_dataset.make(feed, inputs="audio")
+    data = tf_dataset.make(feed, inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
     iterator = iter(data)
     next(iterator), next(iterator)
     feed.starving.wait()

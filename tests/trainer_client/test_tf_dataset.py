@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -151,12 +152,24 @@ class TestMemory:
             pass
         assert feed.copies == 0
 
-    def test_it_reads_ahead_no_further_than_its_prefetch(self):
-        feed = FakeFeed(epochs=(60,), slots=64)
+    @pytest.mark.skipif(tf_dataset.copies_batches(), reason="this TensorFlow copies, and that is done ahead")
+    def test_each_element_is_fetched_by_who_asks_for_it_and_none_ahead(self):
+        feed, threads = FakeFeed(epochs=(60,), slots=64), set()
         iterator = iter(tf_dataset.make(feed))
+        feed.fill = lambda *_: threads.add(threading.get_ident())
+        for _ in range(30):
+            next(iterator)
+        assert len(feed.yielded) == 30
+        assert threads == {threading.get_ident()}
+
+    def test_where_tensorflow_has_work_it_reads_ahead_no_further_than_its_prefetch(self):
+        feed, threads = FakeFeed(epochs=(60,), slots=64), set()
+        iterator = iter(tf_dataset.make(feed, map=lambda batch: batch["tag"]))
+        feed.fill = lambda *_: threads.add(threading.get_ident())
         for _ in range(30):
             next(iterator)
         assert len(feed.yielded) <= 30 + tf_dataset.PREFETCH + 1
+        assert threading.get_ident() not in threads
 
     def test_prefetched_to_a_device_it_arrives_there(self, feed, monkeypatch):
         monkeypatch.setattr(tf_dataset, "_accelerator", lambda: "/cpu:1")
