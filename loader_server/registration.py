@@ -78,10 +78,10 @@ class Registration:
         """When to turn again at the latest."""
         return self._due_s
 
-    def turn(self, now_s: float, load: Callable[[], m.Beat]) -> tuple[m.CulpritSample, ...] | None:
+    def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> tuple[m.CulpritSample, ...] | None:
         """Say what is due, take in what was said; the culprits if some were told."""
         culprits = None
-        for frames in drained(self.socket):
+        for frames in drained(self.socket) if spoken_to else ():
             with contextlib.suppress(ProtocolError):
                 culprits = self._take_in(decode(frames[0].buffer), now_s) or culprits
         if now_s >= self._due_s and not self._left:  # a heartbeat after leaving would register us anew

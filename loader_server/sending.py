@@ -15,7 +15,7 @@ import zmq
 
 from shared.codec import encode
 from shared.hashing import digest64
-from shared.sockets import bind_router, bind_sealed_router, port_of
+from shared.sockets import bind_router, bind_sealed_router, port_of, send_now
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ class Sending:
     def _send_behind(
         self, socket: zmq.Socket[bytes], head: list[bytes], sent: memoryview, buffer: NDArray[np.uint8] | None
     ) -> bool:
-        if not self._sent(socket, head, zmq.SNDMORE):
+        if not self._sent(socket, head, more=True):
             return False
         tracker = socket.send(sent, zmq.DONTWAIT, copy=False, track=True)
         assert tracker is not None
@@ -109,9 +109,9 @@ class Sending:
         return True
 
     @staticmethod
-    def _sent(socket: zmq.Socket[bytes], frames: list[bytes], flags: int = 0) -> bool:
+    def _sent(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> bool:
         try:
-            socket.send_multipart(frames, zmq.DONTWAIT | flags)
+            send_now(socket, frames, more=more)
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
             return False
         return True

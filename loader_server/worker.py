@@ -160,16 +160,17 @@ class Worker:
         now_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
-        for identity, *frames in drained(self._sending.router):
-            for frame in frames:
-                self._receive(identity.bytes, frame.buffer, now_s)
+        if self._sending.router in ready:
+            for identity, *frames in drained(self._sending.router):
+                for frame in frames:
+                    self._receive(identity.bytes, frame.buffer, now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
         self._sending.take_back()
         if self._draining:
             self._refuse_queue()
         self._feed_builder()
-        self._talk_to_coordinator(now_s)
+        self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
         self._forget_silent(now_s)
         if not self._sending.flush():  # nobody waits for what was for it
             self.log.debug("trainer is gone")
@@ -185,8 +186,8 @@ class Worker:
         """Bytes of batches that were built and are still on their way out by TCP."""
         return self._sending.unsent_bytes()
 
-    def _talk_to_coordinator(self, now_s: float) -> None:
-        culprits = self._registration.turn(now_s, self._beat)
+    def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
+        culprits = self._registration.turn(now_s, self._beat, spoken_to=spoken_to)
         if culprits is not None:
             for name, builder in self._builders.items():
                 builder.culprits |= {one.sample for one in culprits if one.stream == name}

@@ -77,7 +77,7 @@ class Layout:
 
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """Views of the payload, one for each tensor, without a copy."""
-        return {t.key: t.lies_in(payload).view(t.dtype).reshape(t.shape) for t in self.tensors}
+        return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:

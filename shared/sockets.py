@@ -37,6 +37,7 @@ __all__ = [
     "connection_events",
     "drained",
     "port_of",
+    "send_now",
     "watch_connection",
 ]
 
@@ -47,6 +48,10 @@ MAX_PAYLOAD = 2**31
 #: second, 222 with what the system chooses; receive buffers are best left to the system; with 32 KiB loopback stalls.
 #: Between hosts the system's choice grows with the distance, and a fixed one would be a limit.
 _LOOPBACK_SEND_BUFFER = 384 * 1024
+
+# Plain numbers: libzmq's own are enumerations, which take longer to combine than a small frame to send.
+_NOW = int(zmq.DONTWAIT)
+_NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +208,23 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
 
 
 def drained(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Frame]]:
-    """Multipart messages that wait on a socket, up to `most`, so that no peer starves the others."""
+    """Multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
+
+    A frame knows whether more follow; asking the socket takes longer than receiving.
+    """
     with contextlib.suppress(zmq.Again):
         for _ in range(most):
-            yield socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            frames = [socket.recv(_NOW, copy=False)]
+            while frames[-1].more:
+                frames.append(socket.recv(_NOW, copy=False))
+            yield frames
+
+
+def send_now(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> None:
+    """Send one message, or the beginning of one; zmq.ZMQError where that would block."""
+    for frame in frames[:-1]:
+        socket.send(frame, _NOW_MORE)
+    socket.send(frames[-1], _NOW_MORE if more else _NOW)
 
 
 class Waker:

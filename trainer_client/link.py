@@ -15,7 +15,7 @@ from shared.codec import decode, encode
 from shared.errors import ProtocolError
 from shared.messages import Pushed
 from shared.packing import Packing
-from shared.sockets import connect_watched_dealer, connection_events
+from shared.sockets import connect_watched_dealer, connection_events, drained, send_now
 from trainer_client.sealed import SealedPayloads
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Link:
         queued, self._queued = self._queued, []
         try:
             if queued:
-                self.socket.send_multipart(queued, zmq.DONTWAIT)
+                send_now(self.socket, queued)
         except zmq.Again:
             return False
         return True
@@ -79,31 +79,24 @@ class Link:
 
     def read(self, take: Callable[[Pushed, memoryview], int]) -> Iterator[tuple[Message, int]]:
         """Messages, each with what `take` makes of its payload; -1: it has none."""
-        for _ in range(_TURN):
-            try:
-                frame = self.socket.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            yield from self._read_all(frame, take)
+        for frames in drained(self.socket, _TURN):
+            yield from self._read_all(iter(frames), take)
 
-    def _read_all(self, frame: bytes, take: Callable[[Pushed, memoryview], int]) -> Iterator[tuple[Message, int]]:
+    def _read_all(
+        self, frames: Iterator[zmq.Frame], take: Callable[[Pushed, memoryview], int]
+    ) -> Iterator[tuple[Message, int]]:
         """The messages of one arrival; what follows one that is none is not looked into, for it may be a payload."""
-        while True:
+        for frame in frames:
             try:
-                message = decode(frame)
+                message = decode(frame.buffer)
             except ProtocolError:
                 self.garbage += 1
-                while self.socket.rcvmore:
-                    self.socket.recv(copy=False)
                 return
-            received, more = -1, self.socket.rcvmore
-            if isinstance(message, Pushed) and not message.in_slot and more:
-                received = take(message, self.socket.recv(copy=False).buffer)
-                more = self.socket.rcvmore
+            received = -1
+            if isinstance(message, Pushed) and not message.in_slot:
+                payload = next(frames, None)
+                received = take(message, payload.buffer) if payload is not None else -1
             yield message, received
-            if not more:
-                return
-            frame = self.socket.recv()
 
     def close(self) -> None:
         """Hang up."""

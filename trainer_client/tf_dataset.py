@@ -245,11 +245,11 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(dataset)
-        self._assemble = assembler(self.element_spec, tf.TensorSpec)
+        synchronous = tf.config.experimental.get_synchronous_execution()
+        self._assemble = assembler(self.element_spec, tf.TensorSpec) if synchronous else None
 
     def _next_internal(self) -> Any:  # noqa: ANN401 - an element
-        synchronous = tf.executing_eagerly() and tf.config.experimental.get_synchronous_execution()
-        if self._assemble is None or not synchronous:
+        if self._assemble is None or not tf.executing_eagerly():
             return super()._next_internal()
         return self._assemble(
             tf.raw_ops.IteratorGetNext(

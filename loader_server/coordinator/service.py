@@ -22,7 +22,7 @@ from shared.errors import ProtocolError
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.messages import WireField, WireShape
-from shared.sockets import Waker, bind_router, drained
+from shared.sockets import Waker, bind_router, drained, send_now
 
 if TYPE_CHECKING:
     from loader_server.stream import JobFile, Stream
@@ -155,7 +155,7 @@ class Coordinator:
 
     def _send_raw(self, peer: bytes, frame: bytes) -> None:
         try:
-            self._router.send_multipart([peer, frame], zmq.DONTWAIT)
+            send_now(self._router, [peer, frame])
         except zmq.ZMQError:  # it hung up; its silence will be noticed
             self._log.debug("peer is gone")
 
