@@ -210,6 +210,10 @@ class Feed:
         """Whoever waits for a batch, or comes to wait, gets this error."""
         self._receiver.handover.interrupt(error)
 
+    def nudge(self) -> None:
+        """Whoever waits for a batch looks up, and waits on."""
+        self._receiver.handover.nudge()
+
     # --- the cursor ---
 
     def trained(self, rounds: int = 1) -> None:

@@ -162,6 +162,11 @@ class Handover:
             self.error = self.error or error
             self._ready.notify_all()
 
+    def nudge(self) -> None:
+        """Whoever waits runs a little Python, and with it handlers of signals, before waiting on."""
+        with self._ready:
+            self._ready.notify_all()
+
     def forget_interrupt(self) -> None:
         """A Ctrl-C that was answered is no reason not to begin anew."""
         with self._ready:

@@ -6,6 +6,9 @@ thread back. Python that TensorFlow calls is no place to raise KeyboardInterrupt
 itself would make an unknown error of it, a constructor of TensorFlow's errors a RuntimeError. So our handler is
 Python's own, except that it waits until the main thread is out of these.
 
+A handler of the user's own runs in the main thread where that reads by itself. Python notices a signal too late that
+comes just as it begins to wait; so whoever waits is nudged for each.
+
 Rules: only feeds that the main thread began to watch; only where SIGINT has Python's handler or ours (whoever installs
 another decides alone); the descriptor's bytes go on to its previous owner; both are put back with the last feed.
 """
@@ -37,6 +40,9 @@ class Interruptible(Protocol):
 
     def interrupt(self, error: BaseException, /) -> None:
         """Make blocked and later reads raise this."""
+
+    def nudge(self) -> None:
+        """Let whoever waits look up: a signal that comes just as Python begins to wait does not wake it."""
 
 
 class _Watcher:
@@ -70,6 +76,8 @@ class _Watcher:
                     os.write(self._previous, numbers)
             if signal.SIGINT in numbers:
                 self._interrupt()
+            for feed in list(self._feeds):
+                feed.nudge()
 
     def _interrupt(self) -> None:
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise_once_outside):

@@ -143,6 +143,10 @@ class FakeFeed:
             self.error = error
             self.changed.notify_all()
 
+    def nudge(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
     def content(self, epoch: int, number: int) -> dict[str, np.ndarray]:
         """What batch `number` of `epoch` holds, in fresh memory."""
         shape = self.shapes[(number // self.replicas) % len(self.shapes)]
