@@ -209,6 +209,18 @@ class TestWatching:
             signal.signal(signal.SIGUSR1, previous)
         assert feed.error is None
 
+    def test_each_signal_lets_whoever_waits_look_up(self):
+        feed, nudged = FakeFeed(), threading.Event()
+        feed.nudge = nudged.set
+        previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            interrupts.watch(feed)
+            signal.raise_signal(signal.SIGUSR1)
+            assert nudged.wait(10)
+        finally:
+            interrupts.forget(feed)
+            signal.signal(signal.SIGUSR1, previous)
+
     def test_an_interrupt_in_a_finaliser_is_raised_behind_it(self):
         class Finalised:
             def __del__(self):

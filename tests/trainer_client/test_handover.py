@@ -96,3 +96,23 @@ def test_what_is_delivered_wakes_consumers(handover, line):
     handover.deliver([(0, item(0))])
     thread.join(5)
     assert got[0].slot == 0
+
+
+def test_who_is_nudged_looks_up_and_waits_on(handover, line, monkeypatch):
+    waits, wait = threading.Semaphore(0), handover._ready.wait
+
+    def waited(timeout=None):
+        waits.release()
+        return wait(timeout)
+
+    monkeypatch.setattr(handover._ready, "wait", waited)
+    taken = []
+    consumer = threading.Thread(target=lambda: taken.append(handover.take(line)))
+    consumer.start()
+    assert waits.acquire(timeout=10)
+    handover.nudge()
+    assert waits.acquire(timeout=10)
+    assert taken == []
+    handover.deliver([(0, item(0))])
+    consumer.join(10)
+    assert [one.slot for one in taken] == [0]
