@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from loader_server.builder import key_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -124,9 +126,9 @@ class BuildThread:
         prepared = job.prepared.result() if job.prepared is not None else builder.prepare(job.want)
         culprits: tuple[int, ...] = ()
         if job.want.attempt > 0:
-            unknown = [sample for sample in prepared.planned.samples.tolist() if sample not in builder.culprits]
+            unknown = [sample for sample in prepared.planned.samples.tolist() if not builder.is_culprit(sample)]
             culprits = tuple(self._trial.culprits(job.want.stream, job.want.epoch, unknown))
-            builder.culprits |= set(culprits)
+            builder.culprits |= frozenset(map(key_of, culprits))
         payload = job.buffer(prepared.layout.nbytes)
         built = builder.build(job.want, prepared, payload, digest=job.digest)
         sent = None if job.want.in_slot else self._outgoing.packed(payload, prepared.layout)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shared.layout import BucketShape
     from shared.messages import Want
 
-__all__ = ["Builder", "Built", "Prepared", "read_patiently"]
+__all__ = ["Builder", "Built", "Prepared", "key_of", "read_patiently"]
 
 #: Pauses between tries to read a file: disks and network mounts hiccup for about so long.
 _READ_PAUSES_S = (0.05, 0.2, 0.8)
@@ -82,7 +82,7 @@ class Builder:
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By identity, for shapes are unhashable; the shape itself is kept, so that nobody else gets its identity.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
-        #: Samples that kill the process that decodes them: masked unread.
+        #: Digests of the identities of samples that kill the process that decodes them: masked unread.
         self.culprits: frozenset[int] = frozenset()
         gathers = isinstance(stream.source, Gathering) and not stream.chain.steps
         self._gathering: Gathering | None = stream.source if gathers else None  # type: ignore[assignment]
@@ -135,7 +135,11 @@ class Builder:
 
     def _read(self, samples: Sequence[int]) -> list[bytes]:
         read = self._stream.source.read
-        return [b"" if sample in self.culprits else read_patiently(read, sample) for sample in samples]
+        return [b"" if self.is_culprit(sample) else read_patiently(read, sample) for sample in samples]
+
+    def is_culprit(self, sample: int) -> bool:
+        """Whether the sample is known to kill decoders."""
+        return bool(self.culprits) and key_of(sample) in self.culprits
 
     def build(self, want: Want, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool = True) -> Built:
         """Write the batch into `payload`, all of it."""
@@ -144,7 +148,7 @@ class Builder:
         samples = prepared.planned.samples[:0] if want.empty else prepared.planned.samples
         if self._stream.packed:
             rows, masked, decode_ns = self._pack(want, prepared, arrays)
-        elif self._gathering is not None and not (self.culprits and self.culprits.intersection(samples.tolist())):
+        elif self._gathering is not None and not (self.culprits and any(map(self.is_culprit, samples.tolist()))):
             masked, decode_ns = self._gather(self._gathering, samples, arrays), 0
             rows = self._leave_empty(arrays, len(samples)) - masked
         else:
@@ -235,7 +239,7 @@ class Builder:
     def _values(self, epoch: int, sample: int, raw: bytes, arrays: Any) -> dict[str, NDArray[np.generic]] | None:  # noqa: ANN401
         """The values of one sample; None where it has to be masked."""
         try:
-            if sample in self.culprits:
+            if self.is_culprit(sample):
                 raise _kills(self._stream.source.name(sample))
             decoded = self._stream.source.decode(sample, raw)
             values = self._stream.chain.apply(decoded, self._stream.chain.generator(self._stream.seed, epoch, sample))
@@ -299,6 +303,11 @@ def read_patiently(read: Callable[[int], bytes], sample: int) -> bytes:
                 ) from error
             time.sleep(pause_s)
     raise AssertionError("unreachable")
+
+
+def key_of(sample: int) -> int:
+    """What a culprit is known by."""
+    return digest64(str(sample).encode())
 
 
 def _kills(name: str) -> SampleError:

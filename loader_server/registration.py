@@ -78,12 +78,12 @@ class Registration:
         """When to turn again at the latest."""
         return self._due_s
 
-    def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> tuple[m.CulpritSample, ...] | None:
-        """Say what is due, take in what was said; the culprits if some were told."""
-        culprits = None
+    def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
+        """Say what is due, take in what was said; the culprits that were told of."""
+        culprits: list[m.Culprits] = []
         for frames in drained(self.socket) if spoken_to else ():
             with contextlib.suppress(ProtocolError):
-                culprits = self._take_in(decode(frames[0].buffer), now_s) or culprits
+                culprits += self._take_in(decode(frames[0].buffer), now_s)
         if now_s >= self._due_s and not self._left:  # a heartbeat after leaving would register us anew
             sent = self._send(load() if self.registered else self._register)
             beat_s = self.heartbeat_timeout_s / 4
@@ -91,14 +91,13 @@ class Registration:
         self._untold = [culprit for culprit in self._untold if not self._send(culprit)]
         return culprits
 
-    def _take_in(self, message: m.Message, now_s: float) -> tuple[m.CulpritSample, ...] | None:
+    def _take_in(self, message: m.Message, now_s: float) -> list[m.Culprits]:
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered = True
             self._due_s = now_s
-            return message.culprits
         if isinstance(message, m.Culprits):
-            return message.culprits
+            return [message]
         if isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self._due_s = False, now_s
         elif isinstance(message, m.Refused):
@@ -109,7 +108,7 @@ class Registration:
                 where=f"coordinator at {self._coordinator}",
                 remedy=message.remedy,
             )
-        return None
+        return []
 
     def tell(self, culprit: m.Culprit) -> None:
         """A sample kills decoders: said until it could be sent."""

@@ -7,6 +7,7 @@ worker keeps nothing that it could not rebuild: any other one can take its place
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from shared.codec import VersionError, decode, encode_refusal
 from shared.errors import ProtocolError, StokerError
 from shared.hashing import fingerprint
 from shared.logs import Log
+from shared.memory import boot_id
 from shared.messages import WireShape
 from shared.packing import require_library
 from shared.sockets import Waker, drained
@@ -113,7 +115,12 @@ class Worker:
             settings.coordinator,
             settings.client_keys,
             m.Register(
-                worker=settings.name, incarnation=self.incarnation, endpoint=reachable, builder=self._fingerprint()
+                worker=settings.name,
+                incarnation=self.incarnation,
+                endpoint=reachable,
+                boot_id=boot_id(),
+                uid=os.getuid(),
+                builder=self._fingerprint(),
             ),
         )
 
@@ -187,12 +194,14 @@ class Worker:
         return self._sending.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
-        culprits = self._registration.turn(now_s, self._beat, spoken_to=spoken_to)
-        if culprits is not None:
-            for name, builder in self._builders.items():
-                builder.culprits |= {one.sample for one in culprits if one.stream == name}
+        for culprits in self._registration.turn(now_s, self._beat, spoken_to=spoken_to):
+            if culprits.stream in self._builders:
+                self._builders[culprits.stream].culprits |= frozenset(culprits.keys)
         if self._draining:
             self._registration.leave()
+
+    def _to_build(self) -> int:
+        return len(self._queue) + self._thread.load
 
     def _beat(self) -> m.Beat:
         load = self.load = m.Beat(
@@ -340,7 +349,9 @@ class Worker:
     def _ping(self, identity: bytes, session: Session | None, message: m.Ping, _now_s: float) -> None:
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
-        self._sending.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed))
+        self._sending.say(
+            identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build())
+        )
 
     def _epoch_query(self, identity: bytes, _session: Session | None, message: m.EpochQuery, _now_s: float) -> None:
         stream = self._streams.get(message.stream)
@@ -376,7 +387,7 @@ class Worker:
         for sample in outcome.culprits:
             self.log.warning("sample kills its decoder", stream=job.want.stream, sample=sample)
             self._registration.tell(
-                m.Culprit(worker=self.settings.name, culprit=m.CulpritSample(job.want.stream, sample))
+                m.Culprit(worker=self.settings.name, stream=job.want.stream, identity=str(sample), ends="")
             )
         if session is None or session.jobs.get(job.want.ticket) is not job:
             return  # a trainer that is gone, or came back as another incarnation
@@ -415,6 +426,7 @@ class Worker:
             rows=built.rows,
             masked=built.masked,
             build_us=built.build_us,
+            waiting=self._to_build(),
         )
         self.counts.built += 1
         self.counts.masked += built.masked

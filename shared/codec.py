@@ -17,7 +17,7 @@ from shared.messages import KINDS, Message, Part, Refused
 __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
 
 #: The protocol's version; see PROTOCOL.md. Raised with every change that an older peer would misread.
-VERSION = 2
+VERSION = 3
 
 #: The longest header or control frame: an `Attached` of 4096 workers and as many shapes has 0.3 MB. Hostile bytes
 #: unpack to 80 times their length at most (empty lists), so this bounds what a frame can cost.

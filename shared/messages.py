@@ -22,18 +22,21 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Culprit",
-    "CulpritSample",
     "Culprits",
     "Cursor",
     "Detach",
     "EpochAnswer",
     "EpochQuery",
+    "Forgive",
+    "Forgiven",
     "Hello",
     "Leave",
     "Members",
     "Message",
     "NameAnswer",
     "NameQuery",
+    "NotAttached",
+    "Noted",
     "Part",
     "Ping",
     "Pong",
@@ -73,6 +76,8 @@ _slot = Integer(0, 2**16)
 _rank = Integer(0, 4095)
 _world = Integer(1, 4096)
 _ms = Integer(0, 10**9)
+_uid = Integer(0, 2**32)
+_share = Integer(0, 1000)
 
 
 class Part:
@@ -126,6 +131,8 @@ class WorkerAddress(Part):
     worker: str = wire(_name)
     incarnation: int = wire(_id)
     endpoint: str = wire(_name)
+    boot_id: str = wire(_name)
+    uid: int = wire(_uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,7 @@ class SharedSlots(Part):
     """The trainer's slots as a memfd that a worker on the same host may open."""
 
     boot_id: str = wire(_name)
-    uid: int = wire(Integer(0, 2**32))
+    uid: int = wire(_uid)
     pid: int = wire(Integer(1, 2**31))
     fd: int = wire(Integer(0, 2**20))
     nonce: bytes = wire(Blob(16))
@@ -151,14 +158,6 @@ class Seal(Part):
 
     def __repr__(self) -> str:
         return "Seal(…)"
-
-
-@dataclass(frozen=True, slots=True)
-class CulpritSample(Part):
-    """A sample that kills the process that decodes it."""
-
-    stream: str = wire(_name)
-    sample: int = wire(_count)
 
 
 class Message:
@@ -187,6 +186,7 @@ def _message(kind: type[Message]) -> type[Message]:
 class Attach(Message):
     """A trainer claims ranks `rank` to `rank + replicas` of a stream's world."""
 
+    serial: int = wire(_count)
     job: str = wire(_name)
     stream: str = wire(_name)
     rank: int = wire(_rank)
@@ -201,6 +201,7 @@ class Attach(Message):
 class Attached(Message):
     """All that a trainer has to know of the stream, and where it starts."""
 
+    serial: int = wire(_count)
     job: str = wire(_name)
     stream: str = wire(_name)
     evaluation: bool = wire(_flag)
@@ -211,6 +212,7 @@ class Attached(Message):
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
     shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
     heartbeat_timeout_ms: int = wire(_ms)
+    members: int = wire(_id)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
@@ -218,8 +220,20 @@ class Attached(Message):
 class Wait(Message):
     """Not ready yet: ask again after `retry_ms`."""
 
+    serial: int = wire(_count)
     reason: str = wire(_prose)
     retry_ms: int = wire(_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotAttached(Message):
+    """The request to attach was understood, and the answer is no."""
+
+    serial: int = wire(_count)
+    code: str = wire(_name)
+    expected: str = wire(_prose)
+    got: str = wire(_prose)
+    remedy: str = wire(_prose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,19 +248,29 @@ class Refused(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """A trainer's heartbeat: how far it has trained."""
+    """A trainer's heartbeat: how far it has trained, how far it has read, and how much of its time it waited."""
 
     stream: str = wire(_name)
     rank: int = wire(_rank)
     incarnation: int = wire(_id)
     epoch: int = wire(_epoch)
     number: int = wire(_count)
+    read_epoch: int = wire(_epoch)
+    read_number: int = wire(_count)
+    waited_permille: int = wire(_share)
+    members: int = wire(_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(Message):
+    """The heartbeat came, and the trainer's list of members is the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members(Message):
-    """The workers that are there now; the answer to `Progress`, and sent when they change."""
+    """The workers that are there now: sent when they change, and to whoever knows an older list."""
 
+    version: int = wire(_id)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
@@ -281,6 +305,8 @@ class Register(Message):
     worker: str = wire(_name)
     incarnation: int = wire(_id)
     endpoint: str = wire(_name)
+    boot_id: str = wire(_name)
+    uid: int = wire(_uid)
     builder: str = wire(_name)
 
 
@@ -289,7 +315,6 @@ class Registered(Message):
     """The worker belongs to the job."""
 
     heartbeat_timeout_ms: int = wire(_ms)
-    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**13))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,17 +331,35 @@ class Beat(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit(Message):
-    """A worker found the sample that kills its decoder."""
+    """A worker saw that a sample kills the process that decodes it; `ends` says how."""
 
     worker: str = wire(_name)
-    culprit: CulpritSample = wire(record(CulpritSample))
+    stream: str = wire(_name)
+    identity: str = wire(_prose)
+    ends: str = wire(_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
-    """All samples known to kill decoders: mask them unread. Sent when one is found."""
+    """The samples of a stream that are known to kill decoders, by the digest of their identity: mask them unread."""
 
-    culprits: tuple[CulpritSample, ...] = wire(Many(record(CulpritSample), 2**13))
+    stream: str = wire(_name)
+    keys: tuple[int, ...] = wire(Many(_id, 2**15))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgive(Message):
+    """Somebody mended a culprit, or all of them: use it again."""
+
+    stream: str = wire(_name)
+    identity: str = wire(_prose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgiven(Message):
+    """So many convictions were forgotten."""
+
+    count: int = wire(_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +438,7 @@ class Pong(Message):
     number: int = wire(_count)
     tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
     sealed: int = wire(_count)
+    waiting: int = wire(_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,6 +494,7 @@ class Pushed(Message):
     rows: int = wire(_count)
     masked: int = wire(_count)
     build_us: int = wire(_count)
+    waiting: int = wire(_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,8 +517,8 @@ class Cancelled(Message):
 
 
 for _kind in (
-    Attach, Attached, Wait, Refused, Progress, Members, Detach, StatusQuery, Status,
-    Register, Registered, Beat, Culprit, Culprits, Leave,
+    Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, StatusQuery, Status,
+    Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip

@@ -15,7 +15,18 @@ import zmq
 
 from shared.codec import decode, encode
 from shared.errors import ProtocolError
-from shared.messages import Attach, Attached, Cursor, Detach, Members, Message, Progress, Refused, Wait
+from shared.messages import (
+    Attach,
+    Attached,
+    Cursor,
+    Detach,
+    Members,
+    Message,
+    NotAttached,
+    Progress,
+    Refused,
+    Wait,
+)
 from shared.sockets import connect_dealer, drained
 
 if TYPE_CHECKING:
@@ -52,6 +63,7 @@ class Control:
         self._identity = identity
         self.socket = connect_dealer(context, endpoint, keys, secrets.token_bytes(16))
         self._cursor: Cursor | None = None
+        self._serial = 0
         self._attaching = False
         self._again_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -64,6 +76,7 @@ class Control:
     def attach(self, cursor: Cursor | None, now_s: float) -> None:
         """Start to attach at this cursor (None: at the beginning)."""
         self._cursor, self._attaching = cursor, True
+        self._serial += 1
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
 
     def turn(self, now_s: float) -> float | None:
@@ -74,6 +87,7 @@ class Control:
             seat = self._identity.seat
             sent = self._send(
                 Attach(
+                    serial=self._serial,
                     job=self._identity.job,
                     stream=self._identity.stream,
                     rank=seat.rank,
@@ -94,7 +108,17 @@ class Control:
         who = self._identity
         if not self._attaching:
             self._send(
-                Progress(stream=who.stream, rank=who.seat.rank, incarnation=who.incarnation, epoch=epoch, number=number)
+                Progress(
+                    stream=who.stream,
+                    rank=who.seat.rank,
+                    incarnation=who.incarnation,
+                    epoch=epoch,
+                    number=number,
+                    read_epoch=epoch,
+                    read_number=number,
+                    waited_permille=0,
+                    members=0,
+                )
             )
 
     def detach(self) -> None:
@@ -110,6 +134,9 @@ class Control:
                 if isinstance(message, Wait):
                     self.heard = message.reason
                     self._again_s = now_s + message.retry_ms / 1000
+                elif isinstance(message, NotAttached):
+                    self._attaching = False
+                    yield Refused(code=message.code, expected=message.expected, got=message.got, remedy=message.remedy)
                 elif isinstance(message, Attached | Refused | Members):
                     self._attaching = self._attaching and isinstance(message, Members)
                     yield message

@@ -81,7 +81,9 @@ class CulpritFound:
     """A sample that kills its decoder."""
 
     stream: str
-    sample: int
+    identity: str
+    #: How the children ended that had it in hand.
+    ends: str
 
 
 Fact = GroupFixed | Advanced | CulpritFound

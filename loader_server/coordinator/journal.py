@@ -107,7 +107,7 @@ class Journal:
 
 def _key(fact: Fact) -> str:
     name = type(fact).__name__
-    return f"{name}/{fact.stream}/{fact.sample}" if isinstance(fact, CulpritFound) else f"{name}/{fact.stream}"
+    return f"{name}/{fact.stream}/{fact.identity}" if isinstance(fact, CulpritFound) else f"{name}/{fact.stream}"
 
 
 def _body(fact: Fact) -> str:

@@ -7,6 +7,7 @@ would have to be kept, loudly, and nothing else.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from contextlib import ExitStack
@@ -73,6 +74,7 @@ class Coordinator:
             builder=builder,
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
+            first_members=secrets.randbits(62) + 1,
         )
         for fact in self._journal.facts():
             self._state.recover(fact)

@@ -30,6 +30,7 @@ from loader_server.coordinator.events import (
     Ticked,
 )
 from shared import messages as m
+from shared.hashing import digest64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,14 @@ class CoordinatorState:
     """The state behind the door."""
 
     def __init__(
-        self, job: str, streams: dict[str, StreamView], *, builder: str, group: int, heartbeat_timeout_s: float
+        self,
+        job: str,
+        streams: dict[str, StreamView],
+        *,
+        builder: str,
+        group: int,
+        heartbeat_timeout_s: float,
+        first_members: int = 1,
     ) -> None:
         self._job = job
         self._streams = {name: _Stream(view) for name, view in streams.items()}
@@ -110,7 +118,10 @@ class CoordinatorState:
         self._group_setting = group
         self._timeout_s = heartbeat_timeout_s
         self._workers: dict[str, _Worker] = {}
-        self._culprits: set[m.CulpritSample] = set()
+        #: Version of the list of workers; never the same for two lists, whichever start of the coordinator made them.
+        self._members = first_members
+        #: What was said of each: by stream and identity.
+        self._culprits: dict[tuple[str, str], str] = {}
         self._out: list[Instruction] = []
         self.counts = Counts()
 
@@ -128,7 +139,7 @@ class CoordinatorState:
     def recover(self, fact: Fact) -> None:
         """A fact from the journal, at the start."""
         if isinstance(fact, CulpritFound):
-            self._culprits.add(m.CulpritSample(fact.stream, fact.sample))
+            self._culprits[fact.stream, fact.identity] = fact.ends
         elif fact.stream in self._streams and isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
         elif fact.stream in self._streams and isinstance(fact, Advanced):
@@ -149,7 +160,7 @@ class CoordinatorState:
             problem = self._unfit(attach, cursor, stream) or self._disagreement(attach, cursor, stream, now_s)
         if problem is not None:
             self.counts.refusals += isinstance(problem, m.Refused)
-            self._out.append(Send(peer, problem))
+            self._out.append(Send(peer, _named(attach, problem)))
             return
         assert stream is not None
         self._seat(peer, attach, cursor, now_s)
@@ -201,7 +212,9 @@ class CoordinatorState:
                 if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
                     return problem
                 return m.Wait(
-                    reason=f"expected {problem.expected}, got {problem.got}", retry_ms=int(self._timeout_s * 250)
+                    serial=attach.serial,
+                    reason=f"expected {problem.expected}, got {problem.got}",
+                    retry_ms=int(self._timeout_s * 250),
                 )
         stream.waiting_since_s.pop(attach.incarnation, None)
         return None
@@ -242,6 +255,7 @@ class CoordinatorState:
         next_group = self._group_setting or (cursor.group if stream.view.evaluation else stream.group)
         view = stream.view
         return m.Attached(
+            serial=attach.serial,
             job=self._job,
             stream=attach.stream,
             evaluation=view.evaluation,
@@ -252,6 +266,7 @@ class CoordinatorState:
             fields=view.fields,
             shapes=view.shapes,
             heartbeat_timeout_ms=int(1000 * self._timeout_s),
+            members=self._members,
             workers=self._addresses(),
         )
 
@@ -263,7 +278,7 @@ class CoordinatorState:
             return
         seat.peer, seat.heard_s, seat.progress = peer, now_s, (progress.epoch, progress.number)
         self._advance(progress.stream, stream)
-        self._out.append(Send(peer, m.Members(workers=self._addresses())))
+        self._out.append(Send(peer, self._list() if progress.members != self._members else m.Noted()))
 
     def _unknown_trainer(self, progress: m.Progress, stream: _Stream | None) -> m.Refused:
         holder = stream.holder(progress.rank) if stream is not None and not stream.view.evaluation else None
@@ -292,11 +307,12 @@ class CoordinatorState:
             self.counts.refusals += 1
             self._out.append(Send(peer, refusals.another_builder(register, self._builder)))
             return
-        address = m.WorkerAddress(register.worker, register.incarnation, register.endpoint)
-        self._workers[register.worker] = _Worker(peer=peer, address=address, heard_s=now_s)
-        self._out.append(
-            Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s), culprits=self._culprit_list()))
+        address = m.WorkerAddress(
+            register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
+        self._workers[register.worker] = _Worker(peer=peer, address=address, heard_s=now_s)
+        self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
+        self._out.extend(Send(peer, self._culprits_of(stream)) for stream in sorted({one for one, _ in self._culprits}))
         self._tell_members()
 
     def _beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
@@ -307,11 +323,11 @@ class CoordinatorState:
         worker.heard_s, worker.beat = now_s, beat
 
     def _culprit(self, _peer: bytes, message: m.Culprit, _now_s: float) -> None:
-        is_ours = message.culprit.stream in self._streams
-        if is_ours and message.culprit not in self._culprits and len(self._culprits) < _MOST_CULPRITS:
-            self._keep(CulpritFound(message.culprit.stream, message.culprit.sample))
+        key = (message.stream, message.identity)
+        if message.stream in self._streams and key not in self._culprits and len(self._culprits) < _MOST_CULPRITS:
+            self._keep(CulpritFound(*key, message.ends))
             for worker in self._workers.values():
-                self._out.append(Send(worker.peer, m.Culprits(culprits=self._culprit_list())))
+                self._out.append(Send(worker.peer, self._culprits_of(message.stream)))
 
     def _leave(self, _peer: bytes, leave: m.Leave, _now_s: float) -> None:
         worker = self._workers.get(leave.worker)
@@ -320,15 +336,20 @@ class CoordinatorState:
             self._tell_members()
 
     def _tell_members(self) -> None:
-        members = m.Members(workers=self._addresses())
+        self._members += 1
+        members = self._list()
         for stream in self._streams.values():
             self._out.extend(Send(seat.peer, members) for seat in stream.seats.values())
 
     def _addresses(self) -> tuple[m.WorkerAddress, ...]:
         return tuple(worker.address for _, worker in sorted(self._workers.items()))
 
-    def _culprit_list(self) -> tuple[m.CulpritSample, ...]:
-        return tuple(sorted(self._culprits, key=lambda one: (one.stream, one.sample)))
+    def _list(self) -> m.Members:
+        return m.Members(version=self._members, workers=self._addresses())
+
+    def _culprits_of(self, stream: str) -> m.Culprits:
+        keys = (digest64(identity.encode()) for name, identity in self._culprits if name == stream)
+        return m.Culprits(stream=stream, keys=tuple(sorted(keys)))
 
     # --- time, and questions ---
 
@@ -354,7 +375,10 @@ class CoordinatorState:
             "job": self._job,
             "streams": {name: self._stream_report(stream, now_s) for name, stream in self._streams.items()},
             "workers": [self._worker_report(worker, now_s) for _, worker in sorted(self._workers.items())],
-            "culprits": [{"stream": one.stream, "sample": one.sample} for one in self._culprit_list()],
+            "culprits": [
+                {"stream": stream, "identity": identity, "ends": ends}
+                for (stream, identity), ends in sorted(self._culprits.items())
+            ],
             "attaches": self.counts.attaches,
             "refusals": self.counts.refusals,
         }
@@ -417,6 +441,19 @@ def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | N
     if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
         return refusals.another_cursor(attach, cursor, other.attach, theirs)
     return None
+
+
+def _named(attach: m.Attach, problem: m.Refused | m.Wait) -> m.NotAttached | m.Wait:
+    """An answer names its request."""
+    if isinstance(problem, m.Wait):
+        return problem
+    return m.NotAttached(
+        serial=attach.serial,
+        code=problem.code,
+        expected=problem.expected,
+        got=problem.got,
+        remedy=problem.remedy,
+    )
 
 
 def _json(report: dict[str, Any]) -> str:

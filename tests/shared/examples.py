@@ -18,10 +18,11 @@ PARTS = {
 
 TICKET = m.Ticket(3, 17)
 CURSOR = m.Cursor(2, 1234, 8, "0123456789abcdef")
-WORKER = m.WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123")
+WORKER = m.WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.Attach(
+        serial=3,
         job="digits",
         stream="train",
         rank=2,
@@ -32,6 +33,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         cursor=CURSOR,
     ),
     m.Attached(
+        serial=3,
         job="digits",
         stream="train",
         evaluation=False,
@@ -46,20 +48,42 @@ EXAMPLES: tuple[m.Message, ...] = (
         ),
         shapes=(m.WireShape(32, (("audio", 400), ("text", 25))), m.WireShape(8, (("audio", 1600), ("text", 90)))),
         heartbeat_timeout_ms=2000,
+        members=5,
         workers=(WORKER,),
     ),
-    m.Wait(reason="rank 1 stands elsewhere", retry_ms=500),
-    m.Refused(code="version", expected="protocol version 2", got="version 3", remedy="Install the same release."),
-    m.Progress(stream="train", rank=0, incarnation=7, epoch=2, number=1240),
-    m.Members(workers=(WORKER, m.WorkerAddress("loader-2", 1, "tcp://[::1]:1"))),
+    m.Wait(serial=3, reason="rank 1 stands elsewhere", retry_ms=500),
+    m.NotAttached(serial=3, code="plan", expected="plan a", got="plan b", remedy="Restore the job file."),
+    m.Refused(code="version", expected="protocol version 3", got="version 4", remedy="Install the same release."),
+    m.Progress(
+        stream="train",
+        rank=0,
+        incarnation=7,
+        epoch=2,
+        number=1240,
+        read_epoch=2,
+        read_number=1248,
+        waited_permille=15,
+        members=5,
+    ),
+    m.Noted(),
+    m.Members(version=6, workers=(WORKER, m.WorkerAddress("loader-2", 1, "tcp://[::1]:1", "", 0))),
     m.Detach(stream="train", rank=0, incarnation=7),
     m.StatusQuery(),
     m.Status(report='{"job": "digits"}'),
-    m.Register(worker="loader-1", incarnation=2**63 - 1, endpoint="tcp://10.0.0.7:40123", builder="fedcba9876543210"),
-    m.Registered(heartbeat_timeout_ms=2000, culprits=(m.CulpritSample("train", 2**48),)),
+    m.Register(
+        worker="loader-1",
+        incarnation=2**63 - 1,
+        endpoint="tcp://10.0.0.7:40123",
+        boot_id="6f3c-boot",
+        uid=1000,
+        builder="fedcba9876543210",
+    ),
+    m.Registered(heartbeat_timeout_ms=2000),
     m.Beat(worker="loader-1", incarnation=9, waiting=4, building=2, built=100, masked=1),
-    m.Culprit(worker="loader-1", culprit=m.CulpritSample("train", 77)),
-    m.Culprits(culprits=(m.CulpritSample("dev", 0), m.CulpritSample("train", 77))),
+    m.Culprit(worker="loader-1", stream="train", identity="a/b.flac 81234 17", ends="SIGSEGV, SIGSEGV"),
+    m.Culprits(stream="train", keys=(0, 2**64 - 1)),
+    m.Forgive(stream="train", identity=""),
+    m.Forgiven(count=2),
     m.Leave(worker="loader-1", incarnation=9),
     m.Hello(
         job="digits",
@@ -95,7 +119,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Cancel(ticket=TICKET),
     m.Ping(number=3),
-    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1)), sealed=12),
+    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1)), sealed=12, waiting=9),
     m.EpochQuery(stream="train", plan_digest="0123456789abcdef", epoch=3, group=8),
     m.EpochAnswer(stream="train", epoch=3, group=8, batches=5001),
     m.NameQuery(stream="train", plan_digest="0123456789abcdef", sample=41),
@@ -112,6 +136,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         rows=31,
         masked=1,
         build_us=45_000,
+        waiting=9,
     ),
     m.Unbuilt(
         ticket=TICKET, code="failed", expected="a readable file", got="EIO", where="a/é.wav", remedy="Look at the disk."

@@ -86,9 +86,9 @@ def test_text_that_is_no_utf8_still_reaches_the_reader():
 
 
 def test_a_message_that_nobody_would_read_is_not_sent():
-    many = tuple(m.CulpritSample("a" * 200, number) for number in range(6000))
-    with pytest.raises(ValueError, match=r"a Culprits of \d+ bytes would be dropped"):
-        encode(m.Culprits(culprits=many))
+    many = tuple(m.WorkerAddress("a" * 200, number, "b" * 200, "", 0) for number in range(4096))
+    with pytest.raises(ValueError, match=r"a Members of \d+ bytes would be dropped"):
+        encode(m.Members(version=1, workers=many))
 
 
 # --- garbage ---

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.builder import Builder
+from loader_server.builder import Builder, key_of
 from loader_server.quarantine import Quarantine
 from loader_server.sources.index import IndexRequest, make_index, open_index
 from loader_server.sources.source import SOURCES, Gathering, Source
@@ -199,7 +199,7 @@ def test_an_epoch_holds_every_sample_once(tmp_path: Path) -> None:
 def test_a_sample_that_was_found_to_kill_its_decoder_is_masked_all_the_same(tmp_path: Path) -> None:
     made = builder(tmp_path)
     victim = int(made.prepare(want(0)).planned.samples[0])
-    made.culprits = frozenset([victim])
+    made.culprits = frozenset([key_of(victim)])
     _, _, masked, _ = built(made, 0)
     assert masked == 1
 
