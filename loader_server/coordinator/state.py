@@ -102,7 +102,7 @@ class _Stream:
 class CoordinatorState:
     """The state behind the door."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a job is, each by name
         self,
         job: str,
         streams: dict[str, StreamView],

@@ -194,7 +194,7 @@ def test_every_bound_of_every_record(part):
         "Ticket": [0, 0],
         "WireField": ["", "int8", [], None],
         "WireShape": [1, []],
-        "WorkerAddress": ["", 0, ""],
+        "WorkerAddress": ["", 0, "", "", 0],
         "SharedSlots": ["", 0, 1, 0, b"", 0, 0, 0],
         "CulpritSample": ["", 0],
         "Seal": [b"", b""],
@@ -239,7 +239,7 @@ def test_deep_nesting():
 def test_a_frame_has_a_longest_length():
     assert survives(bytes(MAX_FRAME + 1)) is None
     many = [[number, 1] for number in range(2**16)]
-    assert len(decode(frame_of("Pong", {"number": 1, "tickets": many, "sealed": 0})).tickets) == 2**16
+    assert len(decode(frame_of("Pong", {"number": 1, "tickets": many, "sealed": 0, "waiting": 0})).tickets) == 2**16
 
 
 @pytest.mark.parametrize("filler", [b"\x90", b"\x80", b"\xc0"], ids=["empty lists", "empty maps", "nulls"])
