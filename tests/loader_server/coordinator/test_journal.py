@@ -50,16 +50,16 @@ class TestKeeping:
             GroupFixed("train", 4),
             Advanced("train", 0, 1),
             Advanced("dev", 0, 9),
-            CulpritFound("train", 7),
-            CulpritFound("train", 8),
+            CulpritFound("train", "7.wav 8 1", "SIGSEGV, SIGSEGV"),
+            CulpritFound("train", "8.wav 8 1", "SIGSEGV, SIGSEGV"),
             Advanced("train", 1, 2),
         )
         assert set(facts(path)) == {
             GroupFixed("train", 4),
             Advanced("train", 1, 2),
             Advanced("dev", 0, 9),
-            CulpritFound("train", 7),
-            CulpritFound("train", 8),
+            CulpritFound("train", "7.wav 8 1", "SIGSEGV, SIGSEGV"),
+            CulpritFound("train", "8.wav 8 1", "SIGSEGV, SIGSEGV"),
         }
 
     def test_the_folder_is_made(self, tmp_path):
@@ -73,7 +73,7 @@ class TestKeeping:
             "BEGIN SELECT RAISE(ABORT, 'no'); END;"
         )
         with pytest.raises(sqlite3.Error):
-            journal.write([Advanced("train", 0, 2), CulpritFound("train", 1)])
+            journal.write([Advanced("train", 0, 2), CulpritFound("train", "1.wav 8 1", "SIGSEGV, SIGSEGV")])
         journal.write([GroupFixed("train", 2)])
         journal.close()
         assert set(facts(path)) == {Advanced("train", 0, 1), GroupFixed("train", 2)}
@@ -86,7 +86,7 @@ from loader_server.coordinator.journal import Journal
 from loader_server.coordinator.events import Advanced, CulpritFound
 journal = Journal(Path(sys.argv[1]))
 for number in range(10**9):
-    journal.write([Advanced("train", 0, number), CulpritFound("train", number % 50)])
+    journal.write([Advanced("train", 0, number), CulpritFound("train", f"{number % 50}.wav", "SIGSEGV, SIGSEGV")])
     print(number, flush=True)
 """
 
@@ -223,7 +223,7 @@ journal = Journal(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 for number in range(100_000):
     try:
-        journal.write([CulpritFound("train", number)])
+        journal.write([CulpritFound("train", str(number), "SIGSEGV, SIGSEGV")])
     except sqlite3.Error as error:
         kind = type(error).__name__
         break
@@ -244,5 +244,5 @@ def test_a_full_disk_is_said_and_what_was_kept_stays_whole(tmp_path):
     assert kind in ("OperationalError", "DatabaseError")
     assert len(numbers) > 5
     kept = facts(path)
-    assert {one.sample for one in kept if isinstance(one, CulpritFound)} == set(map(int, numbers))
+    assert {one.identity for one in kept if isinstance(one, CulpritFound)} == set(numbers)
     assert Advanced("train", 0, 77) in kept, "it goes on once there is room"

@@ -13,6 +13,7 @@ from loader_server.coordinator.events import Advanced, CulpritFound, GroupFixed,
 from loader_server.coordinator.state import CoordinatorState
 from shared import messages as m
 from shared.codec import decode, encode
+from shared.hashing import digest64
 
 TIMEOUT_S = 2.0
 
@@ -38,17 +39,38 @@ def coordinator(*, group: int = 0) -> CoordinatorState:
 
 def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
     cursor = None if at is None else m.Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
-    said = {"job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank, "name": f"host:{rank}"}
+    said = {
+        "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
+        "name": f"host:{rank}",
+    }  # fmt: skip
     return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
 
 
 def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
-    said = {"stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number}
+    said = {
+        "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
+        "read_epoch": epoch, "read_number": number, "waited_permille": 0, "members": 0,
+    }  # fmt: skip
     return m.Progress(**{**said, **other})
 
 
 def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1") -> m.Register:
-    return m.Register(worker=name, incarnation=incarnation, endpoint=f"tcp://127.0.0.1:1{incarnation}", builder=builder)
+    return m.Register(
+        worker=name, incarnation=incarnation, endpoint=f"tcp://127.0.0.1:1{incarnation}", boot_id="boot-1", uid=1000,
+        builder=builder,
+    )  # fmt: skip
+
+
+def address(name: str = "w0", incarnation: int = 1) -> m.WorkerAddress:
+    return m.WorkerAddress(name, incarnation, f"tcp://127.0.0.1:1{incarnation}", "boot-1", 1000)
+
+
+def culprit(identity: str = "a.flac 7 1", stream: str = "train", worker: str = "w0") -> m.Culprit:
+    return m.Culprit(worker=worker, stream=stream, identity=identity, ends="SIGSEGV, SIGSEGV")
+
+
+def keys(*identities: str) -> tuple[int, ...]:
+    return tuple(sorted(digest64(identity.encode()) for identity in identities))
 
 
 def beat(name: str = "w0", incarnation: int = 1) -> m.Beat:
@@ -70,7 +92,7 @@ def kept(state: CoordinatorState, message: m.Message, now_s: float = 0.0) -> lis
 
 def refused(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> tuple[str, ...]:
     (answer,) = said(state, message, now_s, peer)
-    assert isinstance(answer, m.Refused), answer
+    assert isinstance(answer, m.NotAttached if isinstance(message, m.Attach) else m.Refused), answer
     return answer.code, answer.expected, answer.got, answer.remedy
 
 
@@ -80,9 +102,9 @@ class TestAttaching:
         said(state, register(), peer=b"worker")
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
-            job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
+            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
             batches=100, most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
-            workers=(m.WorkerAddress("w0", 1, "tcp://127.0.0.1:11"),),
+            members=2, workers=(address(),),
         )  # fmt: skip
 
     def test_the_job_may_be_left_out(self):
@@ -289,9 +311,9 @@ class TestWorkers:
         said(state, attach(), peer=b"trainer")
         out = state.handle(Received(b"worker", register()), 0.0)
         assert [one.peer for one in out] == [b"worker", b"trainer"]
-        assert out[1].message.workers == (m.WorkerAddress("w0", 1, "tcp://127.0.0.1:11"),)
+        assert out[1].message == m.Members(version=2, workers=(address(),))
         out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
-        assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(workers=()))]
+        assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
 
     def test_a_worker_that_builds_other_bytes_is_refused(self):
         code, expected, got, remedy = refused(coordinator(), register(builder="builder-2"))
@@ -318,7 +340,7 @@ class TestWorkers:
         said(state, register(), peer=b"worker")
         said(state, attach(), now_s=9.0, peer=b"trainer")
         assert state.handle(Ticked(), 10.0) == []
-        assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(workers=()))]
+        assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(version=3, workers=()))]
         assert state.counts.workers_gone == 1
 
     @pytest.mark.fault(8)
@@ -326,25 +348,22 @@ class TestWorkers:
         state = coordinator()
         said(state, register("w0", 1), peer=b"w0")
         said(state, register("w1", 2), peer=b"w1")
-        found = m.Culprit(worker="w0", culprit=m.CulpritSample("train", 17))
-        out = state.handle(Received(b"w0", found), 0.0)
-        assert out[0] == Keep(CulpritFound("train", 17))
+        out = state.handle(Received(b"w0", culprit()), 0.0)
+        assert out[0] == Keep(CulpritFound("train", "a.flac 7 1", "SIGSEGV, SIGSEGV"))
         assert [one.peer for one in out[1:]] == [b"w0", b"w1"]
-        assert all(one.message.culprits == (m.CulpritSample("train", 17),) for one in out[1:])
-        assert state.handle(Received(b"w1", found), 0.0) == []
-        (answer,) = said(state, register("w2", 3))
-        assert answer.culprits == (m.CulpritSample("train", 17),)
+        assert all(one.message == m.Culprits(stream="train", keys=keys("a.flac 7 1")) for one in out[1:])
+        assert state.handle(Received(b"w1", culprit()), 0.0) == []
+        assert said(state, register("w2", 3))[1:] == [m.Culprits(stream="train", keys=keys("a.flac 7 1"))]
 
     def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
-        assert kept(coordinator(), m.Culprit(worker="w0", culprit=m.CulpritSample("other", 17))) == []
+        assert kept(coordinator(), culprit(stream="other")) == []
 
     def test_there_are_never_more_culprits_than_a_message_takes(self, monkeypatch):
         monkeypatch.setattr("loader_server.coordinator.state._MOST_CULPRITS", 2)
         state = coordinator()
-        for sample in range(3):
-            state.handle(Received(b"w0", m.Culprit(worker="w0", culprit=m.CulpritSample("train", sample))), 0.0)
-        (answer,) = said(state, register())
-        assert [one.sample for one in answer.culprits] == [0, 1]
+        for identity in "abc":
+            state.handle(Received(b"w0", culprit(identity)), 0.0)
+        assert said(state, register())[1].keys == keys("a", "b")
 
 
 class TestProgress:
@@ -357,13 +376,15 @@ class TestProgress:
         assert kept(state, progress(1, 0, 6)) == []
 
     @pytest.mark.fault(22)
-    def test_it_is_answered_with_the_members(self):
+    def test_it_is_answered_with_the_members_until_they_are_known(self):
         state = coordinator()
         said(state, register(), peer=b"worker")
         said(state, attach())
         for _ in range(2):
             (answer,) = said(state, progress(0, 0, 10))
             assert [one.worker for one in answer.workers] == ["w0"]
+        for _ in range(2):
+            assert said(state, progress(0, 0, 10, members=answer.version)) == [m.Noted()]
 
     @pytest.mark.heritage("D4")
     def test_the_report_says_how_far_and_by_whom(self):
@@ -390,18 +411,20 @@ names = st.sampled_from(["w0", "w1"])
 streams = st.sampled_from(["train", "dev", "none"])
 messages = st.one_of(
     st.builds(
-        m.Attach, job=st.sampled_from(["", "digits", "words"]), stream=streams, rank=ranks, replicas=st.integers(1, 2),
-        world=st.integers(1, 4), incarnation=incarnations, name=st.just("host"), cursor=cursors,
+        m.Attach, serial=st.integers(0, 2), job=st.sampled_from(["", "digits", "words"]), stream=streams, rank=ranks,
+        replicas=st.integers(1, 2), world=st.integers(1, 4), incarnation=incarnations, name=st.just("host"),
+        cursor=cursors,
     ),
     st.builds(
         m.Progress, stream=streams, rank=ranks, incarnation=incarnations, epoch=st.integers(0, 3),
-        number=st.integers(0, 99),
+        number=st.integers(0, 99), read_epoch=st.just(0), read_number=st.just(0), waited_permille=st.just(0),
+        members=st.integers(0, 4),
     ),
     st.builds(m.Detach, stream=streams, rank=ranks, incarnation=incarnations),
     st.builds(register, names, incarnations, st.sampled_from(["builder-1", "builder-2"])),
     st.builds(beat, names, incarnations),
     st.builds(m.Leave, worker=names, incarnation=incarnations),
-    st.builds(m.Culprit, worker=names, culprit=st.builds(m.CulpritSample, streams, st.integers(0, 3))),
+    st.builds(culprit, st.sampled_from("abc"), streams, names),
     st.just(m.StatusQuery()),
     st.just(m.Ping(number=1)),
 )  # fmt: skip
@@ -420,7 +443,7 @@ def test_no_sequence_breaks_it_and_its_facts_alone_rebuild_what_it_promised(scri
             if isinstance(one, Send):
                 assert decode(encode(one.message)) == one.message
             else:
-                key = (type(one.fact), one.fact.stream, getattr(one.fact, "sample", None))
+                key = (type(one.fact), one.fact.stream, getattr(one.fact, "identity", None))
                 facts[key] = one.fact
         overlapping = [rank for seat in state._streams["train"].seats.values() for rank in seat.ranks()]
         assert len(overlapping) == len(set(overlapping))
