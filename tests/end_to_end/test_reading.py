@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ def test_epochs_differ_and_repeat(loaders: Loaders) -> None:
 
 
 @pytest.mark.heritage("D15")
+@pytest.mark.heritage("L6")
 @pytest.mark.heritage("R5")
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_share_an_epoch_in_equal_steps_of_one_shape(loaders: Loaders, world: int) -> None:
@@ -87,6 +89,8 @@ def test_ranks_share_an_epoch_in_equal_steps_of_one_shape(loaders: Loaders, worl
     numbers = [batch.number for batches in read.values() for batch in batches if not batch.empty]
     assert sorted(numbers) == list(range(len(numbers)))
     assert {len(batches) for batches in read.values()} == {rounds_left(0, len(numbers), 4, world)}
+    shards = [[tag for batch in batches for tag in batch["tag"].tolist() if tag >= 0] for batches in read.values()]
+    assert sorted(itertools.chain(*shards)) == list(range(150))
     for step in zip(*read.values(), strict=True):
         assert len({batch["audio"].shape for batch in step}) == 1
 

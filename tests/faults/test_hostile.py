@@ -101,7 +101,6 @@ def test_a_cursor_of_another_plan_is_refused(loaders: Loaders) -> None:
         feed.restore({**feed.state(), "plan_digest": "0" * 32})
 
 
-@pytest.mark.heritage("D1")
 @pytest.mark.heritage("D2")
 @pytest.mark.heritage("E17")
 def test_nobody_there_is_an_error_after_bounded_tries() -> None:

@@ -325,7 +325,6 @@ class TestRefusal:
         trainer(e.WorkerDead(1))
         assert [one.worker for one in trainer.asked(e.WorkerUp(2, "w1", in_slot=True))] == [2]
 
-    @pytest.mark.heritage("D1")
     @pytest.mark.heritage("D2")
     def test_when_nobody_is_left_the_error_names_who_was_tried(self):
         trainer = Trainer(lost_timeout_s=10)

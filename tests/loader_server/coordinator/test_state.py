@@ -386,7 +386,6 @@ class TestProgress:
         for _ in range(2):
             assert said(state, progress(0, 0, 10, members=answer.version)) == [m.Noted()]
 
-    @pytest.mark.heritage("D4")
     def test_the_report_says_how_far_and_by_whom(self):
         state = coordinator()
         said(state, register())

@@ -106,7 +106,6 @@ def test_a_group_is_completed_by_empty_batches_of_its_shape():
     assert {batch.shape.rows for batch in batches} == {60}
 
 
-@pytest.mark.heritage("R10")
 @pytest.mark.parametrize("shapes", [1, 4, 16])
 def test_there_are_exactly_as_many_shapes_as_asked_for(shapes):
     plan = plan_of(SPEECH, shapes=shapes)

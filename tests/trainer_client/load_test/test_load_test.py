@@ -53,6 +53,14 @@ def test_a_world_of_trainers_gets_every_batch_once_and_leaves_nothing_behind(tmp
     assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 
+@pytest.mark.heritage("T12")
+def test_the_data_flow_alone_has_its_speed_said(capsys):
+    assert run("drain", "--seconds", "0.5", "--workers", "1", "--json", "--min-batches-per-s", "5") == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["batches_per_s"] > 5
+    assert (figures["errors"], figures["lost"], figures["repeated"]) == (0, 0, 0)
+
+
 def test_a_limit_that_is_not_kept_sets_the_exit_code(capsys):
     assert run("drain", "--seconds", "0.3", "--workers", "1", "--min-batches-per-s", "1e9") == 1
     said = capsys.readouterr()
