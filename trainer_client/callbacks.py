@@ -3,8 +3,6 @@
 Rules it keeps:
 - Counted is what a train step took, never what was read ahead: callbacks of Keras do not know that, so the model's
   train function is wrapped and given a Python iterator that counts and times.
-- A checkpoint is one file, written under another name, synced and renamed: there is a whole one or none. What is torn
-  nevertheless fails its checksum and is passed over.
 - Weights, seeds of random layers and the optimizer's state are in it, as plain arrays; nothing is pickled.
 
 It must not know how a feed works.
@@ -13,13 +11,9 @@ It must not know how a feed works.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import time
 import warnings
-import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,18 +22,18 @@ import tensorflow as tf
 
 from shared.errors import DataError, SettingsError
 from trainer_client import interrupts
+from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.tf_dataset import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from trainer_client.feed import Feed
 
-__all__ = ["CheckpointFolder", "EpochTimes", "FeedCheckpoint"]
-
-_RECORD = "record"
+__all__ = ["EpochTimes", "FeedCheckpoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,65 +43,6 @@ class EpochTimes:
     steps: int
     wait_s: float
     compute_s: float
-
-
-class CheckpointFolder:
-    """Numbered checkpoint files in a folder, of which the last `keep` stay."""
-
-    def __init__(self, folder: str | Path, keep: int) -> None:
-        self._folder = Path(folder)
-        self._keep = keep
-
-    def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
-        """Commit one checkpoint; whole or not at all."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        last = self._paths()[-1:]
-        path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays, **{_RECORD: np.frombuffer(json.dumps(record).encode(), np.uint8)})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(self._folder)
-        self._drop_old()
-        return path
-
-    def read_last(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]] | None:
-        """The newest whole checkpoint, if there is any."""
-        for path in reversed(self._paths()):
-            found = _read(path)
-            if found is not None:
-                return found
-        return None
-
-    def _paths(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob("*.npz") if path.stem.isdecimal())
-
-    def _drop_old(self) -> None:
-        for path in self._paths()[: -self._keep]:
-            path.unlink(missing_ok=True)
-        for path in self._folder.glob("*.tmp*"):
-            path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]] | None:
-    """A checkpoint, unless it is torn."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays, json.loads(bytes(arrays.pop(_RECORD)))
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        warnings.warn(f"Checkpoint {path} is torn ({error}); the one before it is taken.", stacklevel=3)
-        return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
@@ -215,7 +150,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._pending is not None:
             return
         arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
-        record = {"format": 1, "epoch": next_epoch, "feed": self._feed.state()}
+        record = {"epoch": next_epoch, "feed": self._feed.state()}
         if self.model.distribute_strategy.extended.should_checkpoint:
             self._folder.write(arrays, record)
         self._unsaved = 0

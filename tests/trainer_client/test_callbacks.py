@@ -1,4 +1,4 @@
-"""`FeedCheckpoint` and its files: model and cursor together, whole or not at all."""
+"""`FeedCheckpoint`: model and cursor, committed together and restored together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip
 from trainer_client import tf_dataset  # isort: skip
-from trainer_client.callbacks import CheckpointFolder, FeedCheckpoint  # isort: skip
+from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (5, 6, 4)
 
@@ -38,57 +38,6 @@ class StopAfter(keras.callbacks.Callback):
         self.left -= 1
         if self.left == 0:
             raise ZeroDivisionError
-
-
-class TestFolder:
-    def test_what_was_written_last_is_read(self, tmp_path):
-        folder = CheckpointFolder(tmp_path / "new", keep=3)
-        assert folder.read_last() is None
-        for step in range(12):
-            folder.write({"0": np.full(2, step)}, {"step": step})
-        arrays, record = folder.read_last()
-        assert record == {"step": 11}
-        np.testing.assert_array_equal(arrays["0"], [11, 11])
-
-    def test_only_the_last_few_stay(self, tmp_path):
-        folder = CheckpointFolder(tmp_path, keep=2)
-        for step in range(5):
-            folder.write({}, {"step": step})
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004.npz", "00000005.npz"]
-
-    @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-    def test_a_torn_one_is_passed_over(self, tmp_path, share):
-        folder = CheckpointFolder(tmp_path, keep=3)
-        folder.write({"0": np.arange(100)}, {"step": 1})
-        torn = folder.write({"0": np.arange(100)}, {"step": 2})
-        whole = torn.read_bytes()
-        torn.write_bytes(whole[: int(len(whole) * share)])
-        with pytest.warns(UserWarning, match=r"00000002.npz is torn .*the one before it is taken"):
-            assert folder.read_last()[1] == {"step": 1}
-
-    def test_a_flipped_bit_is_noticed(self, tmp_path):
-        folder = CheckpointFolder(tmp_path, keep=3)
-        path = folder.write({"0": np.zeros(10_000)}, {"step": 1})
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-        with pytest.warns(UserWarning, match="torn"):
-            assert folder.read_last() is None
-
-    def test_a_write_that_was_killed_leaves_nothing_that_is_picked(self, tmp_path, monkeypatch):
-        folder = CheckpointFolder(tmp_path, keep=3)
-        folder.write({}, {"step": 1})
-
-        def killed(*_args, **_arrays):
-            raise MemoryError
-
-        monkeypatch.setattr("numpy.savez", killed)
-        with pytest.raises(MemoryError):
-            folder.write({}, {"step": 2})
-        monkeypatch.undo()
-        assert folder.read_last()[1] == {"step": 1}
-        folder.write({}, {"step": 3})
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001.npz", "00000002.npz"]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +85,6 @@ class TestResume:
         feed = FakeFeed(epochs=EPOCHS)
         assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)]).seen) == 6 + 4
 
-    @pytest.mark.heritage("L10")
     def test_stopped_politely_inside_an_epoch_its_rest_follows(self, tmp_path):
         class Enough(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
@@ -230,7 +178,6 @@ class TestManners:
         assert (feed.epoch, feed.cursor) == (3, 0)
 
     @pytest.mark.heritage("R8")
-    @pytest.mark.heritage("E13")
     def test_waiting_and_computing_are_told_apart(self, tmp_path):
         feed = FakeFeed(epochs=(6,), delay_s=0.03)
         checkpoint = FeedCheckpoint(feed, tmp_path)

@@ -1,0 +1,206 @@
+"""A folder of checkpoints: numbered files of plain arrays and a record, of which the newest whole one is read.
+
+Rules it keeps:
+- A checkpoint is one file, written under another name, synced and renamed: there is a whole one or none.
+- A digest over all its bytes stands at its end. A file without that digest is damaged, wherever the damage is.
+- What is damaged is named and passed over, and the checkpoint before it is read. When none is left that is an error:
+  starting from nothing is for a folder without checkpoints.
+
+It must not know models, feeds or TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from shared.errors import DataError
+from shared.logs import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Arrays", "CheckpointFolder"]
+
+Arrays = dict[str, "NDArray[np.generic]"]
+
+#: Format 1 had no digest but the checksum of each array.
+_FORMAT = 2
+_RECORD = "record"
+#: What the digest follows at the end of the file; whoever reads plain .npz files looks past it.
+_SEAL = b"stoker checkpoint, xxh3-128 of all before this: "
+_TAIL_BYTES = len(_SEAL) + 16
+_PIECE_BYTES = 2**20
+#: Where an archive says how many entries it has.
+_ENTRIES_FROM_END = -12
+
+
+class _DamagedError(Exception):
+    """A file is no whole checkpoint; the message says why."""
+
+
+class CheckpointFolder:
+    """Numbered checkpoint files in a folder, of which the last `keep` whole ones stay."""
+
+    def __init__(self, folder: str | Path, keep: int) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+        self._damaged: set[Path] = set()
+        self._log = Log("trainer")
+
+    def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
+        """Commit one checkpoint; whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        last = self._paths()[-1:]
+        path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
+        temporary = path.with_suffix(f".tmp{os.getpid()}")
+        with temporary.open("w+b") as file:
+            _write(file, arrays, record)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(self._folder)
+        self._drop_old()
+        return path
+
+    def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
+        """The newest whole checkpoint; None if there is no checkpoint at all."""
+        reasons: dict[Path, str] = {}
+        for path in reversed(self._paths()):
+            try:
+                found = _read(path)
+            except (OSError, _DamagedError) as error:
+                reasons[path] = str(error)
+                self._log.warning("checkpoint cannot be used: the one before it is tried", file=path, reason=error)
+                continue
+            if reasons:
+                self._log.warning("an older checkpoint is taken", file=path, passed_over=len(reasons))
+            self._damaged.update(reasons)
+            return found
+        if reasons:
+            raise _none_is_whole(self._folder, reasons)
+        return None
+
+    def _paths(self) -> list[Path]:
+        try:
+            entries = list(self._folder.iterdir())  # unlike `glob` it raises where the folder cannot be read
+        except FileNotFoundError:
+            return []
+        paths = [path for path in entries if path.suffix == ".npz" and path.stem.isdecimal()]
+        return sorted(paths, key=lambda path: int(path.stem))
+
+    def _drop_old(self) -> None:
+        whole = [path for path in self._paths() if path not in self._damaged]
+        oldest = int(whole[-self._keep :][0].stem)
+        self._remove(path for path in self._paths() if int(path.stem) < oldest)
+        self._remove(self._folder.glob("*.tmp*"))
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # the new checkpoint is there, and that is what counts
+                self._log.warning("an old checkpoint cannot be removed", file=path, reason=error)
+
+
+def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
+    named = "; ".join(f"{path.name}: {reason}" for path, reason in reasons.items())
+    return DataError(
+        expected="a whole checkpoint",
+        got=f"{len(reasons)} damaged ({named})",
+        where=str(folder),
+        remedy="Put one back from a copy, or move these away to train from the start.",
+    )
+
+
+# --- one file ---
+
+
+def _write(file: IO[bytes], arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> None:
+    text = json.dumps({**record, "format": _FORMAT}).encode()
+    np.savez(file, **arrays, **{_RECORD: np.frombuffer(text, np.uint8)})  # type: ignore[arg-type]
+    length = file.seek(0, os.SEEK_END)
+    file.write(_SEAL + _digest(file, length))
+
+
+def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Arrays and record of a whole checkpoint; else OSError or _DamagedError."""
+    with path.open("rb") as file:
+        arrays, record = _parsed(file) if _is_sealed(file) else _parsed_without_seal(file)
+    del record["format"]
+    return arrays, record
+
+
+def _is_sealed(file: IO[bytes]) -> bool:
+    """Whether the file ends with a digest, which must then be right."""
+    length = file.seek(0, os.SEEK_END) - _TAIL_BYTES
+    if length < 0:
+        return False
+    file.seek(length)
+    tail = file.read()
+    if not tail.startswith(_SEAL):
+        return False
+    if _digest(file, length) != tail.removeprefix(_SEAL):
+        raise _DamagedError("its bytes do not have the digest that they were written with")
+    return True
+
+
+def _digest(file: IO[bytes], length: int) -> bytes:
+    """The digest of the first `length` bytes; the file then stands behind them."""
+    state, left = xxhash.xxh3_128(), length
+    file.seek(0)
+    while left and (piece := file.read(min(left, _PIECE_BYTES))):
+        state.update(piece)
+        left -= len(piece)
+    return state.digest()
+
+
+def _parsed(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as members:
+        arrays = {name: members[name] for name in members.files}
+    return arrays, json.loads(bytes(arrays.pop(_RECORD)))
+
+
+def _parsed_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
+    """Of format 1, which has checksums only; or the end of a later one is missing."""
+    try:
+        arrays, record = _parsed(file)
+        if record["format"] != 1:
+            raise _DamagedError("its digest is missing")
+        _check_archive(file)
+    except (MemoryError, _DamagedError):
+        raise
+    except Exception as error:  # there is hardly one that a damaged archive cannot raise
+        raise _DamagedError(f"it cannot be read ({error!r})") from error
+    return arrays, record
+
+
+def _check_archive(file: IO[bytes]) -> None:
+    """All its arrays are there and have their checksums: a damaged length would make parsing stop short of either."""
+    with zipfile.ZipFile(file) as archive:
+        there = archive.infolist()
+        for entry in there:  # `testzip` looks at one of two with the same name
+            with archive.open(entry) as member:
+                while member.read(_PIECE_BYTES):
+                    pass
+    file.seek(_ENTRIES_FROM_END, os.SEEK_END)
+    entries = int.from_bytes(file.read(2), "little")
+    if len(there) != entries:
+        raise _DamagedError(f"it has {len(there)} arrays of {entries}")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
