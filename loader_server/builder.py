@@ -63,6 +63,8 @@ class Built:
     #: 0 where none was wanted.
     digest: int
     build_us: int
+    #: Name of the first sample that was masked, and why; empty: none was.
+    reason: str = ""
     #: Of these, spent on decoding and transforming; reading went before them.
     decode_us: int = 0
     read_us: int = 0

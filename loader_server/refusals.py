@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared import messages as m
-from shared.errors import StokerError
+from shared.errors import MachineError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +60,8 @@ def another_plan(want: m.Want, digest: str | None, worker: str) -> m.Unbuilt:
 
 def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
     """Building raised this."""
+    if isinstance(error, MachineError):
+        return _unbuilt(want.ticket, "machine", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, StokerError):
         return _unbuilt(want.ticket, "failed", error.expected, error.got, error.where, error.remedy)
     got, where = f"{type(error).__name__}: {error}", f"batch {want.number} of epoch {want.epoch}"

@@ -425,6 +425,7 @@ class Worker:
             digest=built.digest,
             rows=built.rows,
             masked=built.masked,
+            reason=built.reason,
             build_us=built.build_us,
             waiting=self._to_build(),
         )

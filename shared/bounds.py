@@ -27,6 +27,7 @@ __all__ = [
     "Rate",
     "Record",
     "Row",
+    "Share",
     "Text",
     "Unfit",
     "record",
@@ -109,6 +110,19 @@ class Rate:
 
     def __str__(self) -> str:
         return "number above 0 and below 1e9"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole."""
+
+    def __call__(self, value: object) -> float:
+        if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator] # the type was just checked
+            raise Unfit(str(self))
+        return float(value)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return "number 0 … 1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,16 @@ class JobSettings:
     heartbeat_timeout: float = setting(
         _timeout_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
     )
+    build_timeout: float = setting(
+        _timeout_s,
+        'longest that reading or building one sample may take, such as "60 s"; one that hangs a worker is masked',
+        default=60.0,
+    )
+    max_bad: float = setting(
+        number(0.0, 1.0),
+        "share of the samples that may be bad; a feed that meets more ends with an error (1: never)",
+        default=0.5,
+    )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
     )
@@ -285,6 +295,11 @@ class JobSettings:
     def heartbeat_timeout_s(self) -> float:
         """In seconds."""
         return self.heartbeat_timeout
+
+    @property
+    def build_timeout_s(self) -> float:
+        """In seconds."""
+        return self.build_timeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ StokerError
 ├── DataError          the user's data: a manifest, an index, a file
 │   ├── SampleError    one sample whose bytes are whole but cannot be used: masked, counted, named
 │   └── ReadError      input or output failed: retried, elsewhere too, then the job stops
+├── MachineError      the machine's: a process cannot be started, or was killed; it says nothing about the data
 ├── PeerError          the other side's: it refused, vanished or sent what it must not
 │   ├── ProtocolError  bytes that are no message of ours
 │   ├── RefusedError   it understood and said no
@@ -20,6 +21,7 @@ __all__ = [
     "ClosedError",
     "DataError",
     "LostError",
+    "MachineError",
     "PeerError",
     "ProtocolError",
     "ReadError",
@@ -73,6 +75,10 @@ def _rebuilt_sample(reason: str, expected: str, got: str, where: str, remedy: st
 
 class ReadError(DataError):
     """Reading failed after retries; never masks a sample."""
+
+
+class MachineError(StokerError):
+    """A process cannot be started, or was killed by somebody else: no sample is to blame."""
 
 
 class PeerError(StokerError):

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Text, record
+from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Share, Text, record
 from shared.packing import COMPRESSIONS, FLOAT32_FORMS
 
 __all__ = [
@@ -212,6 +212,7 @@ class Attached(Message):
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
     shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
     heartbeat_timeout_ms: int = wire(_ms)
+    max_bad: float = wire(Share())
     members: int = wire(_id)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
@@ -493,6 +494,7 @@ class Pushed(Message):
     digest: int = wire(_id)
     rows: int = wire(_count)
     masked: int = wire(_count)
+    reason: str = wire(_name)
     build_us: int = wire(_count)
     waiting: int = wire(_count)
 

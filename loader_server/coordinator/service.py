@@ -74,6 +74,7 @@ class Coordinator:
             builder=builder,
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
+            max_bad=job.settings.max_bad,
             first_members=secrets.randbits(62) + 1,
         )
         for fact in self._journal.facts():

@@ -111,12 +111,14 @@ class CoordinatorState:
         group: int,
         heartbeat_timeout_s: float,
         first_members: int = 1,
+        max_bad: float = 0.5,
     ) -> None:
         self._job = job
         self._streams = {name: _Stream(view) for name, view in streams.items()}
         self._builder = builder
         self._group_setting = group
         self._timeout_s = heartbeat_timeout_s
+        self._max_bad = max_bad
         self._workers: dict[str, _Worker] = {}
         #: Version of the list of workers; never the same for two lists, whichever start of the coordinator made them.
         self._members = first_members
@@ -266,6 +268,7 @@ class CoordinatorState:
             fields=view.fields,
             shapes=view.shapes,
             heartbeat_timeout_ms=int(1000 * self._timeout_s),
+            max_bad=self._max_bad,
             members=self._members,
             workers=self._addresses(),
         )

@@ -76,7 +76,9 @@ def _header(shape: WireShape) -> Pushed:
         digest=1,
         rows=shape.rows - 1,
         masked=1,
+        reason="",
         build_us=20_000,
+        waiting=0,
     )
 
 

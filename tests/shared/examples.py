@@ -48,6 +48,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         ),
         shapes=(m.WireShape(32, (("audio", 400), ("text", 25))), m.WireShape(8, (("audio", 1600), ("text", 90)))),
         heartbeat_timeout_ms=2000,
+        max_bad=0.5,
         members=5,
         workers=(WORKER,),
     ),
@@ -135,6 +136,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         digest=2**64 - 1,
         rows=31,
         masked=1,
+        reason="clips/00041.wav: undecodable: no audio",
         build_us=45_000,
         waiting=9,
     ),
@@ -158,6 +160,8 @@ def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR
             return st.booleans()
         case bounds.Rate():
             return st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+        case bounds.Share():
+            return st.floats(0, 1)
         case bounds.OneOf(names):
             return st.sampled_from(names)
         case bounds.Dtype():

@@ -46,7 +46,7 @@ def _written(field: dataclasses.Field) -> Callable[[Any], str]:
     """How one writes a parsed value in a job file."""
     if field.metadata["parse"] is byte_count:
         return lambda value: f'"{value // 2**20} MiB"'
-    if field.metadata["parse"] is duration_s or field.name == "heartbeat_timeout":
+    if field.metadata["parse"] is duration_s or field.name in ("heartbeat_timeout", "build_timeout"):
         return lambda value: f'"{value:g} s"' if value >= 1 else f'"{1000 * value:g} ms"'
     return lambda value: str(value).lower() if isinstance(value, bool) else str(value)
 

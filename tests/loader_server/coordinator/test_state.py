@@ -34,7 +34,9 @@ class View:
 
 def coordinator(*, group: int = 0) -> CoordinatorState:
     streams = {"train": View(), "dev": View(evaluation=True)}
-    return CoordinatorState("digits", streams, builder="builder-1", group=group, heartbeat_timeout_s=TIMEOUT_S)
+    return CoordinatorState(
+        "digits", streams, builder="builder-1", group=group, heartbeat_timeout_s=TIMEOUT_S, max_bad=0.25
+    )
 
 
 def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
@@ -104,7 +106,7 @@ class TestAttaching:
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
             batches=100, most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
-            members=2, workers=(address(),),
+            max_bad=0.25, members=2, workers=(address(),),
         )  # fmt: skip
 
     def test_the_job_may_be_left_out(self):
