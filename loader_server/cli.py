@@ -182,7 +182,7 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from loader_server import indexing
     from loader_server.supervisor import Supervisor, SupervisorSettings
-    from shared.sockets import check_endpoint
+    from shared.endpoints import check_endpoint
     from shared.targets import remove_dead_targets
 
     job = _job(options.job)
@@ -271,9 +271,9 @@ def _coordinator(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.coordinator.service import Coordinator
     from loader_server.processes import end_with_parent, say_ready
+    from shared.endpoints import check_endpoint
     from shared.exposition import Exposition
     from shared.keys import ServerKeys
-    from shared.sockets import check_endpoint
 
     if options.parent:
         end_with_parent(options.parent)
@@ -294,9 +294,9 @@ def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.processes import end_with_parent, keep_memory, say_ready
     from loader_server.worker import Worker, WorkerSettings
+    from shared.endpoints import check_endpoint
     from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys
-    from shared.sockets import check_endpoint
 
     if options.parent:
         end_with_parent(options.parent)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.codec import encode
+from shared.endpoints import port_of
 from shared.hashing import digest64
-from shared.sockets import bind_router, bind_sealed_router, port_of, send_now
+from shared.sockets import bind_router, bind_sealed_router, send_now
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,10 +13,11 @@ from rich.live import Live
 from rich.table import Table
 
 from shared.codec import decode, encode
+from shared.endpoints import check_endpoint
 from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.messages import Status, StatusQuery
-from shared.sockets import check_endpoint, connect_dealer
+from shared.sockets import connect_dealer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

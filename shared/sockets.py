@@ -9,7 +9,6 @@ notice dead connections; whether Python still turns is the business of our pings
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket as posix
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ import zmq
 import zmq.utils.monitor
 
 from shared.codec import MAX_FRAME
+from shared.endpoints import is_loopback
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Waker",
     "Watched",
-    "at_port",
     "bind_router",
     "bind_sealed_router",
-    "check_endpoint",
     "connect_dealer",
     "connect_watched_dealer",
     "connection_events",
     "drained",
-    "port_of",
     "send_now",
     "watch_connection",
 ]
@@ -59,54 +56,6 @@ class Watched:
     """What became of a connection: it is up, or it is gone."""
 
     up: bool
-
-
-def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
-    """Refuse what is no TCP endpoint, and a bind beyond loopback without keys."""
-    host, port = _split(endpoint, where)
-    if encrypted or insecure or _is_loopback(host):
-        return
-    raise SettingsError(
-        expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
-        got=f"{endpoint} without keys: anyone who reaches it could feed on it",
-        where=where,
-        remedy=(
-            "Name a key directory (keys = …, made with `loader-server keys`), "
-            f"or write --insecure to serve port {port} openly."
-        ),
-    )
-
-
-def _split(endpoint: str, where: str) -> tuple[str, str]:
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not (port == "*" or (port.isdigit() and int(port) < 65536)):
-        raise SettingsError(
-            expected="an endpoint like tcp://127.0.0.1:7400",
-            got=repr(endpoint),
-            where=where,
-            remedy="Write scheme, host and port.",
-        )
-    return host.strip("[]"), port
-
-
-def port_of(endpoint: str) -> int:
-    """The port of a bound endpoint."""
-    return int(endpoint.rpartition(":")[2])
-
-
-def at_port(endpoint: str, port: int) -> str:
-    """The same host, another port."""
-    return f"{endpoint.rpartition(':')[0]}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
@@ -187,7 +136,7 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight, message by message
     socket.setsockopt(zmq.RCVHWM, 0)
-    if _is_loopback(_split(endpoint, "socket")[0]):
+    if is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)

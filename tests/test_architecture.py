@@ -26,6 +26,7 @@ PURE = (
     "shared/bounds.py",
     "shared/codec.py",
     "shared/config.py",
+    "shared/endpoints.py",
     "shared/errors.py",
     "shared/hashing.py",
     "shared/layout.py",

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from shared import messages as m
+from shared.endpoints import check_endpoint
 from shared.errors import LostError, RefusedError, StokerError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.memory import SlotMemory
-from shared.sockets import Waker, check_endpoint
+from shared.sockets import Waker
 from trainer_client import want_events as e
 from trainer_client.control import Control, Identity
 from trainer_client.course import Position

@@ -11,11 +11,12 @@ import secrets
 from typing import TYPE_CHECKING
 
 from shared.codec import decode
+from shared.endpoints import at_port
 from shared.errors import ProtocolError
 from shared.messages import Pushed, Seal
 from shared.packing import unpack
 from shared.sealing import Opener
-from shared.sockets import at_port, connect_dealer, drained
+from shared.sockets import connect_dealer, drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

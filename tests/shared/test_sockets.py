@@ -14,7 +14,6 @@ from shared.sockets import (
     Waker,
     Watched,
     bind_router,
-    check_endpoint,
     connect_dealer,
     connect_watched_dealer,
     connection_events,
@@ -31,50 +30,6 @@ def connected(context, endpoint, identity=b"me"):
     dealer = connect_dealer(context, endpoint, None, identity)
     dealer.setsockopt(zmq.SNDTIMEO, 20_000)
     return dealer
-
-
-# --- endpoints ---
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["tcp://127.0.0.1:7400", "tcp://localhost:*", "tcp://[::1]:0", "tcp://127.8.0.1:65535"]
-)
-def test_loopback_needs_no_keys(endpoint):
-    check_endpoint(endpoint, where="listen", encrypted=False, insecure=False)
-
-
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:7400", "tcp://*:7400", "tcp://loader-1:7400", "tcp://[::]:7400"])
-def test_beyond_loopback_needs_keys_or_insecure(endpoint):
-    with pytest.raises(SettingsError) as caught:
-        check_endpoint(endpoint, where="job.toml, listen", encrypted=False, insecure=False)
-    assert str(caught.value) == (
-        "job.toml, listen: expected keys, or a loopback address such as tcp://127.0.0.1:7400, "
-        f"got {endpoint} without keys: anyone who reaches it could feed on it. Name a key directory "
-        "(keys = …, made with `loader-server keys`), or write --insecure to serve port 7400 openly."
-    )
-    check_endpoint(endpoint, where="x", encrypted=True, insecure=False)
-    check_endpoint(endpoint, where="x", encrypted=False, insecure=True)
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "",
-        "127.0.0.1:7400",
-        "tcp://127.0.0.1",
-        "tcp://:7400",
-        "tcp://h:65536",
-        "tcp://h:-1",
-        "tcp://h:x",
-        "ipc:///tmp/x",
-    ],
-)
-def test_what_is_no_endpoint(endpoint):
-    with pytest.raises(SettingsError) as caught:
-        check_endpoint(endpoint, where="connect", encrypted=True, insecure=True)
-    assert str(caught.value) == (
-        f"connect: expected an endpoint like tcp://127.0.0.1:7400, got {endpoint!r}. Write scheme, host and port."
-    )
 
 
 # --- sockets ---

@@ -10,12 +10,13 @@ import pytest
 import zmq
 
 from shared.codec import encode
+from shared.endpoints import port_of
 from shared.errors import ProtocolError
 from shared.layout import Layout, Tensor
 from shared.messages import Pong, Pushed
 from shared.packing import Packing, pack
 from shared.sealing import TAG_BYTES, Sealer
-from shared.sockets import bind_sealed_router, port_of
+from shared.sockets import bind_sealed_router
 from tests.shared.examples import EXAMPLES
 from trainer_client.sealed import SealedPayloads
 

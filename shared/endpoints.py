@@ -1,0 +1,86 @@
+"""Endpoints: what may be served, and what somebody else can connect to.
+
+Rules: pure; no name is looked up, so a host that is spelled well may still not exist.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from shared.errors import SettingsError
+
+__all__ = ["at_port", "check_endpoint", "is_connectable", "is_loopback", "port_of"]
+
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
+
+
+def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
+    """Refuse what is no TCP endpoint, and a bind beyond loopback without keys."""
+    _, port = _split(endpoint, where)
+    if encrypted or insecure or is_loopback(endpoint):
+        return
+    raise SettingsError(
+        expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
+        got=f"{endpoint} without keys: anyone who reaches it could feed on it",
+        where=where,
+        remedy=(
+            "Name a key directory (keys = …, made with `loader-server keys`), "
+            f"or write --insecure to serve port {port} openly."
+        ),
+    )
+
+
+def _split(endpoint: str, where: str) -> tuple[str, str]:
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
+        raise SettingsError(
+            expected="an endpoint like tcp://127.0.0.1:7400",
+            got=repr(endpoint),
+            where=where,
+            remedy="Write scheme, host and port.",
+        )
+    return host.strip("[]"), port
+
+
+def _is_port(text: str, *, lowest: int) -> bool:
+    # The length comes first: `int` takes its time over long ones. And isdigit() alone takes superscripts.
+    return len(text) <= 5 and text.isascii() and text.isdigit() and lowest <= int(text) <= 65535
+
+
+def is_connectable(endpoint: str) -> bool:
+    """Whether another machine may try to connect to it: tcp, one host, and a port."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    return scheme == "tcp" and _is_port(port, lowest=1) and _is_host(host)
+
+
+def _is_host(host: str) -> bool:
+    in_brackets = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if in_brackets else host)
+    except ValueError:
+        return _HOST_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
+    return in_brackets == (address.version == 6) and not address.is_unspecified and not address.is_multicast
+
+
+def port_of(endpoint: str) -> int:
+    """The port of a bound endpoint."""
+    return int(endpoint.rpartition(":")[2])
+
+
+def at_port(endpoint: str, port: int) -> str:
+    """The same host, another port."""
+    return f"{endpoint.rpartition(':')[0]}:{port}"
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only processes of this host can reach it."""
+    host, _ = _split(endpoint, "endpoint")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

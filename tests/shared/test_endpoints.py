@@ -1,0 +1,105 @@
+"""What may be served, and what somebody else can connect to."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.endpoints import at_port, check_endpoint, is_connectable, port_of
+from shared.errors import SettingsError
+
+# --- what may be served ---
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:7400", "tcp://localhost:*", "tcp://[::1]:0", "tcp://127.8.0.1:65535"]
+)
+def test_loopback_needs_no_keys(endpoint):
+    check_endpoint(endpoint, where="listen", encrypted=False, insecure=False)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:7400", "tcp://*:7400", "tcp://loader-1:7400", "tcp://[::]:7400"])
+def test_beyond_loopback_needs_keys_or_insecure(endpoint):
+    with pytest.raises(SettingsError) as caught:
+        check_endpoint(endpoint, where="job.toml, listen", encrypted=False, insecure=False)
+    assert str(caught.value) == (
+        "job.toml, listen: expected keys, or a loopback address such as tcp://127.0.0.1:7400, "
+        f"got {endpoint} without keys: anyone who reaches it could feed on it. Name a key directory "
+        "(keys = …, made with `loader-server keys`), or write --insecure to serve port 7400 openly."
+    )
+    check_endpoint(endpoint, where="x", encrypted=True, insecure=False)
+    check_endpoint(endpoint, where="x", encrypted=False, insecure=True)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "127.0.0.1:7400",
+        "tcp://127.0.0.1",
+        "tcp://:7400",
+        "tcp://h:65536",
+        "tcp://h:-1",
+        "tcp://h:x",
+        "tcp://h:1²",
+        "ipc:///tmp/x",
+    ],
+)
+def test_what_is_no_endpoint(endpoint):
+    with pytest.raises(SettingsError) as caught:
+        check_endpoint(endpoint, where="connect", encrypted=True, insecure=True)
+    assert str(caught.value) == (
+        f"connect: expected an endpoint like tcp://127.0.0.1:7400, got {endpoint!r}. Write scheme, host and port."
+    )
+
+
+# --- what others can connect to ---
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://10.0.0.7:40123", "tcp://loader-1:1", "tcp://[fe80::1]:65535", "tcp://loader_1.cluster.local:7400"],
+)
+def test_what_others_can_connect_to(endpoint):
+    assert is_connectable(endpoint)
+
+
+@pytest.mark.fault(39)
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "bogus",
+        "",
+        "tcp://",
+        "tcp://h",
+        "tcp://:1",
+        "tcp://h:*",
+        "tcp://h:0",
+        "tcp://h:65536",
+        "tcp://h:-1",
+        "tcp://h:1²",
+        "tcp://h:" + "9" * 100,
+        "tcp://*:7400",
+        "tcp://0.0.0.0:7400",
+        "tcp://[::]:7400",
+        "tcp://::1:7400",
+        "tcp://[10.0.0.7]:7400",
+        "tcp://999.0.0.1:7400",
+        "tcp://224.0.0.1:7400",
+        "tcp://eth0:0;10.0.0.7:7400",
+        "tcp://a host:7400",
+        "tcp://-h:7400",
+        "tcp://h..i:7400",
+        "tcp://h\0:7400",
+        "ipc:///tmp/x",
+        "inproc://x",
+        "udp://h:7400",
+        "pgm://h:7400",
+    ],
+)
+def test_what_nobody_can_connect_to(endpoint):
+    assert not is_connectable(endpoint)
+
+
+def test_the_port_of_an_endpoint_and_another_one():
+    assert port_of("tcp://[::1]:7400") == 7400
+    assert at_port("tcp://[::1]:7400", 7401) == "tcp://[::1]:7401"
