@@ -258,13 +258,13 @@ FAULTS_LATER = {
 REAL = ("end_to_end/", "faults/", "trainer_client/test_tf_with_loaders.py")
 
 
-def marks(name):
-    """Where each row or fault is marked: {value: [file, …]}."""
+def marks(name, tests=TESTS):
+    """Where each row or fault is marked: {value: [file:line, …]}."""
     found = defaultdict(list)
-    for path in sorted(TESTS.rglob("*.py")):
+    for path in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{name}":
-                found[ast.literal_eval(node.args[0])].append(f"{path.relative_to(TESTS)}:{node.lineno}")
+                found[ast.literal_eval(node.args[0])].append(f"{path.relative_to(tests)}:{node.lineno}")
     return found
 
 
