@@ -58,6 +58,8 @@ class _Blocks:
 
 def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     """Everything that a plan comes to in one epoch, for groups of `group`."""
+    if objection := plan.objection(group):
+        raise objection
     recipe = plan.recipe
     opened = plan.epoch(epoch, group)
     counted = recipe.counted and recipe.fixed_shapes

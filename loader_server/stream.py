@@ -127,6 +127,13 @@ class JobFile:
         classes = (StreamSettings, PlanSettings, SOURCES[kind].settings)
         flat = {key: value for key, value in table.items() if key not in tables}
         settings, plan, source = read_tables(classes, flat, where, also_known=tuple(settings_tables(table)))
+        if settings.evaluation and plan.epoch_parts > 1:
+            raise SettingsError(
+                expected="an evaluation stream without parts, as it gives the same epoch each time",
+                got=f"epoch_parts = {plan.epoch_parts}",
+                where=where,
+                remedy="Leave epoch_parts out; to evaluate on less, name a smaller manifest.",
+            )
         return StreamRecipe(name=name, where=where, settings=settings, plan=plan, source=source, tables=tables)
 
 

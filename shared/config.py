@@ -388,4 +388,6 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value
+    if merged["evaluation"] and "epoch_parts" not in own:
+        merged.pop("epoch_parts", None)  # it is the same epoch each time: of a part, the rest would never be read
     return merged

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from shared import messages as m
+    from shared.errors import SettingsError
 
 __all__ = [
     "Advanced",
@@ -38,6 +39,9 @@ class StreamView(Protocol):
 
     def most_batches(self, group: int) -> int:
         """No epoch has more."""
+
+    def objection(self, group: int) -> SettingsError | None:
+        """Why batches cannot come in groups of `group`; None where they can."""
 
 
 # --- events ---

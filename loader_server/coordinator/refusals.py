@@ -12,12 +12,15 @@ from shared import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shared.errors import SettingsError
+
 __all__ = [
     "another_builder",
     "another_cursor",
     "another_job",
     "another_plan",
     "another_world",
+    "group_misfit",
     "no_such_batch",
     "no_such_rank",
     "no_such_stream",
@@ -61,6 +64,11 @@ def too_large_a_world(attach: m.Attach, cursor: m.Cursor) -> m.Refused:
     )
     expected = f"a world of at most group = {cursor.group} ranks"
     return _refused("world", expected, f"a world of {attach.world}", remedy)
+
+
+def group_misfit(objection: SettingsError) -> m.Refused:
+    """The data makes too few groups as large as its world."""
+    return _refused("world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
 
 
 def no_such_batch(cursor: m.Cursor, batches: int) -> m.Refused:

@@ -27,6 +27,7 @@ from shared.sockets import Waker, bind_router, drained, send_now
 
 if TYPE_CHECKING:
     from loader_server.stream import JobFile, Stream
+    from shared.errors import SettingsError
     from shared.keys import ServerKeys
 
 __all__ = ["Coordinator", "View"]
@@ -56,6 +57,10 @@ class View:
     def most_batches(self, group: int) -> int:
         """No epoch has more."""
         return self._plan.most_batches(group)
+
+    def objection(self, group: int) -> SettingsError | None:
+        """Why batches cannot come in groups of `group`; None where they can."""
+        return self._plan.objection(group)
 
 
 class Coordinator:

@@ -193,6 +193,9 @@ class CoordinatorState:
             return refusals.another_plan(cursor, stream.view.digest)
         if attach.world > cursor.group:
             return refusals.too_large_a_world(attach, cursor)
+        objections = map(stream.view.objection, {cursor.group, self._group_setting or stream.group or cursor.group})
+        if (objection := next(filter(None, objections), None)) is not None:
+            return refusals.group_misfit(objection)
         batches = stream.view.batches(cursor.epoch, cursor.group)
         if cursor.number > batches:
             return refusals.no_such_batch(cursor, batches)

@@ -67,6 +67,14 @@ class Mixture:
             most[first:stop] = math.ceil(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1))
         return most
 
+    def fewest_turns(self, sizes: Integers) -> Integers:
+        """How often each segment has its turn at least in a pass: as often as all of its source does."""
+        fewest = np.zeros(len(sizes), np.int64)
+        for (first, stop), weight in self._weighted():
+            # The source that ends the pass is through exactly once, which division may miss by a hair.
+            fewest[first:stop] = int(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1) + 1e-9)
+        return fewest
+
     def _end(self, sizes: Integers) -> float:
         """When the pass ends: a source has had its `weight * time` samples by then."""
         through = [int(sizes[first:stop].sum()) / weight for (first, stop), weight in self._weighted()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,7 +73,10 @@ class Plan:
         recipe = Recipe(
             table=table, settings=settings, limits=limits, survey=survey, shapes=shapes, rows=rows, mixture=mixture
         )
-        return cls(recipe, digest, seed)
+        plan = cls(recipe, digest, seed)
+        if objection := plan.objection(group=1):
+            raise objection
+        return plan
 
     def __init__(self, recipe: Recipe, digest: str, seed: int) -> None:
         self.recipe = recipe
@@ -96,7 +100,7 @@ class Plan:
         times = recipe.mixture.most_turns(self._sizes) if recipe.mixture else np.ones_like(self._sizes)
         counts = (times @ recipe.survey.counts).astype(np.int64)
         samples = int((times * self._sizes).sum())
-        windows = max(window_count(samples, recipe.settings.window, order) for order in self._orders())
+        windows = window_count(samples, recipe.settings.window, recipe.settings.order)
         if recipe.packed:
             # At most one row of each block is less than half full.
             most_rows = 2 * int((times * recipe.survey.sums).sum()) // int(recipe.survey.edges[0])
@@ -111,6 +115,25 @@ class Plan:
             spilled = float((1 - rows[larger] / rows[:-1]).sum())
             groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
         return -(-groups // recipe.settings.epoch_parts) * group
+
+    def fewest_groups(self, group: int) -> int:
+        """A bound on the groups of every pass; what every pass has where bucket counts tell and all is one window."""
+        recipe = self.recipe
+        times = recipe.mixture.fewest_turns(self._sizes) if recipe.mixture else np.ones_like(self._sizes)
+        counts = (times @ recipe.survey.counts).astype(np.int64)
+        if recipe.counted:  # the same samples in several windows never make fewer
+            return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
+        if recipe.packed:
+            cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
+            return -(-int((times * recipe.survey.sums).sum()) // cells)
+        # Each sample takes at least its share of a batch of its own length.
+        shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
+        return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)
+
+    def objection(self, group: int) -> SettingsError | None:
+        """Why batches cannot come in groups of `group`: there may be an epoch without any. None where they can."""
+        parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
+        return None if fewest >= parts else _more_parts_than_groups(parts, fewest, group)
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """The batches of one epoch, in groups of `group`."""
@@ -140,10 +163,6 @@ class Plan:
         counts = self.recipe.survey.counts[arrangement.turns.segments]
         return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
 
-    def _orders(self) -> set[str]:
-        settings = self.recipe.settings
-        return {settings.order} | ({"sorted"} if settings.curriculum_epochs else set())
-
     def _order(self, number: int) -> str:
         """The order of a pass: sorted while the curriculum lasts."""
         settings = self.recipe.settings
@@ -172,6 +191,16 @@ def _not_packable(table: LengthTable, key: str) -> SettingsError:
         got=f"{others} beside it",
         where="packing",
         remedy="Leave packing out, or drop the other keys with a transform.",
+    )
+
+
+def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsError:
+    return SettingsError(
+        expected=f"a group of batches for each of the {parts} parts of the data",
+        got=f"data for {fewest} groups of {group}",
+        where="epoch_parts",
+        remedy=f"Write epoch_parts = {max(fewest, 1)} or less, or lower the budget. A group is as many batches as "
+        "there are ranks, unless [job] says otherwise: fewer ranks make more groups.",
     )
 
 

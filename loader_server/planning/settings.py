@@ -131,7 +131,9 @@ class PlanSettings:
         _sub_buckets, "a second key, and into how many buckets by its length each bucket is divided", default=None
     )
     curriculum_epochs: int = setting(whole(0), "the first epochs, in which samples come sorted by length", default=0)
-    epoch_parts: int = setting(whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters", default=1)
+    epoch_parts: int = setting(
+        whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters; not for evaluation", default=1
+    )
     largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
     packing: Amount | None = setting(
         _length, 'several samples share rows of this length, such as "60 s", told apart by segment ids', default=None

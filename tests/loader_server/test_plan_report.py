@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from loader_server.plan_report import diff, diff_table, facts, find, plot, tables
+from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
 
 SPEECH = log_normal(2_000)
@@ -46,6 +47,12 @@ def test_dropped_samples_are_visible():
     text = shown(*tables(facts(plan, 1)))
     assert f"{plan.dropped['too_long']} too_long" in text
     assert "padding, all" in text
+
+
+@pytest.mark.fault(50)
+def test_a_group_that_leaves_epochs_without_batches_is_refused():
+    with pytest.raises(SettingsError, match="groups of 64"):
+        facts(plan_of(SPEECH, epoch_parts=40), 64)
 
 
 def test_a_sample_is_found_with_its_batch():

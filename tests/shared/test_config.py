@@ -73,6 +73,14 @@ def test_like_may_say_that_it_is_not_for_evaluation():
     assert parse_job('[job]\nname = "x"\n' + model, "job.toml").streams["b"]["evaluation"] is False
 
 
+def test_an_evaluation_takes_no_part_of_the_data_from_the_stream_that_it_is_like():
+    model = '[job]\nname = "x"\n[streams.a]\nepoch_parts = 4\nbudget = "1 s"\n[streams.b]\nlike = "a"\n'
+    dev = parse_job(model, "here").streams["b"]
+    assert dev == {"evaluation": True, "like": "a", "budget": "1 s"}
+    for own in ("evaluation = false", "epoch_parts = 4"):
+        assert parse_job(model + own, "here").streams["b"]["epoch_parts"] == 4
+
+
 @pytest.mark.parametrize("model", ['"tarin"', '"b"', '""', "5", "[1]", '"c"'])
 def test_like_names_a_stream_that_is_like_no_other(model):
     said = refused(f'[job]\nname="x"\n[streams.a]\n[streams.b]\nlike = {model}\n[streams.c]\nlike = "a"\n')

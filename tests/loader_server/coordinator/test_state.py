@@ -13,6 +13,7 @@ from loader_server.coordinator.events import Advanced, CulpritFound, GroupFixed,
 from loader_server.coordinator.state import CoordinatorState
 from shared import messages as m
 from shared.codec import decode, encode
+from shared.errors import SettingsError
 from shared.hashing import digest64
 
 TIMEOUT_S = 2.0
@@ -30,6 +31,11 @@ class View:
 
     def most_batches(self, group: int) -> int:
         return 102
+
+    def objection(self, group: int) -> SettingsError | None:
+        if group <= 64:
+            return None
+        return SettingsError(expected="smaller groups", got=f"{group}", where="epoch_parts", remedy="Write 64.")
 
 
 def coordinator(*, group: int = 0) -> CoordinatorState:
@@ -140,6 +146,19 @@ class TestAttaching:
         assert (code, expected, got) == ("world", "a world of at most group = 2 ranks", "a world of 8")
         assert "group = 8" in remedy
         assert "next epoch" in remedy
+
+    @pytest.mark.fault(50)
+    @pytest.mark.parametrize("world", [65, 4096])
+    def test_a_world_that_leaves_epochs_without_batches_is_refused_as_the_plan_says(self, world):
+        said_of = refused(coordinator(), attach(0, world))
+        assert said_of == ("world", "smaller groups", f"{world} (epoch_parts)", "Write 64.")
+        assert isinstance(said(coordinator(), attach(0, 64))[0], m.Attached)
+
+    @pytest.mark.fault(50)
+    def test_so_is_the_group_of_the_cursor_and_that_of_the_next_epoch(self):
+        for setting, own in ((70, 8), (8, 70)):
+            said_of = refused(coordinator(group=setting), attach(0, 8, at=(0, 40), group=own))
+            assert said_of == ("world", "smaller groups", "70 (epoch_parts)", "Write 64.")
 
     def test_a_batch_number_past_the_epochs_end_is_refused(self):
         code, expected, got, _ = refused(coordinator(), attach(at=(1, 102)))

@@ -40,3 +40,16 @@ def test_no_sample_is_lost_and_no_group_is_empty(counts, rows, group):
     # Samples only move up: the first k buckets never take more than belongs there.
     assert (np.cumsum(sizes, axis=1) <= np.cumsum(given_counts, axis=1)).all()
     assert (sizes > (groups - 1) * falling * group).all()
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 90), min_size=6, max_size=6), min_size=2, max_size=2),
+    st.lists(st.integers(1, 30), min_size=6, max_size=6),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 3]),
+)
+def test_windows_together_need_no_more_groups_than_apart(counts, rows, group, subs):
+    apart, falling = np.array(counts), np.array(sorted(rows, reverse=True))
+    together = groups_needed(apart.sum(axis=0, keepdims=True), falling, group, subs).sum()
+    alone = groups_needed(apart, falling, group, subs).sum(axis=1)
+    assert alone.max() <= together <= alone.sum()
