@@ -53,10 +53,10 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         answer = _found(stream, asked)
         tables = (_seats(answer),)
     else:
-        answer = plan_report.facts(stream.plan, asked.group, asked.epoch)
+        answer = _facts(stream, asked)
         tables = plan_report.tables(answer)
     if asked.other is not None:
-        other = plan_report.facts(_opened(asked.other, asked.stream).plan, asked.group, asked.epoch)
+        other = _facts(_opened(asked.other, asked.stream), asked)
         changed = plan_report.diff(answer, other)
         answer = {path: list(values) for path, values in changed.items()}
         tables = (plan_report.diff_table(changed),)
@@ -76,6 +76,11 @@ def _opened(job: JobFile, name: str) -> Stream:
         )
     with progress_bar(f"plan {name}") as progress:
         return job.open(name, progress)
+
+
+def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
+    """What the plan comes to, under the digest that cursors and `status` name it by."""
+    return {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
 
 
 def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:

@@ -69,7 +69,6 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     filled = int((blocks.samples * blocks.lengths).sum())
     used = blocks.batches > 0
     return {
-        "digest": plan.digest,
         "key": recipe.limits.key,
         "order": recipe.settings.order,
         "objective": recipe.settings.objective,
@@ -87,7 +86,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
 
 
 def tables(of: Facts) -> tuple[Table, Table]:
-    """The facts for people: one table of buckets, one of totals."""
+    """The facts, and the stream's `digest` beside them, for people: one table of buckets, one of totals."""
     keys = list(of["buckets"][0]["lengths"])
     buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
     for number, bucket in enumerate(of["buckets"]):
@@ -102,6 +101,7 @@ def tables(of: Facts) -> tuple[Table, Table]:
 def _totals(of: Facts) -> dict[str, str]:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in of["dropped"].items()) or "none"
     return {
+        "digest": of["digest"],
         "order": f"{of['order']}, least {of['objective']}, groups of {of['group']}",
         "samples": f"{of['samples']:,}",
         "dropped": dropped,

@@ -80,7 +80,7 @@ class Plan:
 
     def __init__(self, recipe: Recipe, digest: str, seed: int) -> None:
         self.recipe = recipe
-        #: Planner version, index, settings, key and seed in one word; not the group.
+        #: Planner version, index, settings, key and seed in one word; not the group. A cursor's digest is the stream's.
         self.digest = digest
         #: The shapes: all that batches may have, or bounds of them where batches are padded to their longest sample.
         self.buckets = recipe.shapes

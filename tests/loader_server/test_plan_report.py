@@ -44,9 +44,10 @@ def test_facts_are_those_of_the_batches(variant, group):
 
 def test_dropped_samples_are_visible():
     plan = plan_of(SPEECH, max_length="20 s")
-    text = shown(*tables(facts(plan, 1)))
+    text = shown(*tables({"digest": "0123456789abcdef"} | facts(plan, 1)))
     assert f"{plan.dropped['too_long']} too_long" in text
     assert "padding, all" in text
+    assert "0123456789abcdef" in text
 
 
 @pytest.mark.fault(50)

@@ -1,0 +1,33 @@
+"""`loader-server plan` beside a running job: it speaks of the very plan that is trained on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from loader_server.status import ask
+from tests.support.loaders import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.loaders import Loaders
+
+
+def _plan(job: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "loader_server", "plan", str(job), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize("stream", ["train", "dev"])
+def test_plan_status_and_cursor_name_one_digest(loaders: Loaders, job: Path, stream: str) -> None:
+    with trainer_client.connect(loaders.endpoint, stream=stream) as feed:
+        digest = feed.state()["plan_digest"]
+    assert ask(loaders.endpoint)["streams"][stream]["plan_digest"] == digest
+    assert json.loads(_plan(job, "--stream", stream, "--json"))["digest"] == digest
+    assert digest in _plan(job, "--stream", stream)
