@@ -109,8 +109,6 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing)
         self.endpoint = self._sending.endpoint
-        #: All that it serves on.
-        self.ports = self._sending.ports
         reachable = advertised(self.endpoint, settings.coordinator)
         self._registration = Registration(
             self._context,

@@ -79,18 +79,18 @@ class Opener:
             return None
         return opened
 
-    def payload(self, sealed: memoryview) -> bytes | None:
-        """The payload that belongs to the last header; None if it is another."""
-        return self._opened(_nonce(_PAYLOAD, self.number), sealed)
+    def payload(self, number: int, sealed: memoryview) -> bytes | None:
+        """The payload that belongs to the header of this number; None if it is another."""
+        return self._opened(_nonce(_PAYLOAD, number), sealed)
 
-    def payload_into(self, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
+    def payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
         """The same, written where it belongs; what is there is of no use if it fails."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 
         if sealed.nbytes != place.nbytes + TAG_BYTES:
             return False
         try:
-            self._cipher.decrypt_into(_nonce(_PAYLOAD, self.number), sealed, None, place.data)
+            self._cipher.decrypt_into(_nonce(_PAYLOAD, number), sealed, None, place.data)
         except InvalidTag:
             return False
         return True

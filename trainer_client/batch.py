@@ -13,8 +13,6 @@ import numpy as np
 from shared.hashing import digest64
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from shared.messages import Pushed
@@ -46,19 +44,15 @@ class Batch(dict[str, Any]):
 
 
 class _Owner:
-    """Owns a slot's bytes on behalf of all views of them; its end is the slot's return."""
+    """Holds a batch on behalf of all views of its bytes; with the last view the batch goes, and hands its slot back."""
 
-    __slots__ = ("__array_interface__", "_give_back", "_keeps")
+    __slots__ = ("__array_interface__", "_keeps")
 
-    def __init__(self, data: NDArray[np.uint8], give_back: Callable[[], None]) -> None:
+    def __init__(self, data: NDArray[np.uint8], item: object) -> None:
         self.__array_interface__ = data.__array_interface__
-        self._keeps = data  # and with it the memory map
-        self._give_back = give_back
-
-    def __del__(self) -> None:
-        self._give_back()
+        self._keeps = (data, item)  # and with the data the memory map
 
 
-def owned(data: NDArray[np.uint8], give_back: Callable[[], None]) -> NDArray[np.uint8]:
-    """The same bytes; `give_back` is called, in whichever thread drops it, once no view of the result is left."""
-    return np.asarray(_Owner(data, give_back))
+def owned(data: NDArray[np.uint8], item: object) -> NDArray[np.uint8]:
+    """The same bytes; `item` lives as long as any view of the result, and goes in whichever thread drops the last."""
+    return np.asarray(_Owner(data, item))

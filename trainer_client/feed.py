@@ -8,6 +8,7 @@ sockets, and imports TensorFlow only when asked for a dataset.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,18 @@ import numpy as np
 from typing_extensions import Self
 
 from shared.errors import SettingsError
+from shared.keys import ClientKeys
+from shared.memory import boot_id
 from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
 from trainer_client import interrupts
 from trainer_client.batch import Batch, owned
-from trainer_client.course import Position, Seat
+from trainer_client.core.connections import MOST_REMOTE
+from trainer_client.core.settings import CoreSettings
+from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.epoch_account import Accounts, ReadTimes
-from trainer_client.handover import Item, Line
-from trainer_client.receiver import Receiver, ReceiverSettings
+from trainer_client.network.receiver import Receiver, ReceiverSettings, trainer_name
+from trainer_client.outbox import Item, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,8 +40,7 @@ if TYPE_CHECKING:
 
     from shared.exposition import Exposition
     from shared.layout import BucketShape, Field, Tensor
-    from trainer_client.handover import Handover
-    from trainer_client.stream_facts import StreamFacts
+    from trainer_client.core.stream_spec import StreamSpec
 
 __all__ = ["Feed", "Reading", "connect"]
 
@@ -58,6 +62,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     prefetch_bytes: int = 2**30,
     shared_memory: bool = True,
     verify: bool = False,
+    workers: int = 16,
     keys: str = "",
     connect_timeout_s: float = 60.0,
     lost_timeout_s: float = 60.0,
@@ -68,40 +73,56 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
     occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
-    small), within `prefetch_bytes` of buffers. With a `metrics_port` (0: any free one) the feed serves its metrics to
-    Prometheus on loopback, and says where in a file in the folder `metrics_targets`.
+    small), within `prefetch_bytes` of buffers. The feed talks to all workers of its own host, and to so many `workers`
+    of other hosts. With a `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and says
+    where in a file in the folder `metrics_targets`.
     """
     if strategy is not None:
         from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
 
         rank, replicas, world = ranks_of(strategy)
-    seat = Seat(rank=rank, replicas=replicas, world=world or replicas)
-    if not 0 <= seat.rank <= seat.world - seat.replicas or seat.replicas < 1:
-        raise SettingsError(
-            expected="rank >= 0 and rank + replicas <= world",
-            got=f"rank {rank}, replicas {replicas}, world {seat.world}",
-            where="connect",
-            remedy="Ranks count from 0; world counts all ranks of the job.",
-        )
-    if prefetch is not None and prefetch < 1:
-        remedy = "Leave it out: 8 is usual."
-        raise SettingsError(expected="prefetch of at least 1", got=str(prefetch), where="connect", remedy=remedy)
+    ranks = Ranks(rank=rank, replicas=replicas, world=world or replicas)
+    _refuse_nonsense(ranks, prefetch, workers)
     return Feed(
         ReceiverSettings(
+            core=CoreSettings(
+                job=job,
+                stream=stream,
+                ranks=ranks,
+                incarnation=secrets.randbits(63),
+                name=trainer_name(),
+                boot_id=boot_id(),
+                prefetch=prefetch,
+                prefetch_bytes=prefetch_bytes,
+                shared_memory=shared_memory,
+                verify=verify,
+                workers=workers,
+                lost_timeout_s=lost_timeout_s,
+            ),
             endpoint=endpoint,
-            job=job,
-            stream=stream,
-            seat=seat,
-            prefetch=prefetch,
-            prefetch_bytes=prefetch_bytes,
-            shared_memory=shared_memory,
-            verify=verify,
-            keys=keys,
+            keys=ClientKeys.read(keys) if keys else None,
             connect_timeout_s=connect_timeout_s,
-            lost_timeout_s=lost_timeout_s,
         ),
         MetricsSettings(port=metrics_port, targets=metrics_targets),
     )
+
+
+#: More batches ahead than this are memory and nothing else.
+_MOST_PREFETCH = 1024
+
+
+def _refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
+    if not 0 <= ranks.rank <= ranks.world - ranks.replicas or ranks.replicas < 1:
+        got = f"rank {ranks.rank}, replicas {ranks.replicas}, world {ranks.world}"
+        raise _nonsense("rank >= 0 and rank + replicas <= world", got, "Ranks count from 0; world counts all ranks.")
+    if prefetch is not None and not 1 <= prefetch <= _MOST_PREFETCH:
+        raise _nonsense(f"prefetch from 1 to {_MOST_PREFETCH}", str(prefetch), "Leave it out: 8 is usual.")
+    if not 1 <= workers <= MOST_REMOTE:
+        raise _nonsense(f"workers from 1 to {MOST_REMOTE}", str(workers), "Leave it out: 16 is usual.")
+
+
+def _nonsense(expected: str, got: str, remedy: str) -> SettingsError:
+    return SettingsError(expected=expected, got=got, where="connect", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +138,9 @@ class Feed:
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
         self._receiver = Receiver(settings)
-        self._seat = settings.seat
+        self._ranks = settings.core.ranks
         #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go.
         self.on_short_of_slots: Callable[[], None] | None = None
-        #: Seconds that consumers have waited in `next`.
-        self.waited_s = 0.0
         self.copied = 0
         self._told_of_copies = False
         self._stated = False
@@ -131,7 +150,7 @@ class Feed:
         try:
             answer = self._receiver.attach(None)
             #: What was read and waited for.
-            self.accounts = Accounts(self._facts.fields)
+            self.accounts = Accounts(self._spec.fields)
             self._serve_metrics(metrics)
         except BaseException:
             self.close()
@@ -148,33 +167,33 @@ class Feed:
     # --- what the stream is ---
 
     @property
-    def _facts(self) -> StreamFacts:
-        return self._receiver.line.facts
+    def _spec(self) -> StreamSpec:
+        return self._receiver.spec
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Key, dtype and shape of one row, for each array of a batch."""
-        return self._facts.fields
+        return self._spec.fields
 
     @property
     def shapes(self) -> tuple[BucketShape, ...]:
         """The padded shapes that batches come in."""
-        return self._facts.shapes
+        return self._spec.shapes
 
     @property
     def replicas(self) -> int:
         """How many batches this trainer gets a round, one for each of its ranks."""
-        return self._seat.replicas
+        return self._ranks.replicas
 
     @property
     def at_a_time(self) -> int:
         """How many batches a framework had better take over at once, where handing over costs more than copying."""
-        return self._facts.at_a_time
+        return self._spec.at_a_time
 
     @property
     def evaluation(self) -> bool:
         """Whether each opening gives the same epoch."""
-        return self._facts.evaluation
+        return self._spec.evaluation
 
     @property
     def epoch(self) -> int:
@@ -187,9 +206,14 @@ class Feed:
         return self._at.number
 
     @property
+    def waited_s(self) -> float:
+        """Seconds that consumers have waited in `next`."""
+        return self.accounts.counts.wait_s
+
+    @property
     def error(self) -> BaseException | None:
         """What stopped the feed, kept for those whose framework swallowed it."""
-        return self._receiver.handover.error
+        return self._receiver.outbox.error
 
     # --- reading ---
 
@@ -201,18 +225,18 @@ class Feed:
     def open(self) -> Reading:
         """Read from the cursor to the end of its epoch; moves nothing."""
         self._all_counted = False
-        self._receiver.handover.forget_interrupt()
-        if not self._stated and self._seat.world > self._seat.replicas and not self.evaluation:
+        self._receiver.outbox.forget_interrupt()
+        if not self._stated and self._ranks.world > self._ranks.replicas and not self.evaluation:
             self._reattach(self._at)  # other ranks are there: all must stand at one place
         return Reading(self, self._receiver, self._at)
 
     def interrupt(self, error: BaseException) -> None:
         """Whoever waits for a batch, or comes to wait, gets this error."""
-        self._receiver.handover.interrupt(error)
+        self._receiver.outbox.interrupt(error)
 
     def nudge(self) -> None:
         """Whoever waits for a batch looks up, and waits on."""
-        self._receiver.handover.nudge()
+        self._receiver.outbox.nudge()
 
     # --- the cursor ---
 
@@ -226,7 +250,7 @@ class Feed:
     def _step(self) -> None:
         batches = self._batches()
         at = self._at
-        one = next(rounds(at.number, batches, at.group, self._seat.world))
+        one = next(rounds(at.number, batches, at.group, self._ranks.world))
         self.accounts.trained(at.epoch, at.number)
         self._move(Position(at.epoch, one.stop, at.group), batches)
         if one.stop >= batches:
@@ -234,7 +258,7 @@ class Feed:
 
     def _move(self, to: Position, batches: int) -> None:
         self._at = to if to.number < batches else Position(to.epoch + 1, 0, self._next_group)
-        self._receiver.trained_to = (self._at.epoch, self._at.number)
+        self._receiver.standing.trained_to = (self._at.epoch, self._at.number)
 
     def drained(self, reading: Reading) -> None:
         """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
@@ -257,15 +281,16 @@ class Feed:
     def waited(self, wait_s: float) -> None:
         """The training loop waited so long for the data of a step: what counts, where a reader runs ahead of it."""
         self.accounts.stepped(self._at.epoch, wait_s)
+        self._receiver.standing.waited_s += wait_s
 
     def rounds_left(self) -> int:
         """Rounds from the cursor to the end of its epoch."""
-        return rounds_left(self._at.number, self._batches(), self._at.group, self._seat.world)
+        return rounds_left(self._at.number, self._batches(), self._at.group, self._ranks.world)
 
     def most_rounds(self) -> int:
         """No epoch has more rounds than this."""
         group = max(self._at.group, self._next_group)
-        return rounds_left(0, -(-self._facts.most_batches // group) * group, group, self._seat.world)
+        return rounds_left(0, -(-self._spec.most_batches // group) * group, group, self._ranks.world)
 
     def _batches(self) -> int:
         return self._receiver.batches(self._at.epoch, self._at.group)
@@ -278,9 +303,9 @@ class Feed:
         """The cursor, as plain values for a checkpoint of your own."""
         at = self._at
         return {
-            "job": self._facts.job,
-            "stream": self._facts.stream,
-            "plan_digest": self._facts.plan_digest,
+            "job": self._spec.job,
+            "stream": self._spec.stream,
+            "plan_digest": self._spec.plan_digest,
             "epoch": at.epoch,
             "number": at.number,
             "group": at.group,
@@ -307,7 +332,7 @@ class Feed:
     def _reattach(self, at: Position) -> None:
         self._stated = True
         self.accounts.forget()
-        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._facts.plan_digest))
+        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._spec.plan_digest))
         self._next_group = answer.next_group
         self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)
 
@@ -352,38 +377,33 @@ class Feed:
     # --- handing out ---
 
     def _batch(self, item: Item) -> Batch:
-        line, header = self._receiver.line, item.header
-        layout = line.facts.layout(header.shape)
+        receiver, header = self._receiver, item.header
+        layout = self._spec.layout(header.shape)
         assert layout is not None
-        data = line.memory.slot(item.slot)[: layout.nbytes]
+        data = receiver.memory.slot(item.slot)[: layout.nbytes]
         # The reserve serves one head after the other: a consumer that keeps batches must never sit on it.
-        copied = item.slot == line.ledger.reserve or self._is_short_of_slots()
-        data = data.copy() if copied else owned(data, _Return(self._receiver.handover, item.slot))
-        self._receiver.handover.hand_out(item.slot, copied=copied)
+        copied = item.slot == receiver.line.slots.reserve or self._is_short_of_slots()
+        data = data.copy() if copied else owned(data, item)
         return Batch(layout.arrays(data), data, header)
 
-    def _stacked(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
-        line, handover = self._receiver.line, self._receiver.handover
-        layout = line.facts.layout(items[0].header.shape)
+    def _stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
+        layout = self._spec.layout(items[0].header.shape)
         assert layout is not None
-        payloads = [line.memory.slot(item.slot) for item in items]
+        payloads = [self._receiver.memory.slot(item.slot) for item in items]
         tensors = [tensor for tensor in layout.tensors if tensor.key in keys or tensor.key in self.accounts.keys]
-        arrays = {tensor.key: _stack_of(tensor, payloads) for tensor in tensors}
-        for item in items:
-            handover.hand_out(item.slot, copied=True)
-        return arrays
+        return {tensor.key: _stack_of(tensor, payloads) for tensor in tensors}
 
     def _is_short_of_slots(self) -> bool:
         """Whether the consumer holds so many slots that this batch has to be copied out."""
-        handover, most = self._receiver.handover, self._receiver.line.most_out
-        if handover.out() < most:
+        outbox, most = self._receiver.outbox, max(1, self._receiver.line.slots.slots - 2)
+        if outbox.held() <= most:  # this one counts
             return False
         if self.on_short_of_slots is not None:
             self.on_short_of_slots()
             until_s = time.monotonic() + _PATIENCE_S
-            while handover.out() >= most and time.monotonic() < until_s:
+            while outbox.held() > most and time.monotonic() < until_s:
                 time.sleep(_LOOK_AGAIN_S)
-            if handover.out() < most:
+            if outbox.held() <= most:
                 return False
         self.copied += 1
         if not self._told_of_copies:
@@ -399,19 +419,6 @@ def _stack_of(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[
     return raw.view(tensor.dtype).reshape(len(payloads), *tensor.shape)
 
 
-class _Return:
-    """Gives one slot back; a class of its own, so that a finaliser holds no more than it needs."""
-
-    __slots__ = ("_handover", "_slot")
-
-    def __init__(self, handover: Handover, slot: int) -> None:
-        self._handover = handover
-        self._slot = slot
-
-    def __call__(self) -> None:
-        self._handover.give_back(self._slot)
-
-
 class Reading:
     """One pass from where it was opened to the end of that epoch."""
 
@@ -419,14 +426,14 @@ class Reading:
         self.start = start
         self._feed = feed
         self._receiver = receiver
-        self._line = Line(start)
+        self._reader = Reader(start)
 
     def __iter__(self) -> Reading:
         return self
 
     def __next__(self) -> Batch:
         began_s = time.perf_counter()
-        item = self._taken()
+        item = self._take()
         taken_s = time.perf_counter()
         batch = self._feed._batch(item)  # noqa: SLF001 - a reading is a part of its feed
         self._account([item], batch, began_s, taken_s)
@@ -439,17 +446,15 @@ class Reading:
         again at once.
         """
         began_s = time.perf_counter()
-        first = self._taken()
+        first = self._take()
         taken_s = time.perf_counter()
-        items = [first, *self._receiver.handover.take_alike(self._line, first, most - 1)]
-        arrays = self._feed._stacked(items, keys)  # noqa: SLF001 - as below
+        items = [first, *self._receiver.outbox.take_alike(self._reader, first, most - 1)]
+        arrays = self._feed._stack(items, keys)  # noqa: SLF001 - as below
         self._account(items, arrays, began_s, taken_s)
         return arrays
 
-    def _taken(self) -> Item:
-        began_s = time.perf_counter()
-        item = self._receiver.handover.take(self._line)
-        self._feed.waited_s += time.perf_counter() - began_s
+    def _take(self) -> Item:
+        item = self._receiver.outbox.take(self._reader)
         if item is None:
             raise StopIteration
         return item
@@ -457,16 +462,19 @@ class Reading:
     def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._feed.accounts.read([item.header for item in items], arrays, times)
+        accounts, standing = self._feed.accounts, self._receiver.standing
+        accounts.read([item.header for item in items], arrays, times)
+        if accounts.counts.step_wait_s is None:  # where a loop tells what its steps waited, that counts
+            standing.waited_s = accounts.counts.wait_s
 
     @property
     def rounds(self) -> int:
         """Rounds taken so far."""
-        return self._line.taken // self._feed.replicas
+        return self._reader.taken // self._feed.replicas
 
     def close(self) -> None:
         """End early; moves nothing."""
-        self._receiver.handover.leave(self._line)
+        self._receiver.outbox.leave(self._reader)
 
     def __enter__(self) -> Self:
         return self

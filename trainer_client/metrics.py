@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING
 
 from shared import metric_names as names
 from shared.exposition import Exposition, Samples, Spread
-from trainer_client.ledger import SlotState
+from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainer_client.core.wants import WantCounts
     from trainer_client.epoch_account import ReadCounts
     from trainer_client.feed import Feed
-    from trainer_client.receiver import Receiver
-    from trainer_client.wants import WantCounts
+    from trainer_client.network.receiver import Receiver
 
 __all__ = ["serve", "trainer_samples"]
 
 
 def serve(feed: Feed, receiver: Receiver, *, port: int, targets: str | Path | None) -> Exposition:
     """Serve a feed's metrics until the result is closed; with `targets` it says in that folder where."""
-    facts, seat = receiver.line.facts, receiver.settings.seat
-    process = f"{facts.stream}-{os.uname().nodename}-{os.getpid()}"
-    labels = {"job": facts.job, "role": "trainer", "rank": str(seat.rank), "trainer": process}
+    spec, core = receiver.spec, receiver.settings.core
+    process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
+    labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
     samples = partial(trainer_samples, feed, receiver)
     return Exposition(samples, port=port, labels=labels, targets=Path(targets) if targets is not None else None)
 
 
 def trainer_samples(feed: Feed, receiver: Receiver) -> Iterator[Samples]:
     """How the feed is doing."""
-    stream, line = receiver.settings.stream, receiver.line
-    yield Samples.one(names.GARBAGE, receiver.garbage())
+    stream, line = receiver.settings.core.stream, receiver.line
+    yield Samples.one(names.GARBAGE, receiver.count_garbage())
     yield Samples.one(names.COPIED, feed.copied, stream)
-    yield Samples(names.SLOTS, {(stream, state.value): line.ledger.count(state) for state in SlotState})
+    yield Samples(names.SLOTS, {(stream, state.value): line.slots.count(state) for state in SlotState})
     yield from _wants(line.wants.counts, stream)
     yield from _waits(feed.accounts.counts, stream)
     yield from _reads(feed.accounts.counts, stream)

@@ -19,7 +19,7 @@ from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 
 from trainer_client import leaving
-from trainer_client.kept_memory import keep_freed_memory
+from trainer_client.network.kept_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -130,8 +130,8 @@ _WAITING = Row(
             title="Are batches ready ahead of need?",
             unit="none",
             stacked=True,
-            about="Slots of all trainers by state. filled: ready. lent: credits at workers. out: at the consumer. "
-            "None filled: loaders are slower than the trainers. All out: the consumer keeps batches, raise "
+            about="Slots of all trainers by state. offered: ready. lent: credits at workers. out: at the consumer. "
+            "None offered: loaders are slower than the trainers. All out: the consumer keeps batches, raise "
             "prefetch_bytes.",
             queries=(Query('sum by (stream, state) (stoker_slots{job="$job"})', "{{stream}}: {{state}}"),),
         ),

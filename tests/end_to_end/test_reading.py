@@ -13,7 +13,7 @@ import pytest
 import trainer_client
 from shared.rounds import rounds_left
 from tests.support.loaders import running, wait_until
-from trainer_client.ledger import SlotState
+from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,8 +167,8 @@ def test_a_trainer_that_stops_reading_holds_up_nobody(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint, stream="dev") as idle, idle.open() as reading:
         next(reading)
         assert len(_read(loaders.endpoint)) > 10
-        ledger = idle._receiver.line.ledger
-        assert ledger.count(SlotState.LENT) + ledger.count(SlotState.FILLED) <= ledger.slots
+        slots = idle._receiver.line.slots
+        assert slots.count(SlotState.LENT) + slots.count(SlotState.OFFERED) <= slots.slots
 
 
 @pytest.mark.fault(19)

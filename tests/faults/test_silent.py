@@ -83,7 +83,7 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
-    said = r"expected a live worker, got none for 1 s; tried: .*-0 \(silent\), .*-1 \(silent\)"
+    said = r"expected a live worker, got none for 1 s; tried 2 of 2: .*-0 \(silent\), .*-1 \(silent\)"
     with (
         running(write_job(tmp_path, samples=300, transforms=_SLOW)) as loaders,
         trainer_client.connect(loaders.endpoint, lost_timeout_s=1.0) as feed,

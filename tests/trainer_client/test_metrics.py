@@ -67,7 +67,7 @@ def test_a_feed_serves_all_that_is_declared_for_as_long_as_it_is_open(loaders: L
     masked = scrape["stoker_read_rows_total", (("kind", "masked"), *TRAIN)]
     assert masked == sum(batch.masked for batch in batches) > 0
     states = {dict(labels)["state"]: value for (name, labels), value in scrape.items() if name == "stoker_slots"}
-    assert states.keys() == {"free", "lent", "filled", "out"}
+    assert states.keys() == {"free", "lent", "offered", "out"}
     assert sum(states.values()) >= 8
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):

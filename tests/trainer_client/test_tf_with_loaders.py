@@ -18,7 +18,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import tiny_model  # isort: skip
-from trainer_client import stream_facts  # isort: skip
+from trainer_client.core import stream_spec  # isort: skip
 from trainer_client.tf_dataset import warm_up  # isort: skip
 
 
@@ -49,7 +49,7 @@ def loaders(tmp_path_factory):
 @pytest.fixture(autouse=True, params=[1, 16], ids=["one by one", "several at a time"])
 def at_a_time(request, monkeypatch):
     """Batches here are small and would go several at a time: the way of large ones is tried as well."""
-    monkeypatch.setattr(stream_facts, "_MOST_AT_A_TIME", request.param)
+    monkeypatch.setattr(stream_spec, "_MOST_AT_A_TIME", request.param)
     return request.param
 
 

@@ -1,9 +1,10 @@
 """Whose slot is it? The trainer's book of slots.
 
 Rules: pure. A slot is lent again only after the answer to its last ticket, or when its writer is proved dead, or when
-nobody could write into it anyway (`in_slot` is false: the batch comes as a TCP frame and the trainer itself writes).
-Each lending raises the slot's generation, so an answer to an older ticket is known to be stale. One reserve slot is
-never lent for writing in place: the head of the line can always be asked for through it.
+nobody could write into it anyway (the batch comes as a TCP frame and the trainer itself writes). Each lending raises
+the slot's generation, so an answer to an older ticket is known to be stale. One reserve slot is never lent for writing
+in place: the head of the line can always be asked for through it. What a consumer did may have to be inferred: a slot
+that is handed back had been taken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import enum
 
 from shared.messages import Ticket
 
-__all__ = ["Ledger", "SlotState"]
+__all__ = ["SlotState", "SlotStates"]
 
 
 class SlotState(enum.Enum):
@@ -20,22 +21,23 @@ class SlotState(enum.Enum):
 
     FREE = "free"  #: nobody
     LENT = "lent"  #: the worker that holds the ticket
-    FILLED = "filled"  #: nobody: a batch lies in it, waiting for its turn
+    OFFERED = "offered"  #: a batch lies in it that a consumer may take at any moment
     OUT = "out"  #: the consumer
 
 
 #: What may happen to a slot; any other pair is a defect of ours and raises.
 _NEXT = {
     (SlotState.FREE, "lend"): SlotState.LENT,
-    (SlotState.LENT, "fill"): SlotState.FILLED,
+    (SlotState.LENT, "offer"): SlotState.OFFERED,
     (SlotState.LENT, "release"): SlotState.FREE,
-    (SlotState.FILLED, "hand out"): SlotState.OUT,
-    (SlotState.FILLED, "drop"): SlotState.FREE,
-    (SlotState.OUT, "return"): SlotState.FREE,
+    (SlotState.OFFERED, "take"): SlotState.OUT,
+    (SlotState.OFFERED, "take back"): SlotState.FREE,
+    (SlotState.OFFERED, "hand back"): SlotState.FREE,
+    (SlotState.OUT, "hand back"): SlotState.FREE,
 }
 
 
-class Ledger:
+class SlotStates:
     """`slots` ordinary slots, and the reserve behind them."""
 
     def __init__(self, slots: int) -> None:
@@ -45,41 +47,42 @@ class Ledger:
         self._generations = [0] * (slots + 1)
         # The last one freed is lent first: its pages are warm, and untouched slots stay unallocated.
         self._free = list(range(slots - 1, -1, -1))
+        self._counts = dict.fromkeys(SlotState, 0) | {SlotState.FREE: slots + 1}
 
     def lend(self) -> Ticket | None:
-        """A ticket for a free ordinary slot, if there is one."""
-        return self._lent(self._free.pop()) if self._free else None
+        """Lend a free ordinary slot, if there is one."""
+        return self._lend(self._free.pop()) if self._free else None
 
     def lend_reserve(self) -> Ticket | None:
-        """A ticket for the reserve slot, if it is free."""
-        return self._lent(self.reserve) if self._states[self.reserve] is SlotState.FREE else None
+        """Lend the reserve slot, if it is free."""
+        return self._lend(self.reserve) if self._states[self.reserve] is SlotState.FREE else None
 
-    def _lent(self, slot: int) -> Ticket:
+    def _lend(self, slot: int) -> Ticket:
         self._move(slot, "lend")
         self._generations[slot] += 1
         return Ticket(slot, self._generations[slot])
 
-    def fill(self, ticket: Ticket) -> None:
+    def offer(self, ticket: Ticket) -> None:
         """The answer came, with a batch."""
-        self._current(ticket)
-        self._move(ticket.slot, "fill")
+        self._require_current(ticket)
+        self._move(ticket.slot, "offer")
 
     def release(self, ticket: Ticket) -> None:
         """The answer came without a batch, or is no longer needed: nobody can write into the slot any more."""
-        self._current(ticket)
+        self._require_current(ticket)
         self._move(ticket.slot, "release")
 
-    def hand_out(self, slot: int) -> None:
-        """The consumer got the slot itself."""
-        self._move(slot, "hand out")
+    def take(self, slot: int) -> None:
+        """The consumer has the batch."""
+        self._move(slot, "take")
 
-    def drop(self, slot: int) -> None:
-        """The batch in it is not wanted there: dropped, or copied out."""
-        self._move(slot, "drop")
+    def take_back(self, slot: int) -> None:
+        """The batch is not offered any more."""
+        self._move(slot, "take back")
 
-    def give_back(self, slot: int) -> None:
+    def hand_back(self, slot: int) -> None:
         """The consumer's last reference is gone."""
-        self._move(slot, "return")
+        self._move(slot, "hand back")
 
     def state(self, slot: int) -> SlotState:
         """Who may touch it."""
@@ -87,9 +90,9 @@ class Ledger:
 
     def count(self, state: SlotState) -> int:
         """How many slots, the reserve included, are in this state."""
-        return sum(one is state for one in self._states)
+        return self._counts[state]
 
-    def _current(self, ticket: Ticket) -> None:
+    def _require_current(self, ticket: Ticket) -> None:
         if self._generations[ticket.slot] != ticket.generation:
             raise AssertionError(f"{ticket} is stale: generation {self._generations[ticket.slot]} is current")
 
@@ -99,5 +102,7 @@ class Ledger:
         if after is None:
             raise AssertionError(f"slot {slot}: cannot {event} while {before.value}")
         self._states[slot] = after
+        self._counts[before] -= 1
+        self._counts[after] += 1
         if after is SlotState.FREE and slot != self.reserve:
             self._free.append(slot)

@@ -2,7 +2,8 @@
 
 Rules: used in the receive thread only. A key serves one Hello; what does not open is thrown away and counted. Answers
 on the worker's other connection may overtake payloads here: a Pong waits for those that were sent before it, as long as
-they go on coming. It must not know wants, slots or what a batch is good for.
+they go on coming. Payloads that do not come are lost, and so may be this connection: it is made anew then. It must not
+know wants, slots or what a batch is good for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.sealing import Opener
 from shared.sockets import connect_dealer, drained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     import zmq
@@ -29,14 +30,36 @@ if TYPE_CHECKING:
     from shared.messages import Pong
     from shared.packing import Packing
 
-__all__ = ["SealedPayloads"]
+__all__ = ["SealedConnection", "SealedPayload"]
 
 #: Payloads taken from one worker before the others have their turn.
 _TURN = 64
 
 
-class SealedPayloads:
-    """`socket` is None until the worker says where it sends them from."""
+class SealedPayload:
+    """A payload frame, and what opens it."""
+
+    __slots__ = ("_frame", "_number", "_opener")
+
+    def __init__(self, opener: Opener, number: int, frame: memoryview) -> None:
+        self._opener = opener
+        self._number = number
+        self._frame = frame
+
+    def unpack(self, layout: Layout, packing: Packing, place: NDArray[np.uint8]) -> None:
+        """Write it where it belongs; ProtocolError if it is another than its header's, or was changed."""
+        if packing.plain:
+            if not self._opener.payload_into(self._number, self._frame, place):
+                raise _changed()
+            return
+        opened = self._opener.payload(self._number, self._frame)
+        if opened is None:
+            raise _changed()
+        unpack(memoryview(opened), layout, packing, place)
+
+
+class SealedConnection:
+    """`socket` is None until the worker says where it sends from."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], worker_endpoint: str) -> None:
         self.socket: zmq.Socket[bytes] | None = None
@@ -57,23 +80,27 @@ class SealedPayloads:
 
     def expect(self, port: int) -> None:
         """Connect to where the worker sends them from; 0: it sends none."""
-        if port == self._port:
-            return
-        self.close()
-        self._port = port
-        if port:
-            self.socket = connect_dealer(self._context, at_port(self._endpoint, port), None, self._identity)
+        if port != self._port:
+            self._port = port
+            self.renew()
 
-    def read(self, take: Callable[[Pushed, memoryview], int], now_s: float) -> Iterator[tuple[Pushed, int]]:
-        """Headers, each with what `take` makes of its payload."""
+    def renew(self) -> None:
+        """Make the connection anew, under the same identity."""
+        self._hang_up()
+        if self._port:
+            self.socket = connect_dealer(self._context, at_port(self._endpoint, self._port), None, self._identity)
+
+    def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
+        """Headers, each with its payload."""
         assert self.socket is not None
         for frames in drained(self.socket, _TURN):
             header = self._opened(frames[0].bytes)
             if header is None or len(frames) != 2:
                 self.garbage += 1
             else:
+                assert self._opener is not None
                 self._heard_s = now_s
-                yield header, take(header, frames[1].buffer)
+                yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
     def _opened(self, frame: bytes) -> Pushed | None:
         opened = self._opener.header(frame) if self._opener is not None else None
@@ -82,18 +109,6 @@ class SealedPayloads:
         except ProtocolError:
             return None
         return message if isinstance(message, Pushed) and not message.in_slot else None
-
-    def unpack(self, frame: memoryview, layout: Layout, packing: Packing, place: NDArray[np.uint8]) -> None:
-        """Write the payload of the last header where it belongs; ProtocolError if it is another, or was changed."""
-        assert self._opener is not None
-        if packing.plain:
-            if not self._opener.payload_into(frame, place):
-                raise _changed()
-            return
-        opened = self._opener.payload(frame)
-        if opened is None:
-            raise _changed()
-        unpack(memoryview(opened), layout, packing, place)
 
     # --- Pongs that go before payloads ---
 
@@ -106,13 +121,16 @@ class SealedPayloads:
             self._early, self._heard_s = pong, now_s
         return True
 
-    def due(self, now_s: float, patience_s: float) -> Pong | None:
-        """The Pong that waited, once it need not any more: they are here, or nothing has come for so long."""
+    def due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
+        """The Pong that waited, once it need not any more, and whether its payloads are lost: none came for so long."""
         pong = self._early
-        if pong is None or (self._is_behind(pong) and now_s - self._heard_s < patience_s):
+        if pong is None:
+            return None
+        lost = self._is_behind(pong)
+        if lost and now_s - self._heard_s < patience_s:
             return None
         self._early = None
-        return pong
+        return pong, lost
 
     def forget(self) -> None:
         """The worker is gone, or cut off, or has another key: what waited counts no more."""
@@ -121,11 +139,15 @@ class SealedPayloads:
     def _is_behind(self, pong: Pong) -> bool:
         return self._opener is not None and self._opener.number < pong.sealed
 
-    def close(self) -> None:
-        """No more of them."""
+    def _hang_up(self) -> None:
         if self.socket is not None:
             self.socket.close(linger=0)
-        self.socket, self._port = None, 0
+        self.socket = None
+
+    def close(self) -> None:
+        """No more of them."""
+        self._hang_up()
+        self._port = 0
 
 
 def _changed() -> ProtocolError:

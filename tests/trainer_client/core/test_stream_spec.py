@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from shared import messages as m
 from shared.layout import BucketShape, Field, layout_of
-from trainer_client import stream_facts as module
-from trainer_client.course import Position, Target
-from trainer_client.stream_facts import StreamFacts
+from trainer_client.core import stream_spec as module
+from trainer_client.core.upcoming import Position, UpcomingBatch
+from trainer_client.core.stream_spec import StreamSpec
 
 FIELDS = (
     m.WireField("audio", "float32", (None, 8), 100.0),
@@ -18,16 +18,16 @@ FIELDS = (
     m.WireField("weight", "float32", (), None),
 )
 SHAPES = (m.WireShape(8, (("audio", 50), ("text", 20))), m.WireShape(4, (("audio", 100), ("text", 10))))
-TARGET = Target(Position(2, 4, 4), 1, 0, 5, empty=False)
+TARGET = UpcomingBatch(Position(2, 4, 4), 1, 0, 5, empty=False)
 
 
 @pytest.fixture
-def facts() -> StreamFacts:
+def facts() -> StreamSpec:
     return attached()
 
 
-def attached() -> StreamFacts:
-    return StreamFacts.of(
+def attached() -> StreamSpec:
+    return StreamSpec.of(
         m.Attached(
             job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=9,
             most_batches=10, fields=FIELDS, shapes=SHAPES, heartbeat_timeout_ms=1500, workers=(),

@@ -1,6 +1,6 @@
-"""What `Wants` knows: of each worker, of each ticket that it asked for, of each batch of the line; settings and counts.
+"""What is known of each worker: one incarnation, its pace, its silence, and the tickets that it holds.
 
-Records only, pure: what is to be done about them is decided in `wants`.
+Rules: pure records; what is to be done about them is decided in `wants` and `connections`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.errors import StokerError
     from shared.messages import Ticket
-    from trainer_client.course import Target
 
-__all__ = ["QUICKEST_S", "Ask", "Entry", "WantCounts", "WantSettings", "Worker"]
+__all__ = ["QUICKEST_S", "Ask", "Worker"]
 
 #: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
 QUICKEST_S = 0.001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantSettings:
-    """How far ahead, and how patient."""
-
-    prefetch: int
-    heartbeat_timeout_s: float
-    #: Without any live worker for so long, the feed stops with an error.
-    lost_timeout_s: float
-    #: A head that waits so long, and three times the usual answer, is hedged.
-    hedge_floor_s: float = 0.25
 
 
 @dataclass(slots=True)
@@ -44,12 +30,18 @@ class Ask:
     blamed: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One incarnation of a worker, as it looks from here."""
 
+    incarnation: int
     name: str
+    #: The connection over which it is reached; None once another incarnation answers there.
+    link: int | None
+    #: Breaks ties: another order of workers for each trainer.
+    rank: int
     in_slot: bool
+    lock_byte: int
     heard_s: float
     pinged_s: float
     #: About how long it takes for one want, and when its last answer came.
@@ -59,6 +51,10 @@ class Worker:
     silent: bool = False
     #: It takes nothing new.
     leaving: bool = False
+    #: It said that it drains: when it is gone it did not crash.
+    in_good_order: bool = False
+    #: It asked to be left alone until then.
+    busy_until_s: float = 0.0
     #: Its connection broke: it may hold tickets that are void here.
     unlisted: bool = False
     asks: dict[Ticket, Ask] = field(default_factory=dict)
@@ -67,8 +63,8 @@ class Worker:
         """Seconds since it could begin with this."""
         return now_s - max(ask.sent_s, self.answered_s)
 
-    def served(self, service_s: float, now_s: float) -> None:
-        """It took so long for a want."""
+    def serve(self, service_s: float, now_s: float) -> None:
+        """Note that it took so long for a want."""
         self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
         self.answered_s = now_s
 
@@ -78,41 +74,16 @@ class Worker:
 
     def pace_s(self, now_s: float) -> float:
         """Seconds a want, counting how long the one in hand takes already."""
-        oldest_s = max((self.in_hand_s(ask, now_s) for ask in self.asks.values()), default=0.0)
-        return max(self.service_s, oldest_s, QUICKEST_S)
+        pace_s = max(self.service_s, QUICKEST_S)
+        if self.asks:  # tickets are held in the order in which they were sent: the first is the oldest
+            oldest = next(iter(self.asks.values()))
+            pace_s = max(pace_s, self.in_hand_s(oldest, now_s))
+        return pace_s
 
-    @property
-    def live(self) -> bool:
+    def is_live(self, now_s: float) -> bool:
         """Whether it gets wants."""
-        return not self.silent and not self.leaving
+        return not (self.silent or self.leaving or now_s < self.busy_until_s)
 
-
-@dataclass(slots=True)
-class Entry:
-    """A batch of the line."""
-
-    target: Target
-    attempt: int = 0
-    ready: bool = False
-    hedged: bool = False
-    #: Asked elsewhere because of silence no earlier than this; moves out by doubling.
-    again_s: float = 0.0
-    patience_s: float = 0.0
-    refused: dict[int, StokerError] = field(default_factory=dict)
-    #: Workers that hold a ticket for it.
-    askers: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class WantCounts:
-    """What happened so far, for metrics and tests."""
-
-    asked: int = 0
-    asked_again: int = 0
-    hedged: int = 0
-    stale: int = 0
-    rejected: int = 0
-    lost_on_the_way: int = 0
-    retracted: int = 0
-    taken_over: int = 0
-    suspected: int = 0
+    def could_write(self) -> bool:
+        """Whether it holds tickets for writing in place."""
+        return any(ask.in_slot for ask in self.asks.values())

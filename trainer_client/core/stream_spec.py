@@ -14,9 +14,9 @@ from shared.layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
     from shared.messages import Attached, Pushed, WireShape
-    from trainer_client.course import Target
+    from trainer_client.core.upcoming import UpcomingBatch
 
-__all__ = ["StreamFacts"]
+__all__ = ["StreamSpec"]
 
 #: Layouts kept; with batches padded to their longest row there may be thousands of shapes.
 _MOST_LAYOUTS = 4096
@@ -27,7 +27,7 @@ _MOST_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamFacts:
+class StreamSpec:
     """Fields of a batch, shapes of the buckets, and the name of the plan."""
 
     job: str
@@ -41,7 +41,7 @@ class StreamFacts:
     _layouts: dict[WireShape, Layout | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attached: Attached) -> StreamFacts:
+    def of(cls, attached: Attached) -> StreamSpec:
         """The facts in the coordinator's answer."""
         return cls(
             job=attached.job,
@@ -83,9 +83,9 @@ class StreamFacts:
         )
         return layout_of(self.fields, BucketShape(rows=wire.rows, lengths=lengths)) if fits else None
 
-    def fits(self, header: Pushed, target: Target) -> bool:
+    def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
         """Whether the header announces the batch that was asked for, in a form that it may have."""
-        asked = (target.position.epoch, target.number, target.empty)
+        asked = (batch.position.epoch, batch.number, batch.empty)
         if (header.epoch, header.number, header.empty) != asked:
             return False
         layout = self.layout(header.shape)

@@ -1,0 +1,164 @@
+"""What is open with the coordinator: the request to attach, and whether anything is heard.
+
+Rules: pure. Every answer names its request: one to anything but the request that is open is dropped and counted, and
+a position other than the one asked for is an error. A request is sent again, under the same number, until it is
+answered. A coordinator that is lost after that is no error: training in lockstep goes on, and when it is back it is
+told again who we are, and where we stood when we attached, as the other ranks do: by now each is at another step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+from shared.errors import ProtocolError, StokerError
+from trainer_client.core import instructions as i
+
+if TYPE_CHECKING:
+    from trainer_client.core.settings import CoreSettings
+
+__all__ = ["Attachment"]
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 1.0
+
+#: A connection that stays silent is made anew at most this many heartbeat timeouts apart.
+_LONGEST_RENEWAL = 8
+
+
+class Attachment:
+    """`attached` once the coordinator has agreed."""
+
+    def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
+        self.attached = False
+        #: Answers that named another request than the one that is open.
+        self.late_answers = 0
+        #: What the coordinator said last of why it is not ready.
+        self.heard = "no answer"
+        self._settings = settings
+        self._out = out
+        self._serial = 0
+        #: The cursor of the open request.
+        self._asked: m.Cursor | None = None
+        self._open = False
+        #: Who waits for the answer.
+        self._for: int | None = None
+        self._stood: m.Cursor | None = None
+        self._again_s = float("inf")
+        self._pause_s = _FIRST_PAUSE_S
+        self._heard_s = 0.0
+        self._beat_s = 0.0
+        self._renew_s = 0.0
+        self._renew_pause_s = 0.0
+        self._timeout_s = 2.0
+
+    @property
+    def due_s(self) -> float:
+        """When there is something to say."""
+        return self._again_s if self._open else self._beat_s if self.attached else float("inf")
+
+    def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
+        """Attach (again) at this cursor; `waiting` is the number of whoever wants to know the answer."""
+        self._serial += 1
+        self._asked, self._open, self._for = cursor, True, waiting
+        self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
+        self._say(now_s)
+
+    def _say(self, now_s: float) -> None:
+        ranks, settings = self._settings.ranks, self._settings
+        self._out.append(
+            i.ToCoordinator(
+                m.Attach(
+                    serial=self._serial,
+                    job=settings.job,
+                    stream=settings.stream,
+                    rank=ranks.rank,
+                    replicas=ranks.replicas,
+                    world=ranks.world,
+                    incarnation=settings.incarnation,
+                    name=settings.name,
+                    cursor=self._asked,
+                )
+            )
+        )
+        self._again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def tick(self, members: int, now_s: float) -> None:
+        """Say what is due."""
+        if self._open and now_s >= self._again_s:
+            self._say(now_s)
+        if not self._open and self.attached and now_s >= self._beat_s:
+            self._beat_s = now_s + self._timeout_s / 4
+            self._out.append(i.SendProgress(members))
+        if self.attached and now_s - self._heard_s > self._timeout_s and now_s >= self._renew_s:
+            self._renew_pause_s = min(2 * self._renew_pause_s, _LONGEST_RENEWAL * self._timeout_s)
+            self._renew_s = now_s + self._renew_pause_s
+            self._out.append(i.RenewCoordinator())
+
+    def hear(self, now_s: float) -> None:
+        """Something came from the coordinator."""
+        self._heard_s = now_s
+        self._renew_s = now_s
+        self._renew_pause_s = self._timeout_s
+
+    def wait(self, said: m.Wait, now_s: float) -> None:
+        """It is not ready yet."""
+        if self._answers(said.serial):
+            self.heard = said.reason
+            self._again_s = now_s + said.retry_ms / 1000
+
+    def _answers(self, serial: int) -> bool:
+        answers = self._open and serial == self._serial
+        self.late_answers += not answers
+        return answers
+
+    def agree(self, said: m.Attached, now_s: float) -> bool:
+        """The coordinator agrees; False if this answers something else, or is wrong."""
+        if not self._answers(said.serial):
+            return False
+        asked, cursor = self._asked, said.cursor
+        expected = (0, 0) if asked is None else (asked.epoch, asked.number)
+        same_group = asked is None or not asked.number or asked.group == cursor.group
+        if (cursor.epoch, cursor.number) != expected or not same_group:
+            self.refuse(_elsewhere(expected, cursor))
+            return False
+        self._timeout_s = said.heartbeat_timeout_ms / 1000
+        self.attached, self._open = True, False
+        self._beat_s = now_s + self._timeout_s / 4
+        if self._for is not None:
+            self._stood = cursor
+        return True
+
+    def answer(self, answer: m.Attached | BaseException) -> bool:
+        """Tell whoever waits; False if nobody does."""
+        waiting, self._for = self._for, None
+        self._open = False
+        if waiting is not None:
+            self._out.append(i.AnswerAttach(waiting, answer))
+        return waiting is not None
+
+    def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
+        """The request is refused: an error for whoever waits for it, else for the feed."""
+        if serial is not None and not self._answers(serial):
+            return
+        if not self.answer(error):
+            self._out.append(i.Fail(error))
+
+    def come_back(self, now_s: float) -> None:
+        """The coordinator does not know us: it was started anew, or we were silent for long."""
+        if not self._open:
+            self.ask(self._stood, now_s, waiting=None)
+
+    def excuse(self, now_s: float) -> None:
+        """We stalled: it is not the coordinator that was silent."""
+        self._heard_s = now_s
+
+
+def _elsewhere(expected: tuple[int, int], got: m.Cursor) -> StokerError:
+    return ProtocolError(
+        expected=f"to attach at epoch {expected[0]}, batch {expected[1]}, as was asked",
+        got=f"epoch {got.epoch}, batch {got.number}",
+        where="coordinator",
+        remedy="Trainer and coordinator disagree: install the same release on both, and report this.",
+    )

@@ -1,0 +1,481 @@
+"""Which workers a trainer talks to, and how each of those connections stands.
+
+Rules:
+- A trainer talks to all workers of its own host, and to a bounded number of others, chosen by a hash of the trainer
+  and the worker's endpoint: load spreads over the fleet, a restarted worker stays in its subsets, and the work of a
+  decision does not grow with the fleet. Workers that are silent, leaving, or refuse the head of the line do not count:
+  others are added.
+- Being off the coordinator's list closes nothing, because a coordinator that was just started knows few. A connection
+  is forgotten once its worker is off the list and gone: proved dead, gone in good order, or cut for long; and never
+  while the worker might still write into a slot.
+- A worker is buried only on proof: its lock on our memory is gone. Another incarnation that answers at its endpoint is
+  no such proof where it wrote in place.
+- What one worker says or is closes that one connection, with a line in the log, and never ends the feed.
+- One side may not know that a connection is gone, so that of a worker which is silent is made anew.
+Pure: links are numbers, and sockets are somebody else's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.hashing import digest64
+from trainer_client.core import instructions as i
+from trainer_client.core.workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shared import messages as m
+    from shared.errors import StokerError
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.upcoming import Upcoming
+    from trainer_client.core.wants import Wants
+
+__all__ = ["MOST_REMOTE", "Connection", "Connections", "LinkState"]
+
+#: A trainer never has more connections to workers of other hosts than this.
+MOST_REMOTE = 32
+
+#: Lock bytes start here, because the nonce lies before them, and end where the protocol's bound does.
+_FIRST_LOCK_BYTE, _LAST_LOCK_BYTE = 16, 2**20
+
+#: Pause before a Hello that was not answered is said again, and before one that could not be sent is tried again.
+_HELLO_PAUSE_S = 0.5
+_NOT_YET_S = 0.002
+
+#: A silent worker's connection is made anew at most this many heartbeat timeouts apart.
+_LONGEST_RENEWAL = 8
+
+
+class LinkState(enum.Enum):
+    """How the connection to a worker stands."""
+
+    DOWN = "down"  #: it is being made
+    GREETING = "greeting"  #: it is up, and Hello was not answered yet
+    SHARED = "by shared memory"  #: the worker serves us and writes into our slots
+    TCP = "by TCP"  #: the worker serves us with frames
+    LEAVING = "leaving"  #: the worker answers what it has and takes nothing new
+    CLOSED = "closed"  #: we hung up
+
+
+_SERVING = (LinkState.SHARED, LinkState.TCP, LinkState.LEAVING)
+
+#: What may happen to a connection; any other pair is a defect of ours and raises.
+_NEXT: dict[tuple[LinkState, str], LinkState] = {
+    (LinkState.DOWN, "up"): LinkState.GREETING,
+    (LinkState.GREETING, "greet again"): LinkState.GREETING,
+    **{(state, "greet again"): LinkState.GREETING for state in _SERVING},
+    **{(state, "welcome, shared"): LinkState.SHARED for state in (LinkState.GREETING, *_SERVING)},
+    **{(state, "welcome"): LinkState.TCP for state in (LinkState.GREETING, *_SERVING)},
+    **{(state, "leave"): LinkState.LEAVING for state in _SERVING},
+    **{(state, "down"): LinkState.DOWN for state in LinkState if state is not LinkState.CLOSED},
+    **{(state, "close"): LinkState.CLOSED for state in LinkState if state is not LinkState.CLOSED},
+}
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection; it survives the worker's restarts at the same endpoint."""
+
+    link: int
+    endpoint: str
+    local: bool
+    #: Since when the state is what it is.
+    since_s: float
+    state: LinkState = LinkState.DOWN
+    #: Who answered last.
+    incarnation: int | None = None
+    #: Offered with the last Hello.
+    lock_byte: int = 0
+    #: When to say Hello (again).
+    hello_s: float = float("inf")
+    #: When to make it anew, if nothing is heard until then, and how much later the next time.
+    renew_s: float = float("inf")
+    renew_pause_s: float = 0.0
+
+    def move(self, event: str, now_s: float) -> None:
+        """Let something happen to it."""
+        after = _NEXT.get((self.state, event))
+        if after is None:
+            raise AssertionError(f"connection to {self.endpoint}: cannot {event} while {self.state.value}")
+        if after is not self.state:
+            self.state, self.since_s = after, now_s
+
+
+class Connections:
+    """All connections to workers, and the list of workers that the coordinator knows."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the books that a worker is entered in
+        self,
+        settings: CoreSettings,
+        heartbeat_timeout_s: float,
+        upcoming: Upcoming,
+        workers: dict[int, Worker],
+        wants: Wants,
+        out: list[i.Instruction],
+    ) -> None:
+        self.version = 0
+        self._settings = settings
+        self._timeout_s = heartbeat_timeout_s
+        self._upcoming = upcoming
+        self._workers = workers
+        self._wants = wants
+        self._out = out
+        self._members: dict[str, m.WorkerAddress] = {}
+        #: Endpoints of other hosts, the ones to talk to first.
+        self._order: list[str] = []
+        self._ranks: dict[str, int] = {}
+        self._by_link: dict[int, Connection] = {}
+        self._by_endpoint: dict[str, Connection] = {}
+        #: What was said by workers that turned us away, and by which incarnation, as far as the list tells.
+        self._turned_away: dict[str, tuple[int, StokerError]] = {}
+        #: Endpoints that were given up for others since the head has nobody who can build it, and why.
+        self._given_up: dict[str, str] = {}
+        self._links = 0
+        self._lock_bytes = _FIRST_LOCK_BYTE
+
+    def __len__(self) -> int:
+        return len(self._by_link)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._by_link.values())
+
+    # --- the list ---
+
+    def meet(self, version: int, members: Iterable[m.WorkerAddress], now_s: float) -> None:
+        """The coordinator's latest list."""
+        self.version = version
+        self._members = {one.endpoint: one for one in members}
+        self._ranks = {endpoint: self._ranks.get(endpoint) or self._rank(endpoint) for endpoint in self._members}
+        remote = (endpoint for endpoint, one in self._members.items() if not self._is_local(one))
+        self._order = sorted(remote, key=self._ranks.__getitem__)
+        known = self._members
+        self._turned_away = {
+            endpoint: said
+            for endpoint, said in self._turned_away.items()
+            if endpoint in known and known[endpoint].incarnation == said[0]
+        }
+        self.top_up(now_s)
+
+    def _rank(self, endpoint: str) -> int:
+        return digest64(f"{self._settings.incarnation} {endpoint}".encode())
+
+    def _is_local(self, address: m.WorkerAddress) -> bool:
+        return bool(address.boot_id) and address.boot_id == self._settings.boot_id
+
+    def top_up(self, now_s: float) -> None:
+        """Connect to whom we should talk to and do not; forget who is gone."""
+        for connection in list(self):
+            if self._is_gone(connection, now_s):
+                self._close(connection, now_s)
+        for endpoint, address in self._members.items() if self._has_local_strangers() else ():
+            if self._is_local(address) and self._may_open(endpoint):
+                self._open(endpoint, now_s, local=True)
+        self._top_up_remote(now_s)
+
+    def _has_local_strangers(self) -> bool:
+        return len(self._members) - len(self._order) > sum(one.local for one in self)
+
+    def _top_up_remote(self, now_s: float) -> None:
+        remote = [one for one in self if not one.local]
+        useful = sum(self._is_useful(one, now_s) for one in remote)
+        most = min(self._settings.workers, MOST_REMOTE)
+        if useful >= most:
+            return
+        for endpoint in self._order:
+            if not self._may_open(endpoint):
+                continue
+            if len(remote) >= MOST_REMOTE and not self._make_room(remote, now_s):
+                return
+            remote.append(self._open(endpoint, now_s, local=False))
+            useful += 1
+            if useful >= most:
+                return
+
+    def _may_open(self, endpoint: str) -> bool:
+        return not (endpoint in self._by_endpoint or endpoint in self._turned_away or endpoint in self._given_up)
+
+    def _is_useful(self, connection: Connection, now_s: float) -> bool:
+        """Whether it serves the head of the line, or may yet."""
+        worker = self._worker_of(connection)
+        if worker is None or connection.state not in _SERVING:
+            return now_s - connection.since_s <= self._timeout_s
+        head = self._upcoming.entries.get(self._upcoming.head)
+        return worker.is_live(now_s) and not (head is not None and worker.incarnation in head.refused)
+
+    def _make_room(self, remote: list[Connection], now_s: float) -> bool:
+        """Give up the connection that has been of no use for the longest; whether there was one."""
+        useless = [one for one in remote if not self._is_useful(one, now_s) and self._may_forget(one)]
+        if not useless:
+            return False
+        longest = min(useless, key=lambda one: one.since_s)
+        self._given_up[longest.endpoint] = self._describe(longest)
+        remote.remove(longest)
+        self._close(longest, now_s)
+        return True
+
+    def _is_gone(self, connection: Connection, now_s: float) -> bool:
+        if connection.endpoint in self._members or connection.state is not LinkState.DOWN:
+            return False
+        worker = self._worker_of(connection)
+        long_s = now_s - connection.since_s
+        gone = worker is None or worker.in_good_order or long_s > self._settings.lost_timeout_s
+        return gone and self._may_forget(connection)
+
+    def _may_forget(self, connection: Connection) -> bool:
+        worker = self._worker_of(connection)
+        return worker is None or not worker.could_write()
+
+    # --- opening and closing ---
+
+    def _open(self, endpoint: str, now_s: float, *, local: bool) -> Connection:
+        self._links += 1
+        connection = Connection(self._links, endpoint, local, now_s)
+        connection.renew_pause_s = self._timeout_s
+        self._by_link[connection.link] = self._by_endpoint[endpoint] = connection
+        self._out.append(i.Open(connection.link, endpoint))
+        return connection
+
+    def _close(self, connection: Connection, now_s: float) -> None:
+        worker = self._worker_of(connection)
+        if worker is not None:
+            self._part(connection, worker)
+        connection.move("close", now_s)
+        del self._by_link[connection.link], self._by_endpoint[connection.endpoint]
+        self._out.append(i.Close(connection.link))
+
+    def _part(self, connection: Connection, worker: Worker) -> None:
+        """The connection is not this worker's any more; it is buried once it can write nowhere."""
+        self._wants.cut(worker, by_us=connection.state is LinkState.DOWN)
+        connection.incarnation = worker.link = None
+        if worker.could_write():
+            self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
+        else:
+            self._bury(worker, crashed=not worker.in_good_order)
+
+    def turn_away(self, link: int, error: StokerError, now_s: float) -> None:
+        """The worker refused us, or cannot be reached at all: this connection is over."""
+        connection = self._by_link.get(link)
+        if connection is None:
+            return
+        address = self._members.get(connection.endpoint)
+        if address is not None:
+            self._turned_away[connection.endpoint] = (address.incarnation, error)
+        self._log("warning", "connection to a worker is closed", worker=connection.endpoint, error=str(error))
+        self._close(connection, now_s)
+        self.top_up(now_s)
+
+    # --- what happens to a connection ---
+
+    def up(self, link: int, now_s: float) -> None:
+        """It takes messages."""
+        connection = self._by_link.get(link)
+        if connection is None:
+            return
+        if connection.state is not LinkState.DOWN:  # it broke and was made again before we looked
+            self.down(link, now_s)
+        connection.move("up", now_s)
+        self._greet(connection, now_s)
+
+    def down(self, link: int, now_s: float, *, by_us: bool = False) -> None:
+        """It is gone, and what was on it is lost."""
+        connection = self._by_link.get(link)
+        if connection is None:
+            return
+        connection.move("down", now_s)
+        connection.hello_s = float("inf")
+        worker = self._worker_of(connection)
+        if worker is not None:
+            self._wants.cut(worker, by_us=by_us)
+            if worker.in_slot:
+                self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
+
+    def greeting_failed(self, link: int, now_s: float) -> None:
+        """It is up but takes nothing yet."""
+        connection = self._by_link.get(link)
+        if connection is not None and connection.state is LinkState.GREETING:
+            connection.hello_s = now_s + _NOT_YET_S
+
+    def greet_again(self, link: int, now_s: float) -> None:
+        """The worker does not know us (any more)."""
+        connection = self._by_link[link]
+        connection.move("greet again", now_s)
+        self._greet(connection, now_s)
+
+    def _greet(self, connection: Connection, now_s: float) -> None:
+        """Say Hello; each offers a lock byte that nobody has locked."""
+        if not connection.lock_byte:
+            connection.lock_byte = self._lock_bytes
+            self._lock_bytes += 1
+            if self._lock_bytes == _LAST_LOCK_BYTE:
+                self._lock_bytes = _FIRST_LOCK_BYTE
+        connection.hello_s = now_s + _HELLO_PAUSE_S
+        self._out.append(i.Greet(connection.link, connection.lock_byte))
+
+    def welcome(self, link: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
+        """The worker serves us; `locked`: it holds the lock that it was offered last."""
+        connection = self._by_link[link]
+        if connection.state is LinkState.DOWN:
+            return  # it was said before the connection went
+        former = self._worker_of(connection)
+        if former is not None and former.incarnation != came.incarnation:
+            self._part(connection, former)
+        worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
+        connection.incarnation, worker.link = worker.incarnation, link
+        if locked:
+            worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
+        worker.in_slot = came.shared and (locked or worker.in_slot)
+        worker.leaving, worker.unlisted = False, True
+        connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
+        connection.hello_s, connection.renew_s = float("inf"), float("inf")
+        connection.renew_pause_s = self._timeout_s
+        self._wants.greet()
+        self._wants.hear(worker, now_s)
+        way = "shared memory" if worker.in_slot else "TCP"
+        self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
+
+    def _get_to_know(self, came: m.Welcome, now_s: float) -> Worker:
+        worker = Worker(
+            incarnation=came.incarnation,
+            name=came.worker,
+            link=None,
+            rank=self._rank(str(came.incarnation)),
+            in_slot=False,
+            lock_byte=0,
+            heard_s=now_s,
+            pinged_s=now_s,
+        )
+        self._workers[worker.incarnation] = worker
+        return worker
+
+    def leave(self, link: int, now_s: float) -> None:
+        """The worker drains."""
+        connection = self._by_link[link]
+        if connection.state in _SERVING:
+            connection.move("leave", now_s)
+
+    def lock_is_gone(self, incarnation: int, now_s: float) -> None:
+        """Proof that this worker can write nowhere any more."""
+        worker = self._workers.get(incarnation)
+        if worker is None:
+            return
+        connection = self._by_link.get(worker.link) if worker.link is not None else None
+        self._bury(worker, crashed=not worker.in_good_order)
+        if connection is not None:
+            connection.incarnation = None
+            if connection.state in _SERVING:  # it had only let go of our memory, because we were away for long
+                self.greet_again(connection.link, now_s)
+
+    def _bury(self, worker: Worker, *, crashed: bool) -> None:
+        self._log("info", "worker is gone", worker=worker.name, crashed=crashed)
+        self._wants.bury(worker, crashed=crashed)
+        del self._workers[worker.incarnation]
+
+    # --- time ---
+
+    def tick(self, now_s: float) -> None:
+        """Who is silent, who has to be asked for a sign of life, whose connection has to be made anew."""
+        for worker in self._workers.values():
+            if now_s - worker.heard_s > self._timeout_s:
+                self._wants.suspect(worker)
+            pause_s = self._timeout_s / 4
+            if worker.link is not None and now_s - worker.pinged_s >= pause_s and worker.is_in_doubt(now_s - pause_s):
+                connection = self._by_link[worker.link]
+                if connection.state in _SERVING:
+                    self._out.append(i.ToWorker(worker.link, self._wants.ping(worker, now_s)))
+        for connection in list(self):
+            if now_s >= connection.hello_s:
+                self._greet(connection, now_s)
+            self._renew(connection, now_s)
+        self.top_up(now_s)
+
+    def _renew(self, connection: Connection, now_s: float) -> None:
+        worker = self._worker_of(connection)
+        heard_s = worker.heard_s if worker is not None else connection.since_s
+        up = connection.state is not LinkState.DOWN
+        if not up or now_s - max(heard_s, connection.since_s) <= self._timeout_s:
+            return
+        if connection.renew_s == float("inf"):
+            connection.renew_s = now_s
+        if now_s >= connection.renew_s:
+            longest_s = _LONGEST_RENEWAL * self._timeout_s
+            connection.renew_pause_s = min(2 * connection.renew_pause_s, longest_s)
+            connection.renew_s = now_s + connection.renew_pause_s
+            self._log("info", "connection to a silent worker is made anew", worker=connection.endpoint)
+            self.down(connection.link, now_s, by_us=True)
+            self._out.append(i.Renew(connection.link))
+
+    def probe(self) -> bool:
+        """Look for proof that silent workers are dead; whether some might still write into slots."""
+        writers = False
+        for worker in self._workers.values():
+            if worker.in_slot and (worker.silent or worker.leaving or worker.link is None):
+                self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
+                writers = writers or worker.could_write()
+        return writers
+
+    def due_s(self) -> float:
+        """When a Hello is to be said (again)."""
+        return min((connection.hello_s for connection in self), default=float("inf"))
+
+    def excuse(self, now_s: float) -> None:
+        """We stalled: no connection is old for it."""
+        for connection in self:
+            connection.since_s = now_s
+
+    # --- who is there ---
+
+    def worker_at(self, link: int) -> Worker | None:
+        """Who answered there last."""
+        connection = self._by_link.get(link)
+        return self._worker_of(connection) if connection is not None else None
+
+    def serving(self) -> list[int]:
+        """Connections to workers that serve us."""
+        return [connection.link for connection in self if connection.state in _SERVING]
+
+    def _worker_of(self, connection: Connection) -> Worker | None:
+        return self._workers.get(connection.incarnation) if connection.incarnation is not None else None
+
+    def is_all_tried(self, now_s: float) -> bool:
+        """Whether nobody on the list is left who might still build the head."""
+        return all(self._is_tried(endpoint, now_s) for endpoint in self._members)
+
+    def _is_tried(self, endpoint: str, now_s: float) -> bool:
+        if endpoint in self._turned_away or endpoint in self._given_up:
+            return True
+        connection = self._by_endpoint.get(endpoint)
+        return connection is not None and not self._is_useful(connection, now_s)
+
+    def forget_tries(self) -> None:
+        """The head is in somebody's hands: whoever was given up may be tried again."""
+        self._given_up.clear()
+
+    def refusals(self) -> list[StokerError]:
+        """What was said by those that turned us away."""
+        return [error for _, error in self._turned_away.values()]
+
+    def tried(self) -> tuple[list[str], int]:
+        """Whom we tried, each with how it stands, and how many are on the list."""
+        tried = dict.fromkeys(self._turned_away, "turned us away") | self._given_up
+        tried |= {connection.endpoint: self._describe(connection) for connection in self}
+        return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self._members)
+
+    def _name(self, endpoint: str) -> str:
+        address = self._members.get(endpoint)
+        return address.worker if address is not None else endpoint
+
+    def _describe(self, connection: Connection) -> str:
+        worker = self._worker_of(connection)
+        if worker is None:
+            return "does not answer"
+        head = self._upcoming.entries.get(self._upcoming.head)
+        if head is not None and worker.incarnation in head.refused:
+            return "refused"
+        return "silent" if worker.silent else connection.state.value
+
+    def _log(self, level: str, event: str, **fields: object) -> None:
+        self._out.append(i.Log(level, event, fields))

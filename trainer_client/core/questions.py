@@ -1,0 +1,66 @@
+"""Questions that any worker can answer: how many batches an epoch has, what a sample is called.
+
+Rules: pure. A question is put to a few workers at a time, in turn, until one answers; whoever does not know is silent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+from trainer_client.core import instructions as i
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer_client.core.stream_spec import StreamSpec
+
+__all__ = ["Questions"]
+
+#: Pause before a question that nobody answered is put again.
+_PAUSE_S = 0.2
+
+#: Workers that are asked at a time.
+_AT_A_TIME = 3
+
+
+class Questions:
+    """What is not answered yet."""
+
+    def __init__(self, spec: StreamSpec, out: list[i.Instruction]) -> None:
+        self._spec = spec
+        self._out = out
+        self._asked: dict[m.EpochQuery | m.NameQuery, float] = {}
+        self._turn = 0
+
+    @property
+    def due_s(self) -> float:
+        """When one is to be put again."""
+        return min(self._asked.values(), default=float("inf"))
+
+    def ask(self, question: m.EpochQuery | m.NameQuery, now_s: float) -> None:
+        """Put it with the next `tick`, unless it was put lately."""
+        self._asked.setdefault(question, now_s)
+
+    def tick(self, links: Sequence[int], now_s: float) -> None:
+        """Put what is due to the next few of these workers."""
+        for question, due_s in self._asked.items():
+            if now_s < due_s:
+                continue
+            self._asked[question] = now_s + _PAUSE_S
+            for _ in range(min(_AT_A_TIME, len(links))):
+                self._turn += 1
+                self._out.append(i.ToWorker(links[self._turn % len(links)], question))
+
+    def answer(self, said: m.EpochAnswer | m.NameAnswer) -> None:
+        """A worker answered."""
+        digest = self._spec.plan_digest
+        question: m.EpochQuery | m.NameQuery
+        if isinstance(said, m.EpochAnswer):
+            question = m.EpochQuery(stream=said.stream, plan_digest=digest, epoch=said.epoch, group=said.group)
+            answer: int | str = said.batches
+        else:
+            question = m.NameQuery(stream=said.stream, plan_digest=digest, sample=said.sample)
+            answer = said.name
+        if self._asked.pop(question, None) is not None:
+            self._out.append(i.AnswerQuestion(question, answer))

@@ -1,0 +1,48 @@
+"""What the core is told once: who the trainer is, and how far ahead and how patient it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer_client.core.stream_spec import StreamSpec
+    from trainer_client.core.upcoming import Ranks
+
+__all__ = ["CoreSettings", "slots_for"]
+
+#: Batches asked for ahead: one being built, some on their way, the others to even out what takes longer.
+_USUAL_PREFETCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """Who this trainer is, and what `connect` was asked for."""
+
+    job: str
+    stream: str
+    ranks: Ranks
+    incarnation: int
+    name: str
+    boot_id: str
+    #: Of each replica; None: as many as suit the size of batches.
+    prefetch: int | None = None
+    prefetch_bytes: int = 2**30
+    shared_memory: bool = True
+    verify: bool = False
+    #: How many workers of other hosts it talks to.
+    workers: int = 16
+    #: Without any worker that can build for so long, the feed stops with an error.
+    lost_timeout_s: float = 60.0
+    #: A head that waits so long, and three times the usual answer, is hedged.
+    hedge_floor_s: float = 0.25
+
+
+def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
+    """How many ordinary slots there are to be, and how many batches are asked for ahead."""
+    replicas = settings.ranks.replicas
+    wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
+    hands = 4 * replicas + 2  # what a consumer and TensorFlow's own prefetching hold at a time, as measured
+    affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve counts as well
+    slots = max(2, min(wanted + hands, affordable))
+    return slots, max(1, min(wanted, slots - 1))

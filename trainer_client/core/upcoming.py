@@ -1,0 +1,211 @@
+"""What lies ahead of a trainer: the endless sequence of its batches, lap after lap, and what became of the next ones.
+
+Rules: pure. A lap is one pass from a position to the end of its epoch; after it comes the next epoch from its
+beginning, or, in an evaluation stream, the same pass again. How many batches an epoch has is learnt from outside; the
+sequence goes as far as it knows. Batches are numbered (`seq`) in the order in which they will be consumed; numbers
+only grow: a new way goes on counting where the last one ended, so that an answer to an old number is never taken for
+a new one. The position of the line is here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from shared.rounds import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shared.errors import StokerError
+    from shared.messages import Pushed, Ticket
+
+__all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place between two rounds: the first batch number not yet passed, and the group that numbers count in."""
+
+    epoch: int
+    number: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Which ranks of the world this trainer occupies."""
+
+    rank: int
+    replicas: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingBatch:
+    """One batch that this trainer gets: `position` is where its round starts, `replica` which of our ranks it is for.
+
+    `last` says that its lap ends after it.
+    """
+
+    position: Position
+    replica: int
+    lap: int
+    number: int
+    empty: bool
+    last: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """A batch of the line, and how far it is."""
+
+    batch: UpcomingBatch
+    #: How many builders were lost, or may have been, while they had it.
+    attempt: int = 0
+    #: The batch is here: its header and slot.
+    header: Pushed | None = None
+    slot: int = -1
+    #: Its rows were counted among those delivered.
+    counted: bool = False
+    hedged: bool = False
+    #: Not asked of another worker before this; moves out by doubling.
+    again_s: float = 0.0
+    patience_s: float = 0.0
+    #: What each worker (by incarnation) said that cannot build it.
+    refused: dict[int, StokerError] = field(default_factory=dict)
+    #: What each machine said that failed at it without any fault of the data.
+    failures: list[str] = field(default_factory=list)
+    #: Workers (by incarnation) that hold a ticket for it.
+    askers: dict[int, Ticket] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the batch is here."""
+        return self.header is not None
+
+
+class Course:
+    """The batches from `start` on; `next_group` is the group of later epochs."""
+
+    def __init__(
+        self, start: Position, ranks: Ranks, known: dict[tuple[int, int], int], *, next_group: int, repeats: bool
+    ) -> None:
+        self._ranks = ranks
+        self._start = start
+        self._next_group = next_group
+        self._repeats = repeats
+        self._at = start
+        self._lap = 0
+        #: How many batches an epoch has, by (epoch, group); shared with whoever learns it.
+        self._known = known
+        self._lap_batches: Iterator[UpcomingBatch] | None = None
+
+    def next_lap(self) -> Position | None:
+        """Where the lap that comes next starts; None in the midst of one."""
+        return self._at if self._lap_batches is None else None
+
+    def missing(self) -> tuple[int, int] | None:
+        """The (epoch, group) whose number of batches must be learnt before the course goes on."""
+        key = (self._at.epoch, self._at.group)
+        return None if self._lap_batches is not None or key in self._known else key
+
+    def advance(self) -> UpcomingBatch | None:
+        """The next batch; None while `missing` something, or where there is nothing to repeat."""
+        while True:
+            if self._lap_batches is None:
+                if self.missing() is not None or (self._repeats and self._is_at_the_end()):
+                    return None
+                self._lap_batches = self._one_lap()
+            batch = next(self._lap_batches, None)
+            if batch is not None:
+                return batch
+            self._finish_lap()
+
+    def _is_at_the_end(self) -> bool:
+        return self._at.number >= self._known[self._at.epoch, self._at.group]
+
+    def _finish_lap(self) -> None:
+        self._lap += 1
+        self._lap_batches = None
+        self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
+
+    def _one_lap(self) -> Iterator[UpcomingBatch]:
+        """One batch behind the rounds, so that the last one is known as such; an epoch without batches has none."""
+        at, ranks = self._at, self._ranks
+        batches = self._known[at.epoch, at.group]
+        previous: UpcomingBatch | None = None
+        for one in rounds(at.number, batches, at.group, ranks.world):
+            start = replace(at, number=one.start)
+            for replica in range(ranks.replicas):
+                place = one.place(ranks.rank + replica)
+                if previous is not None:
+                    yield previous
+                previous = UpcomingBatch(start, replica, self._lap, place.number, place.empty)
+        if previous is not None:
+            yield replace(previous, last=True)
+
+
+class Upcoming:
+    """The line of batches from `head` on, and the course behind it."""
+
+    def __init__(self, start: Position, ranks: Ranks, *, repeats: bool) -> None:
+        self.epochs: dict[tuple[int, int], int] = {}
+        #: The group of later epochs.
+        self.next_group = start.group
+        self.head = 0
+        self.end = 0
+        self.entries: dict[int, Entry] = {}
+        self._ranks = ranks
+        self._repeats = repeats
+        self._course = self._new_course(start)
+
+    def learn(self, epoch: int, group: int, batches: int) -> None:
+        """An epoch has so many batches."""
+        self.epochs[epoch, group] = batches
+
+    def missing(self) -> tuple[int, int] | None:
+        """The (epoch, group) that has to be learnt before the line goes on."""
+        return self._course.missing()
+
+    def is_over(self, position: Position) -> bool | None:
+        """Whether nothing is left of the epoch behind this position; None while that is not known."""
+        batches = self.epochs.get((position.epoch, position.group))
+        return None if batches is None else position.number >= batches
+
+    def extend(self, most: int) -> range:
+        """Take up to so many more batches into the line; their numbers."""
+        first = self.end
+        while self.end - first < most:
+            batch = self._course.advance()
+            if batch is None:
+                break
+            self.entries[self.end] = Entry(batch)
+            self.end += 1
+        return range(first, self.end)
+
+    def pass_to(self, head: int) -> None:
+        """Everything before this number was consumed."""
+        for seq in range(self.head, head):
+            del self.entries[seq]
+        self.head = max(self.head, head)
+
+    def leads_on(self, start: Position, taken: int) -> bool:
+        """Whether what lies ahead is just what a reader needs that begins at `start`."""
+        if taken:
+            return False
+        first = self.entries.get(self.head)
+        if first is not None:
+            return first.batch.position == start and first.batch.replica == 0
+        return self._course.next_lap() == start
+
+    def turn(self, start: Position, taken: int) -> None:
+        """Lead where a reader goes on that began at `start`; what lay ahead is gone."""
+        self._course = self._new_course(start)
+        for _ in range(taken):
+            self._course.advance()
+        self.entries.clear()
+        self.head = self.end
+
+    def _new_course(self, start: Position) -> Course:
+        return Course(start, self._ranks, self.epochs, next_group=self.next_group, repeats=self._repeats)

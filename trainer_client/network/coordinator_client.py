@@ -1,0 +1,64 @@
+"""The trainer's connection to the coordinator.
+
+Rules: used in the receive thread only; what is said and when is decided in the core. What cannot be sent now is lost:
+the core says it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared.codec import decode, encode
+from shared.errors import ProtocolError
+from shared.sockets import connect_dealer, drained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shared.keys import ClientKeys
+    from shared.messages import Message
+
+__all__ = ["CoordinatorClient"]
+
+
+class CoordinatorClient:
+    """One DEALER, under one identity for as long as the trainer lives."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
+        self.garbage = 0
+        self._context = context
+        self._endpoint = endpoint
+        self._keys = keys
+        self._identity = secrets.token_bytes(16)
+        self.socket = self._connect()
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        return connect_dealer(self._context, self._endpoint, self._keys, self._identity)
+
+    def renew(self) -> None:
+        """Make the connection anew."""
+        self.socket.close(linger=0)
+        self.socket = self._connect()
+
+    def read(self) -> Iterator[Message]:
+        """What the coordinator said."""
+        for frames in drained(self.socket):
+            try:
+                yield decode(frames[0].buffer)
+            except ProtocolError:
+                self.garbage += 1
+
+    def send(self, message: Message) -> bool:
+        """Send if the connection is up."""
+        try:
+            self.socket.send(encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Hang up; what was said last still has a moment to leave."""
+        self.socket.close(linger=100)

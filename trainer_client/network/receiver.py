@@ -1,0 +1,383 @@
+"""The trainer's one receive thread: turns what comes into events, and carries out what the core decides.
+
+Rules: every socket is made, used and closed in this thread; consumers meet it in the outbox; the loop wakes by message,
+by wake or at the core's next deadline. Nothing is decided here. An error is raised again where the user waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import zmq
+
+from shared import messages as m
+from shared.endpoints import check_endpoint
+from shared.errors import LostError, StokerError
+from shared.logs import Log
+from shared.memory import SlotMemory
+from shared.sockets import Waker
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.core import Core
+from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
+from trainer_client.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shared.keys import ClientKeys
+    from shared.messages import Attached, Cursor
+    from trainer_client.core.core import Line
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.stream_spec import StreamSpec
+
+__all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
+
+#: The longest that the loop sleeps, whatever the core says.
+_LONGEST_PAUSE_S = 1.0
+
+#: How often a consumer that waits for an answer looks whether the feed has failed meanwhile.
+_LOOK_S = 0.2
+
+#: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
+_MOST_SOCKETS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """Whom to attach to, and as whom."""
+
+    core: CoreSettings
+    endpoint: str
+    keys: ClientKeys | None
+    connect_timeout_s: float
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far a consumer is; written by the feed, read for the heartbeats."""
+
+    #: (epoch, number) of the first batch not yet trained on.
+    trained_to: tuple[int, int] = (0, 0)
+    #: Seconds that were waited for data since the start.
+    waited_s: float = 0.0
+
+
+def trainer_name() -> str:
+    """Host and process, for messages to people."""
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+class Receiver:
+    """Runs until `close`; consumers use `attach`, `batches`, `name` and `outbox`."""
+
+    def __init__(self, settings: ReceiverSettings) -> None:
+        check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
+        self.settings = settings
+        self.standing = Standing()
+        core = settings.core
+        self.log = Log("trainer", stream=core.stream, rank=core.ranks.rank)
+        self.core = Core(core)
+        self._waker = Waker()
+        self.outbox = Outbox(self._waker.wake)
+        self._memory: SlotMemory | None = None
+        self._serials = itertools.count(1)
+        self._attaching: dict[int, Future[Attached]] = {}
+        self._questions: dict[m.Message, list[Future[Any]]] = {}
+        self._offers: list[i.Offer] = []
+        self._told = (0.0, 0.0)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="stoker-receiver", daemon=True)
+        self._thread.start()
+
+    # --- for consumers, in any thread ---
+
+    @property
+    def line(self) -> Line:
+        """The core's books of the stream, to be read only; present once `attach` has returned."""
+        assert self.core.line is not None
+        return self.core.line
+
+    @property
+    def spec(self) -> StreamSpec:
+        """What the stream is."""
+        return self.line.spec
+
+    @property
+    def memory(self) -> SlotMemory:
+        """The slots."""
+        assert self._memory is not None
+        return self._memory
+
+    def count_garbage(self) -> int:
+        """Frames that were no message for us."""
+        workers = self._workers.count_garbage() if self._workers is not None else 0
+        return workers + self._coordinator.garbage + self.core.strays
+
+    def attach(self, cursor: Cursor | None) -> Attached:
+        """Attach (again) at a cursor; the coordinator's answer."""
+        serial, answer = next(self._serials), Future[m.Attached]()
+        self._attaching[serial] = answer
+        self._tell(e.AttachAsked(serial, cursor))
+        try:
+            return answer.result(self.settings.connect_timeout_s)
+        except FutureTimeoutError:
+            raise self._no_coordinator() from None
+
+    def batches(self, epoch: int, group: int) -> int:
+        """How many batches an epoch has; any worker can say."""
+        known = self.line.upcoming.epochs.get((epoch, group))
+        if known is not None:
+            return known
+        spec = self.spec
+        query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
+        batches: int = self._answer(query)
+        return batches
+
+    def name(self, sample: int) -> str:
+        """What the source calls a sample; any worker can say."""
+        spec = self.spec
+        name: str = self._answer(m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample))
+        return name
+
+    def _answer(self, question: m.EpochQuery | m.NameQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
+        answer: Future[Any] = Future()
+        self._questions.setdefault(question, []).append(answer)
+        self._tell(e.QuestionAsked(question))
+        while True:
+            try:
+                return answer.result(_LOOK_S)
+            except FutureTimeoutError:
+                if self.outbox.error is not None:
+                    raise self.outbox.error from None
+
+    def _tell(self, event: e.Event) -> None:
+        self.outbox.facts.append(event)
+        self._waker.wake()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread and its sockets; slots that consumers still look at live until they look away."""
+        self.outbox.close()
+        self._closing = True
+        self._waker.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = _MOST_SOCKETS
+        self._workers: WorkerConnections | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.fileno(), zmq.POLLIN)
+        self._coordinator = CoordinatorClient(self._context, self.settings.endpoint, self.settings.keys)
+        self._poller.register(self._coordinator.socket, zmq.POLLIN)
+        try:
+            while not self._closing:
+                self._turn()
+            ranks, core = self.settings.core.ranks, self.settings.core
+            self._coordinator.send(m.Detach(stream=core.stream, rank=ranks.rank, incarnation=core.incarnation))
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._workers is not None:
+            self._workers.close_all()
+        self._coordinator.close()
+        self._context.term()
+        self._waker.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _turn(self) -> None:
+        ready: set[object] = {socket for socket, _ in self._poller.poll(self._pause_ms())}
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+        now_s = time.monotonic()
+        events = [*self._read_facts(), *self._read_network(ready, now_s)]
+        while True:
+            events = self._carry_out(self.core.handle(events, now_s))
+            if not events:
+                break
+
+    def _pause_ms(self) -> int:
+        if self.outbox.facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
+            return 0  # they came while we decided that we wait for them
+        pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
+        return max(0, int(1000 * pause_s) + 1)
+
+    def _read_facts(self) -> Iterator[e.Event]:
+        facts = self.outbox.facts
+        while facts:
+            yield facts.popleft()
+
+    def _read_network(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
+        if self._coordinator.socket in ready:
+            for message in self._coordinator.read():
+                yield e.CoordinatorSaid(message)
+        if self._workers is not None:
+            yield from self._workers.read(ready, now_s)
+
+    def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
+        """Do what was decided, in order; what came of it."""
+        events: list[e.Event] = []
+        for order in orders:
+            own = self._own_orders.get(type(order))
+            if own is not None:
+                own(self, order)
+            elif isinstance(order, i.TakeBack):
+                self._flush_offers()
+                events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
+            else:
+                assert self._workers is not None
+                events += self._worker_orders[type(order)](self._workers, order)
+        self._flush_offers()
+        if self._workers is not None:
+            events += self._workers.flush()
+        if events:
+            events = [*events, *self._read_facts()]
+        return events
+
+    # --- orders ---
+
+    def _to_coordinator(self, order: i.ToCoordinator) -> None:
+        self._coordinator.send(order.message)
+
+    def _send_progress(self, order: i.SendProgress) -> None:
+        core = self.settings.core
+        (epoch, number), (read_epoch, read_number) = self.standing.trained_to, self.outbox.read_to
+        self._coordinator.send(
+            m.Progress(
+                stream=core.stream,
+                rank=core.ranks.rank,
+                incarnation=core.incarnation,
+                epoch=epoch,
+                number=number,
+                read_epoch=read_epoch,
+                read_number=read_number,
+                waited_permille=self._waited_permille(),
+                members=order.members,
+            )
+        )
+
+    def _waited_permille(self) -> int:
+        """Of the time since this was asked last."""
+        now_s = time.monotonic()
+        waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
+        told_s, told_waited_s = self._told
+        self._told = (now_s, waited_s)
+        return max(0, min(1000, round(1000 * (waited_s - told_waited_s) / max(now_s - told_s, 1e-3))))
+
+    def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
+        self.log.info("connection to a silent coordinator is made anew")
+        self._poller.unregister(self._coordinator.socket)
+        self._coordinator.renew()
+        self._poller.register(self._coordinator.socket, zmq.POLLIN)
+
+    def _answer_attach(self, order: i.AnswerAttach) -> None:
+        answer = self._attaching.pop(order.serial)
+        if isinstance(order.answer, BaseException):
+            answer.set_exception(order.answer)
+        else:
+            cursor = order.answer.cursor
+            self.standing.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
+            answer.set_result(order.answer)
+
+    def _answer_question(self, order: i.AnswerQuestion) -> None:
+        for asked in self._questions.pop(order.question, ()):
+            asked.set_result(order.answer)
+
+    def _make_slots(self, order: i.MakeSlots) -> None:
+        """The first answer: now it is known how large a slot is."""
+        self.log = self.log.bind(job=order.spec.job)
+        self._memory = SlotMemory(order.slots, order.spec.largest_bytes())
+        self._workers = WorkerConnections(
+            WorkerConnectionsParts(
+                context=self._context,
+                poller=self._poller,
+                keys=self.settings.keys,
+                settings=self.settings.core,
+                spec=order.spec,
+                memory=self._memory,
+            )
+        )
+
+    def _offer(self, order: i.Offer) -> None:
+        self.memory.was_written(order.slot, order.header.nbytes)
+        self._offers.append(order)
+
+    def _flush_offers(self) -> None:
+        if self._offers:
+            self.outbox.offer(self._offers)
+            self._offers = []
+
+    def _serve(self, order: i.Serve) -> None:
+        self._flush_offers()
+        self.outbox.serve(order.reader, order.head, ended=order.ended)
+
+    def _restart(self, order: i.Restart) -> None:
+        self._offers = []
+        self.outbox.restart(order.reader, order.head)
+
+    def _wake_for(self, order: i.WakeFor) -> None:
+        self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
+
+    def _fail_feed(self, order: i.Fail) -> None:
+        self._fail(order.error)
+
+    def _log(self, order: i.Log) -> None:
+        getattr(self.log, order.level)(order.event, **order.fields)
+
+    _own_orders: ClassVar[dict[type, Callable[..., None]]] = {
+        i.ToCoordinator: _to_coordinator,
+        i.SendProgress: _send_progress,
+        i.RenewCoordinator: _renew_coordinator,
+        i.AnswerAttach: _answer_attach,
+        i.AnswerQuestion: _answer_question,
+        i.MakeSlots: _make_slots,
+        i.Offer: _offer,
+        i.Serve: _serve,
+        i.Restart: _restart,
+        i.WakeFor: _wake_for,
+        i.Fail: _fail_feed,
+        i.Log: _log,
+    }
+    _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
+        i.Open: WorkerConnections.open,
+        i.Close: WorkerConnections.close,
+        i.Renew: WorkerConnections.renew,
+        i.Greet: WorkerConnections.greet,
+        i.ToWorker: WorkerConnections.send,
+        i.Write: WorkerConnections.write,
+        i.Check: WorkerConnections.check,
+        i.Probe: WorkerConnections.probe,
+    }
+
+    # --- the end ---
+
+    def _fail(self, error: BaseException) -> None:
+        self.log.error("feed stops", error=str(error))
+        for answer in list(self._attaching.values()):
+            answer.set_exception(error)
+        self._attaching.clear()
+        self.outbox.interrupt(error)
+
+    def _no_coordinator(self) -> StokerError:
+        return LostError(
+            expected=f"a coordinator that answers within {self.settings.connect_timeout_s:g} s",
+            got=self.core.attachment.heard,
+            where=self.settings.endpoint,
+            remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
+            "connect_timeout_s.",
+        )

@@ -1,0 +1,222 @@
+"""All of a trainer's connections to workers: carries out what the core orders, and tells what came of it.
+
+Rules: used in the receive thread only. Nothing is decided here. A payload is written into its slot only when the core
+says so, and looked at before it counts: by its digest where it came as a frame or `verify` is set, by its seal where it
+is sealed. Poll registrations follow the sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared import messages as m
+from shared.errors import LostError, ProtocolError, StokerError
+from shared.hashing import digest64
+from trainer_client.core import events as e
+from trainer_client.network.kept_memory import keep_in_huge_pages
+from trainer_client.network.sealed_connection import SealedPayload
+from trainer_client.network.worker_connection import WorkerConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shared.keys import ClientKeys
+    from shared.memory import SlotMemory
+    from trainer_client.core import instructions as i
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.stream_spec import StreamSpec
+
+__all__ = ["WorkerConnections", "WorkerConnectionsParts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConnectionsParts:
+    """What the connections work with."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    poller: zmq.Poller
+    keys: ClientKeys | None
+    settings: CoreSettings
+    spec: StreamSpec
+    memory: SlotMemory
+
+
+class WorkerConnections:
+    """Connections by the core's number."""
+
+    def __init__(self, parts: WorkerConnectionsParts) -> None:
+        self._parts = parts
+        self._spec = parts.spec
+        self._memory = parts.memory
+        self._connections: dict[int, WorkerConnection] = {}
+        #: Polled sockets, by connection.
+        self._polled: dict[int, list[zmq.Socket[bytes]]] = {}
+        self._by_socket: dict[zmq.Socket[bytes], int] = {}
+        #: With something to send.
+        self._spoken_to: set[int] = set()
+        self._garbage = 0
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    # --- making and ending ---
+
+    def open(self, order: i.Open) -> Iterator[e.Event]:
+        """Connect."""
+        try:
+            connection = WorkerConnection(self._parts.context, order.endpoint, self._parts.keys)
+        except (StokerError, zmq.ZMQError) as error:
+            yield e.LinkFailed(order.link, _unreachable(order.endpoint, error))
+            return
+        self._connections[order.link] = connection
+        self._poll(order.link)
+
+    def close(self, order: i.Close) -> Iterator[e.Event]:
+        """Hang up."""
+        connection = self._connections.pop(order.link, None)
+        if connection is not None:
+            self._forget_sockets(order.link)
+            self._spoken_to.discard(order.link)
+            self._garbage += connection.count_garbage()
+            connection.close()
+        yield from ()
+
+    def renew(self, order: i.Renew) -> Iterator[e.Event]:
+        """Make a connection anew."""
+        connection = self._connections[order.link]
+        self._forget_sockets(order.link)
+        connection.renew()
+        self._poll(order.link)
+        yield from ()
+
+    def _poll(self, link: int) -> None:
+        """Register the sockets that it has now; they change when it is made anew."""
+        sockets = self._connections[link].sockets()
+        if self._polled.get(link) == sockets:
+            return
+        self._forget_sockets(link)
+        self._polled[link] = sockets
+        for socket in sockets:
+            self._by_socket[socket] = link
+            self._parts.poller.register(socket, zmq.POLLIN)
+
+    def _forget_sockets(self, link: int) -> None:
+        for socket in self._polled.pop(link, ()):
+            del self._by_socket[socket]
+            self._parts.poller.unregister(socket)
+
+    # --- what comes ---
+
+    def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
+        """What workers said, and what became of connections."""
+        for link in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
+            connection = self._connections[link]
+            if connection.monitor in ready:
+                for up in connection.changes():
+                    yield e.LinkUp(link) if up else e.LinkDown(link)
+            if connection.sealed is not None and connection.sealed.socket in ready:
+                for message, payload in connection.read_sealed(now_s):
+                    yield e.Came(link, message, payload)
+            if connection.socket in ready:
+                for message, raw in connection.read(now_s):
+                    yield e.Came(link, message, self._seen(connection, message, raw))
+                self._poll(link)
+        if self._parts.keys is not None:
+            yield from self._read_late(now_s)
+
+    def _read_late(self, now_s: float) -> Iterator[e.Event]:
+        for link, connection in self._connections.items():
+            for message, _ in connection.read_late(now_s, self._spec.heartbeat_timeout_s):
+                yield e.Came(link, message)
+                self._poll(link)
+
+    def _seen(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
+        """Whether a worker that welcomes us holds its lock has to be seen: it is not taken at its word."""
+        if isinstance(message, m.Welcome):
+            return message.shared and self._memory.is_locked(connection.lock_byte)
+        return payload
+
+    # --- what is said ---
+
+    def greet(self, order: i.Greet) -> Iterator[e.Event]:
+        """Say Hello."""
+        connection, settings = self._connections[order.link], self._parts.settings
+        connection.lock_byte = order.lock_byte
+        hello = m.Hello(
+            job=self._spec.job,
+            stream=self._spec.stream,
+            incarnation=settings.incarnation,
+            shared=self._memory.offer(order.lock_byte) if settings.shared_memory else None,
+            verify=settings.verify,
+            seal=connection.sealed.new_seal() if connection.sealed is not None else None,
+        )
+        connection.queue(hello)
+        if not connection.flush():
+            yield e.GreetingFailed(order.link)
+
+    def send(self, order: i.ToWorker) -> Iterator[e.Event]:
+        """Send it with the next `flush`."""
+        self._connections[order.link].queue(order.message)
+        self._spoken_to.add(order.link)
+        yield from ()
+
+    def flush(self) -> Iterator[e.Event]:
+        """Send all that was ordered in this turn, what is for one worker at once."""
+        spoken_to, self._spoken_to = self._spoken_to, set()
+        for link in spoken_to:
+            if not self._connections[link].flush():
+                yield e.LinkDown(link)
+
+    # --- payloads ---
+
+    def write(self, order: i.Write) -> Iterator[e.Event]:
+        """Put a payload into its slot."""
+        connection, header, payload = self._connections[order.link], order.header, order.payload
+        layout = self._spec.layout(header.shape)
+        assert layout is not None, "the core has looked at the header"
+        place = self._memory.slot(header.ticket.slot)[: header.nbytes]
+        if isinstance(payload, memoryview):
+            keep_in_huge_pages(payload)
+        try:
+            connection.unpack(payload, layout, place)
+        except ProtocolError:
+            connection.garbage += 1
+            valid = False
+        else:  # that a sealed payload opens is proof that it is the one which its header names
+            valid = isinstance(payload, SealedPayload) or digest64(place.data) == header.digest
+        yield e.Checked(order.link, header, valid)
+
+    def check(self, order: i.Check) -> Iterator[e.Event]:
+        """Look at what a worker wrote in place."""
+        payload = self._memory.slot(order.header.ticket.slot)[: order.header.nbytes]
+        yield e.Checked(order.link, order.header, digest64(payload.data) == order.header.digest)
+
+    def probe(self, order: i.Probe) -> Iterator[e.Event]:
+        """Look for a worker's lock."""
+        if not self._memory.is_locked(order.lock_byte):
+            yield e.LockGone(order.incarnation)
+
+    # --- the end ---
+
+    def count_garbage(self) -> int:
+        """Frames from workers that were no message for us."""
+        return self._garbage + sum(connection.count_garbage() for connection in list(self._connections.values()))
+
+    def close_all(self) -> None:
+        """Hang up on all."""
+        for connection in self._connections.values():
+            connection.close()
+
+
+def _unreachable(endpoint: str, error: Exception) -> StokerError:
+    if isinstance(error, StokerError):
+        return error
+    return LostError(
+        expected=f"a connection to the worker at {endpoint}",
+        got=str(error),
+        where="trainer",
+        remedy="Look at that worker's endpoint, and at this machine's limit of open files.",
+    )
