@@ -76,6 +76,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
         "group": group,
         "samples": int(plan.window_counts(epoch).sum()),
         "dropped": dict(plan.dropped),
+        "above_budget": _above_budget(plan, blocks),
         "buckets": _buckets(plan, blocks),
         "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),
         "batches": opened.batches,
@@ -92,7 +93,8 @@ def tables(of: Facts) -> tuple[Table, Table]:
     for number, bucket in enumerate(of["buckets"]):
         cells = [bucket["lengths"][key] for key in keys] + [bucket["rows"], bucket["samples"], bucket["batches"]]
         buckets.add_row(str(number), *(f"{cell:,}" for cell in cells))
-    totals = Table("", "", title="Totals", show_header=False)
+    advice = of["above_budget"]["advice"] or None
+    totals = Table("", "", title="Totals", show_header=False, caption=advice, caption_justify="left")
     for name, value in _totals(of).items():
         totals.add_row(name, value)
     return buckets, totals
@@ -105,6 +107,7 @@ def _totals(of: Facts) -> dict[str, str]:
         "order": f"{of['order']}, least {of['objective']}, groups of {of['group']}",
         "samples": f"{of['samples']:,}",
         "dropped": dropped,
+        "above the budget": f"{of['above_budget']['batches']:,} batches",
         "shapes in use": str(of["shapes"]),
         "batches an epoch": f"{of['batches']:,} (at most {of['most_batches']:,})",
         "batches x budget / lengths": f"{of['batches_ratio']:.4f}",
@@ -203,6 +206,32 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
         {"lengths": dict(shape.lengths), "rows": shape.rows, "samples": int(samples[at]), "batches": int(batches[at])}
         for at, shape in enumerate(plan.buckets)
     ]
+
+
+def _above_budget(plan: Plan, blocks: _Blocks) -> Facts:
+    """Batches that hold more than the budget, as one row alone is too long for it, and what to do about them."""
+    limits, survey = plan.recipe.limits, plan.recipe.survey
+    used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
+    found = {
+        "batches": int(blocks.batches[used > limits.budget].sum()),
+        "samples": int(survey.above[0]),
+        "longest": int(survey.lengths[-1]),
+        "budget": limits.budget,
+    }
+    return found | {"advice": _advice(plan, found, int(used.max())) if found["batches"] else ""}
+
+
+def _advice(plan: Plan, found: Facts, most: int) -> str:
+    """What to do about batches above the budget, the largest of which would need a budget of `most`."""
+    budget, raised = f"the budget of {plan.recipe.settings.budget}", f'budget = "{most} steps"'
+    if not found["samples"]:
+        return f"The longest shape is above {budget}: shorten it, or write {raised}."
+    within = plan.recipe.limits.longest_within
+    drop = f'max_length = "{within} steps" to drop them, or ' if within else ""
+    return (
+        f"Samples longer than {budget}: {found['samples']:,}, the longest of {found['longest']:,} steps. Each makes a "
+        f"batch above it: write {drop}{raised}."
+    )
 
 
 def _flat(of: object, path: str = "") -> dict[str, object]:

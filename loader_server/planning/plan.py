@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["PLANNER_VERSION", "Plan"]
 
 #: Raised whenever the same inputs would give other batches than before: it is part of every digest.
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
 
 
 class Plan:

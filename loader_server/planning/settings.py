@@ -182,6 +182,17 @@ class Limits:
         """Lengths rounded up to the multiple that was asked for."""
         return -(-lengths // self.length_multiple) * self.length_multiple
 
+    def used(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What one row of each padded length counts against the budget; a batch is one row at least, even above it."""
+        return lengths - (-lengths * lengths // self.quadratic) if self.quadratic else lengths
+
+    @property
+    def longest_within(self) -> int:
+        """The longest sample whose row is within the budget."""
+        square = self.quadratic * self.quadratic + 4 * self.quadratic * self.budget
+        longest = (math.isqrt(square) - self.quadratic) // 2 if self.quadratic else self.budget
+        return longest // self.length_multiple * self.length_multiple
+
     def rows(self, lengths: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
         """How many rows of these padded lengths fit into a batch: at least one."""
         own = np.maximum(lengths[self.key], 1)

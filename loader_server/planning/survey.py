@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 _BLOCK = 2**18
 #: Why samples are dropped, in the order in which the reasons are looked for.
 _REASONS = ("empty", "too_short", "too_long")
+#: The arrays of a survey.
+_KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above")
 
 
 class LengthTable(Protocol):
@@ -73,10 +75,12 @@ class Survey:
     samples: Integers
     #: The sum of planned samples' lengths in each segment.
     sums: Integers
+    #: How many planned samples are longer than the budget: an array of one.
+    above: Integers
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
         """As arrays by name, to be kept."""
-        own = {name: getattr(self, name) for name in ("edges", "counts", "dropped", "lengths", "samples", "sums")}
+        own = {name: getattr(self, name) for name in _KEPT}
         return own | {f"other.{key}": longest for key, longest in self.others.items()}
 
     @classmethod
@@ -94,6 +98,7 @@ class Survey:
             lengths=arrays["lengths"].astype(np.int64),
             samples=arrays["samples"].astype(np.int64),
             sums=arrays["sums"].astype(np.int64),
+            above=arrays["above"].astype(np.int64),
         )
 
     def dropped_by_reason(self) -> dict[str, int]:
@@ -111,6 +116,7 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
             progress(number * size + done, passes * size)
 
     histogram, dropped, total = Histogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
+    above = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
         reason = _reason(lengths, limits)
@@ -118,6 +124,7 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         kept = lengths[limits.key][reason == len(_REASONS)]
         histogram.add(kept)
         total += int(kept.sum())
+        above += (kept > limits.longest_within).sum()
         tell(0, stop)
     lengths_found, samples = histogram.table()
     if not samples.size:
@@ -136,6 +143,7 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         lengths=lengths_found,
         samples=samples,
         sums=sums,
+        above=above,
     )
 
 
@@ -190,6 +198,7 @@ def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSe
         lengths=padded,
         below=np.cumsum(samples)[len(samples) - 1 - last],
         rows=limits.rows({limits.key: padded}),
+        used=limits.used(padded),
         total=total,
         budget=limits.budget,
         windows=window_count(size, settings.window, settings.order),

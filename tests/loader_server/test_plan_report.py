@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -48,6 +49,63 @@ def test_dropped_samples_are_visible():
     assert f"{plan.dropped['too_long']} too_long" in text
     assert "padding, all" in text
     assert "0123456789abcdef" in text
+
+
+LONG = np.append(SPEECH.clip(max=2_000), [2_001, 2_500])
+
+
+def above_budget(**variant):
+    """What is said of batches above a budget of 20 s, having counted them."""
+    plan = plan_of(LONG, budget="20 s", **variant)
+    said = facts(plan, 1)
+    above = [batch for batch in batches_of(plan.epoch(0, 1)) if batch.shape.lengths["audio"] > 2_000]
+    assert said["above_budget"]["batches"] == len(above)
+    return said["above_budget"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "within", "needed"),
+    [
+        ({"shapes": 6}, 2_000, 2_500),
+        ({"shapes": "none"}, 2_000, 2_500),
+        ({"length_multiple": 128}, 1_920, 2_560),
+        ({"packing": "30 s"}, 2_000, 3_000),
+    ],
+    ids=str,
+)
+def test_samples_longer_than_the_budget_are_counted_with_what_to_do(variant, within, needed):
+    said = above_budget(**variant)
+    samples = (within < LONG).sum()
+    assert (said["samples"], said["longest"]) == (samples, 2_500)
+    assert said["advice"] == (
+        f"Samples longer than the budget of 20 s: {samples}, the longest of 2,500 steps. Each makes a batch "
+        f'above it: write max_length = "{within} steps" to drop them, or budget = "{needed} steps".'
+    )
+
+
+def test_where_every_sample_is_above_the_budget_none_is_to_be_dropped():
+    assert above_budget(length_multiple=2_100)["advice"].endswith('batch above it: write budget = "4200 steps".')
+
+
+@pytest.mark.parametrize("more", [[], ["90 s"]], ids=["", "an unused shape"])
+def test_a_shape_above_the_budget_is_named(more):
+    said = above_budget(shapes=["5 s", "30 s", *more], max_length="20 s")
+    assert said["samples"] == 0
+    assert said["advice"] == (
+        'The longest shape is above the budget of 20 s: shorten it, or write budget = "3000 steps".'
+    )
+
+
+@pytest.mark.parametrize("variant", [{"max_length": "20 s"}, {"shapes": ["5 s", "90 s"], "max_length": "5 s"}], ids=str)
+def test_nothing_is_said_where_no_batch_is_above_the_budget(variant):
+    said = above_budget(**variant)
+    assert (said["batches"], said["samples"], said["advice"]) == (0, 0, "")
+
+
+def test_the_advice_stands_below_the_totals():
+    said = {"digest": ""} | facts(plan_of(LONG, budget="20 s"), 1)
+    assert "Samples longer than the budget of 20 s: 2" in " ".join(shown(*tables(said)).split())
+    assert "Samples longer" not in shown(*tables({"digest": ""} | facts(plan_of(SPEECH), 1)))
 
 
 @pytest.mark.fault(50)

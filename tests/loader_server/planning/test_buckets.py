@@ -17,6 +17,7 @@ def costs_of(samples, objective="area", budget=30_000, windows=1):
         lengths=lengths,
         below=np.cumsum(counts),
         rows=np.maximum(budget // lengths, 1),
+        used=lengths,
         total=int(samples.sum()),
         budget=budget,
         windows=windows,
@@ -69,6 +70,28 @@ def test_a_small_corpus_gets_few_shapes():
     assert len(few) < 16 < len(many)
     filled = np.bincount(np.searchsorted(few, speech)) // (30_000 // few)
     assert (filled[:-1] >= 1).all()
+
+
+def test_cells_above_the_budget_are_work_as_well():
+    costs = costs_of(np.array([300, 3_000, 30_000, 30_001, 45_000, 60_000]), "steps")
+    batches = costs.sample() / costs.sample()[2]
+    assert batches == pytest.approx([0.01, 0.1, 1, 30_001 / 30_000, 1.5, 2])
+
+
+def test_samples_longer_than_the_budget_are_not_all_padded_to_the_longest():
+    chosen = chosen_boundaries(costs_of(np.linspace(2_100, 8_600, 13).astype(int), "steps", budget=6_000), None, 32)
+    assert chosen.tolist() == [2_641, 5_891, 6_975, 8_600]
+
+
+def test_the_work_of_a_billion_samples_far_above_the_budget_fits_into_64_bits():
+    lengths = np.array([100, 3_000_000_000])
+    costs = Costs(
+        lengths=lengths, below=np.array([10, 2**30]), rows=np.array([20, 1]), used=lengths, total=1, budget=2_000,
+        windows=1, objective="steps",
+    )  # fmt: skip
+    assert (costs.sample() > 0).all()
+    assert costs.sample()[1] * 2**30 / 2**62 == pytest.approx(1, rel=0.01)
+    assert [chosen.tolist() for chosen in best_boundaries(costs.below, costs.sample(), 2)] == [[1], [0, 1]]
 
 
 def test_a_histogram_is_exact_for_short_lengths_and_within_a_thousandth_for_long_ones():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.planning import Plan
+from loader_server.planning import Plan, survey
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
@@ -286,6 +286,19 @@ def test_progress_rises_to_the_end():
     )
     assert told == sorted(told)
     assert told[-1] == (6_000, 6_000)
+
+
+def test_a_survey_does_not_hang_on_how_much_is_read_at_once(monkeypatch):
+    both = {"audio": log_normal(3_000, 10_000, 0.6), "text": SPEECH // 8}
+    table = {"min_length": "30 s", "max_length": "400 s", "sub_buckets": {"text": 2}}
+    whole = plan_of(both, **table).arrays()
+    monkeypatch.setattr(survey, "_BLOCK", 500)
+    pieces = plan_of(both, **table).arrays()
+    assert whole["above"] > 0
+    assert whole["dropped"].sum() > 0
+    assert {name: array.tolist() for name, array in pieces.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
 
 
 def test_seats_of_a_sample_are_found():

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loader_server.planning.settings import limits_of
 from shared.errors import SettingsError
@@ -62,6 +64,14 @@ def test_rows_keep_budget_rows_and_multiples():
 def test_the_quadratic_term_counts_long_samples_more():
     # 10 s with a quadratic length of 10 s count twice: 15 instead of 30.
     assert limits(quadratic_length="10 s").rows({"audio": np.array([1000])}).tolist() == [15]
+
+
+@given(st.integers(1, 9_000), st.integers(0, 3_000), st.integers(1, 70))
+def test_the_longest_sample_within_the_budget_is_just_within_it(budget, quadratic, multiple):
+    also = {"quadratic_length": f"{quadratic} frames"} if quadratic else {}
+    found = limits(budget=f"{budget} frames", length_multiple=multiple, **also)
+    within = np.array([found.longest_within, found.longest_within + 1])
+    assert (found.used(found.padded(within)) <= budget).tolist() == [True, False]
 
 
 def test_limits_of_other_keys_shrink_rows():
