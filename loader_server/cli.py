@@ -280,7 +280,7 @@ def _coordinator(options: argparse.Namespace) -> int:
     job = _job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    coordinator = Coordinator(job, listen, ServerKeys.read(job.keys) if job.keys else None)
+    coordinator = Coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
     _on_stop(coordinator.stop)
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_samples, coordinator)
@@ -310,8 +310,8 @@ def _worker(options: argparse.Namespace) -> int:
             name=options.name or f"{os.uname().nodename}-{os.getpid()}",
             listen=listen,
             coordinator=options.coordinator or job.settings.listen,
-            server_keys=ServerKeys.read(job.keys) if job.keys else None,
-            client_keys=ClientKeys.read(job.keys) if job.keys else None,
+            server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
+            client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
         )
     )
     _on_stop(lambda: worker.drain(options.drain_seconds))
@@ -355,14 +355,20 @@ def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     return command
 
 
+_KEYS_MADE = """\
+Keys are in {folder}: write keys = "{folder}" in [job], and give each machine its part of the folder.
+  coordinator  coordinator.key_secret, allowed/
+  workers      worker.key_secret, coordinator.key, allowed/
+  trainers     trainer.key_secret, coordinator.key, worker.key
+A machine with `loader-server run` needs what the first two need. Who comes in, and as what, is read from allowed/ all
+the time: put a public key into the folder of its role, or take it out."""
+
+
 def _keys(options: argparse.Namespace) -> int:
     from shared.keys import make_keys
 
     make_keys(options.folder)
-    print(
-        f'Keys are in {options.folder}: write keys = "{options.folder}" in [job]; '
-        "give trainers server.key and client.key_secret."
-    )
+    print(_KEYS_MADE.format(folder=options.folder))
     return 0
 
 

@@ -8,7 +8,6 @@ through: it says so only to who looks.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import zmq
@@ -40,9 +39,6 @@ class Sending:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], listen: str, keys: ServerKeys | None, outgoing: Outgoing
     ) -> None:
-        self._guard = ExitStack()
-        if keys is not None:
-            self._guard.enter_context(keys.guarding(context))
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._sealed_router = bind_sealed_router(context, self.endpoint) if keys is not None else None
@@ -135,4 +131,3 @@ class Sending:
         self.router.close(linger=_LINGER_MS)
         if self._sealed_router is not None:
             self._sealed_router.close(linger=_LINGER_MS)
-        self._guard.close()

@@ -30,6 +30,8 @@ class Session:
         self.verify = hello.verify
         self.take_key(hello)
         self.heard_s = now_s
+        #: Of the connection that it last spoke on; empty: there are no keys.
+        self.key = ""
         self.tickets = Tickets()
         self.jobs: dict[object, Job] = {}
         self.shared: Attachment | None = None

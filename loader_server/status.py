@@ -45,7 +45,9 @@ def ask(endpoint: str, *, keys: str = "", timeout_s: float = 5.0) -> dict[str, A
     """The coordinator's report."""
     check_endpoint(endpoint, where="status", encrypted=True, insecure=True)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(context, endpoint, ClientKeys.read(keys) if keys else None, secrets.token_bytes(16))
+    dealer = connect_dealer(
+        context, endpoint, ClientKeys.read_any(keys, to="coordinator") if keys else None, secrets.token_bytes(16)
+    )
     try:
         until_s = time.monotonic() + timeout_s
         if dealer.poll(int(1000 * timeout_s), zmq.POLLOUT):

@@ -19,6 +19,7 @@ from loader_server import refusals
 from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
+from loader_server.guard import Guard
 from loader_server.outgoing import Outgoing
 from loader_server.quarantine import Quarantine
 from loader_server.registration import Registration, advertised
@@ -35,6 +36,7 @@ from shared.logs import Log
 from shared.memory import boot_id
 from shared.messages import WireShape
 from shared.packing import require_library
+from shared.roles import TO_WORKER
 from shared.sockets import Waker, drained
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ class Worker:
         self._stop_s = float("inf")
         self._look_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.guard = Guard(self._context, settings.server_keys, TO_WORKER)
         self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing)
         self.endpoint = self._sending.endpoint
         reachable = advertised(self.endpoint, settings.coordinator)
@@ -167,10 +170,14 @@ class Worker:
         now_s = time.monotonic()
         if self._waker.fileno() in ready:
             self._waker.clear()
+        if self.guard.look(now_s):
+            self._look_s = now_s
         if self._sending.router in ready:
             for identity, *frames in drained(self._sending.router):
+                key = self.guard.key_of(identity)
                 for frame in frames:
-                    self._receive(identity.bytes, frame.buffer, now_s)
+                    self._receive(identity.bytes, key, frame.buffer, now_s)
+        self._forget_gone(now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
         self._sending.take_back()
@@ -178,7 +185,6 @@ class Worker:
             self._refuse_queue()
         self._feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
-        self._forget_silent(now_s)
         if not self._sending.flush():  # nobody waits for what was for it
             self.log.debug("trainer is gone")
 
@@ -214,13 +220,17 @@ class Worker:
         )
         return load
 
-    def _forget_silent(self, now_s: float) -> None:
+    def _forget_gone(self, now_s: float) -> None:
         if now_s < self._look_s:
             return
         self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
-        allowed_s = _GONE_AFTER * self._registration.heartbeat_timeout_s
-        for identity in [one for one, session in self._sessions.items() if now_s - session.heard_s > allowed_s]:
+        for identity in [one for one, session in self._sessions.items() if self._is_gone(session, now_s)]:
             self._forget(identity)
+
+    def _is_gone(self, session: Session, now_s: float) -> bool:
+        """Silent for long, or its key is not allowed any more."""
+        silent = now_s - session.heard_s > _GONE_AFTER * self._registration.heartbeat_timeout_s
+        return silent or not self.guard.has_role(session.key, "trainer")
 
     def _forget(self, identity: bytes) -> None:
         """The trainer is gone: its jobs are void, its memory is let go once nothing of ours can write there."""
@@ -247,7 +257,7 @@ class Worker:
 
     # --- from trainers ---
 
-    def _receive(self, identity: bytes, frame: memoryview | bytes, now_s: float) -> None:
+    def _receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> None:
         try:
             message = decode(frame)
         except VersionError as error:
@@ -256,14 +266,18 @@ class Worker:
         except ProtocolError:
             self.counts.garbage += 1
             return
-        session = self._sessions.get(identity)
-        if session is not None:
-            session.heard_s = now_s
+        refusal = self.guard.turn_away(key, message)
+        if refusal is not None:
+            self._sending.say(identity, refusal)
+            return
         door = self._doors.get(type(message))
         if door is None:
             self.counts.garbage += 1
         else:
-            door(self, identity, session, message, now_s)
+            door(self, identity, self._sessions.get(identity), message, now_s)
+        session = self._sessions.get(identity)
+        if session is not None:
+            session.heard_s, session.key = now_s, key
 
     def _hello(self, identity: bytes, session: Session | None, message: m.Hello, now_s: float) -> None:
         problem = self._stranger(message)
@@ -398,11 +412,8 @@ class Worker:
             self._report(job, outcome.error)
         else:
             self._sending.say(job.trainer, m.Cancelled(ticket=job.want.ticket))
-        if not session.jobs and self._is_gone(session):
+        if not session.jobs and self._is_gone(session, time.monotonic()):
             self._forget(job.trainer)
-
-    def _is_gone(self, session: Session) -> bool:
-        return time.monotonic() - session.heard_s > _GONE_AFTER * self._registration.heartbeat_timeout_s
 
     def _end(self, session: Session, job: Job) -> None:
         session.tickets.answer(job.want.ticket)

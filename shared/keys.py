@@ -1,29 +1,41 @@
-"""CURVE keys in a folder: who may serve, who may ask.
+"""CURVE keys in a folder: who serves, who asks, and who may come in as what.
 
-    server.key_secret   the loaders' pair; stays on loader machines
-    server.key          its public half; trainers need it to know whom they talk to
-    client.key_secret   the pair that trainers, and workers towards the coordinator, show
-    allowed/*.key       public halves of the clients that are let in
+    coordinator.key_secret   the coordinator's pair: it serves with it
+    worker.key_secret        the workers' pair: they serve trainers with it, and show it to the coordinator
+    trainer.key_secret       the pair that trainers show
+    *.key                    their public halves: who asks needs that of whom it asks
+    allowed/ROLE/*.key       public halves that are let in, each in the folder of its role, under any name
 
-Rules: key material never appears in a repr, a log or a message; without `allowed` nobody is let in.
+Rules: no key, secret or public, ever appears in a repr, a log or a message; nobody comes in whose key is not in
+`allowed`, and it is followed: a key that is taken out is unknown from the next look on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
+from shared.logs import Log
+from shared.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-__all__ = ["ClientKeys", "ServerKeys", "make_keys"]
+    from shared.roles import Role
+
+__all__ = ["AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
+
+#: Length of a key in its text form, Z85.
+_KEY_CHARACTERS = 40
+
+_REMEDY = "Make keys with `loader-server keys FOLDER` and copy what each machine needs."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +47,9 @@ class ServerKeys:
     _secret: bytes = field(repr=False)
 
     @classmethod
-    def read(cls, folder: str | Path) -> ServerKeys:
-        """The server's pair of a key folder."""
-        public, secret = _load(Path(folder) / "server.key_secret")
-        return cls(Path(folder), public, secret)
-
-    @contextmanager
-    def guarding(self, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
-        """While this is open, serving sockets let in the clients in `allowed` (read once, now) and no others."""
-        from zmq.auth.thread import ThreadAuthenticator  # noqa: PLC0415 - only with keys
-
-        guard = ThreadAuthenticator(context)
-        guard.start()
-        try:
-            (self.folder / "allowed").mkdir(exist_ok=True)
-            guard.configure_curve(domain="*", location=str(self.folder / "allowed"))
-            yield
-        finally:
-            guard.stop()
+    def read(cls, folder: str | Path, role: Role) -> ServerKeys:
+        """The pair that this role serves with."""
+        return cls(Path(folder), *_pair(Path(folder), role))
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
         """Only clients that the context's guard knows get in; without a guard all would who know our public key."""
@@ -71,11 +68,16 @@ class ClientKeys:
     _server: bytes = field(repr=False)
 
     @classmethod
-    def read(cls, folder: str | Path) -> ClientKeys:
-        """The client's pair and the server's public half of a key folder."""
-        public, secret = _load(Path(folder) / "client.key_secret")
-        server, _ = _load(Path(folder) / "server.key", secret=False)
-        return cls(Path(folder), public, secret, server)
+    def read(cls, folder: str | Path, role: Role, *, to: Role) -> ClientKeys:
+        """The pair that this role shows, and the public half of whom it asks."""
+        folder = Path(folder)
+        return cls(folder, *_pair(folder, role), _load(folder / f"{to}.key")[0])
+
+    @classmethod
+    def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
+        """The same for a person at a machine: whichever pair the machine has."""
+        had = [role for role in ROLES if (Path(folder) / f"{role}.key_secret").exists()]
+        return cls.read(folder, had[0] if had else "trainer", to=to)
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
         """Show who we are, and insist on who they are."""
@@ -84,8 +86,79 @@ class ClientKeys:
         socket.curve_serverkey = self._server
 
 
+class AllowedKeys:
+    """The table of `allowed`: which roles a key has. One thread follows the folder, any may ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = Log("keys", folder=folder)
+        #: By public key, as text; replaced whole.
+        self._roles: dict[str, frozenset[Role]] = {}
+        #: What the table was made from: each file and the state that it was in.
+        self._files: dict[Path, tuple[int, ...]] | None = None
+        self._problem = ""
+        self.follow()
+
+    def roles(self, key: str) -> frozenset[Role]:
+        """The roles of a public key; none: it is not allowed."""
+        return self._roles.get(key, frozenset())
+
+    def follow(self) -> bool:
+        """Look whether the folder has changed, and read it again if so; whether it had."""
+        try:
+            files = dict(_states(self._folder))
+        except OSError as error:  # a file system that is away takes nobody's key
+            if str(error) != self._problem:
+                self._log.warning("allowed keys cannot be looked at: those read before count", error=str(error))
+            self._problem = str(error)
+            return False
+        self._problem = ""
+        if files == self._files:
+            return False
+        self._files = files
+        self._read(files)
+        return True
+
+    def _read(self, files: dict[Path, tuple[int, ...]]) -> None:
+        roles: dict[str, frozenset[Role]] = {}
+        counts = dict.fromkeys(ROLES, 0)
+        for path in files:
+            role = next((one for one in ROLES if path.parent == self._folder / one), None)
+            if role is None:
+                self._log.warning(f"key has no role: put it into one of the folders {', '.join(ROLES)}", file=path)
+                continue
+            try:
+                key = _load(path)[0].decode()
+            except SettingsError as error:
+                self._log.warning("key is left out", error=str(error))
+                continue
+            roles[key] = roles.get(key, frozenset()) | {role}
+            counts[role] += 1
+        self._roles = roles
+        self._log.info("allowed keys were read", **counts)
+
+
+def _states(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+    """The key files in a folder and in those right below it, each with what changes when it is written."""
+    below = [Path(entry.path) for entry in _entries(folder) if entry.is_dir()]
+    for one in (folder, *below):
+        for entry in _entries(one):
+            if entry.name.endswith(".key"):
+                with contextlib.suppress(FileNotFoundError):  # taken out just now, or a link to nowhere
+                    state = entry.stat()
+                    yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
 def make_keys(folder: str | Path) -> None:
-    """A fresh pair for servers and one for clients, the client's let in."""
+    """A fresh pair for each role, all of them allowed."""
     import zmq.auth  # noqa: PLC0415 - only this command needs it
 
     folder = Path(folder)
@@ -97,33 +170,43 @@ def make_keys(folder: str | Path) -> None:
             remedy="Name another folder.",
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "allowed").mkdir(exist_ok=True)
     # A folder that was there may be open to others: the pairs are made in one that is not, and moved.
     with tempfile.TemporaryDirectory(dir=folder) as closed:
-        for name in ("server", "client"):
-            for made in zmq.auth.create_certificates(closed, name):
+        for role in ROLES:
+            for made in zmq.auth.create_certificates(closed, role):
                 path = Path(made)
                 path.chmod(0o600 if path.suffix == ".key_secret" else 0o644)
                 path.replace(folder / path.name)
-    (folder / "allowed" / "client.key").write_bytes((folder / "client.key").read_bytes())
+            (folder / "allowed" / role).mkdir(parents=True)
+            (folder / "allowed" / role / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
 
 
-def _load(path: Path, *, secret: bool = True) -> tuple[bytes, bytes]:
+def _pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
+    path = folder / f"{role}.key_secret"
+    if not path.exists() and any((folder / f"{name}.key_secret").exists() for name in ("server", "client")):
+        raise SettingsError(
+            expected=path.name,
+            got="keys without roles, which an earlier release made",
+            where=str(folder),
+            remedy=_REMEDY,
+        )
+    public, secret = _load(path)
+    if secret is None:
+        raise _unreadable(path, "no secret key in it")
+    return public, secret
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
     import zmq.auth  # noqa: PLC0415
 
     try:
-        public, private = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError, IndexError) as error:
         raise _unreadable(path, str(error)) from None
-    if secret and private is None:
-        raise _unreadable(path, "no secret key in it")
-    return public, private or b""
+    if any(len(key) != _KEY_CHARACTERS or not key.isascii() for key in (public, secret) if key is not None):
+        raise _unreadable(path, "something else")
+    return public, secret
 
 
 def _unreadable(path: Path, got: str) -> SettingsError:
-    return SettingsError(
-        expected="a CURVE key",
-        got=got,
-        where=str(path),
-        remedy="Make keys with `loader-server keys FOLDER` and copy what each machine needs.",
-    )
+    return SettingsError(expected="a CURVE key", got=got, where=str(path), remedy=_REMEDY)

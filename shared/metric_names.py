@@ -9,12 +9,14 @@ numbers come from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric", "Role", "metrics_of"]
+if TYPE_CHECKING:
+    from shared.roles import Role
+
+__all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric", "metrics_of"]
 
 Kind = Literal["counter", "gauge", "histogram"]
-Role = Literal["coordinator", "worker", "trainer"]
 
 #: From a batch that lay ready to one that a machine had to be restarted for; in between a step's usual fractions.
 WAIT_BOUNDS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

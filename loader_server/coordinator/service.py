@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import zmq
@@ -18,17 +17,20 @@ import zmq
 from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
 from loader_server.coordinator.journal import Journal
 from loader_server.coordinator.state import CoordinatorState, Counts
+from loader_server.guard import Guard
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.messages import WireField, WireShape
+from shared.roles import TO_COORDINATOR
 from shared.sockets import Waker, bind_router, drained, send_now
 
 if TYPE_CHECKING:
     from loader_server.stream import JobFile, Stream
     from shared.errors import SettingsError
     from shared.keys import ServerKeys
+    from shared.messages import Message
 
 __all__ = ["Coordinator", "View"]
 
@@ -88,9 +90,7 @@ class Coordinator:
         self._waker = Waker()
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = ExitStack()
-        if keys is not None:
-            self._guard.enter_context(keys.guarding(self._context))
+        self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.garbage = 0
@@ -137,6 +137,7 @@ class Coordinator:
         self._waker.wake()
 
     def _taken_in(self, now_s: float) -> list[Instruction]:
+        self.guard.look(now_s)
         instructions: list[Instruction] = []
         for identity, *frames in drained(self._router, 4096):
             try:
@@ -146,8 +147,17 @@ class Coordinator:
             except ProtocolError:
                 self.garbage += 1
             else:
-                instructions += self._state.handle(Received(identity.bytes, message), now_s)
+                instructions += self._decide(identity, message, now_s)
         return instructions
+
+    def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
+        if type(message) not in TO_COORDINATOR:
+            self.garbage += 1
+            return []
+        refusal = self.guard.turn_away(self.guard.key_of(identity), message)
+        if refusal is not None:
+            return [Send(identity.bytes, refusal)]
+        return self._state.handle(Received(identity.bytes, message), now_s)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts: list[Fact] = [one.fact for one in instructions if isinstance(one, Keep)]
@@ -169,7 +179,6 @@ class Coordinator:
 
     def _close(self) -> None:
         self._router.close(linger=200)
-        self._guard.close()
         self._context.term()
         self._waker.close()
         self._journal.close()

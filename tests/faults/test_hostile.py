@@ -12,7 +12,6 @@ import zmq
 import trainer_client
 from loader_server.status import ask
 from shared.codec import VERSION, decode
-from shared.keys import make_keys
 from shared.messages import Refused
 from tests.support.loaders import Loaders, running, write_job
 
@@ -109,20 +108,6 @@ def test_nobody_there_is_an_error_after_bounded_tries() -> None:
         match=r"tcp://127.0.0.1:9: expected a coordinator that answers within 0.5 s, got no answer",
     ):
         trainer_client.connect("tcp://127.0.0.1:9", connect_timeout_s=0.5)
-
-
-@pytest.mark.fault(26)
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_with_keys_only_those_who_have_them_are_served(tmp_path: Path, shared_memory: bool) -> None:
-    make_keys(tmp_path / "keys")
-    make_keys(tmp_path / "strangers")
-    (tmp_path / "strangers/server.key").write_bytes((tmp_path / "keys/server.key").read_bytes())
-    with running(write_job(tmp_path, job='keys = "keys"')) as loaders:
-        with trainer_client.connect(loaders.endpoint, keys=str(tmp_path / "keys"), shared_memory=shared_memory) as feed:
-            assert len(list(feed)) > 5
-        for keys in ("", str(tmp_path / "strangers")):
-            with pytest.raises(trainer_client.LostError, match="got no answer"):
-                trainer_client.connect(loaders.endpoint, keys=keys, connect_timeout_s=0.7)
 
 
 def test_a_bind_beyond_loopback_needs_keys_or_a_written_word(tmp_path: Path) -> None:

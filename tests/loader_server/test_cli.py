@@ -132,6 +132,12 @@ def test_status_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_keys_are_made_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = _run(capsys, "keys", tmp_path / "keys")
-    assert (code, "server.key" in out) == (0, True)
+    assert code == 0
+    for needs in (
+        "coordinator  coordinator.key_secret, allowed/",
+        "workers      worker.key_secret, coordinator.key, allowed/",
+        "trainers     trainer.key_secret, coordinator.key, worker.key",
+    ):
+        assert f"\n  {needs}\n" in out
     code, _, err = _run(capsys, "keys", tmp_path / "keys")
     assert (code, "expected a folder without keys" in err) == (1, True)

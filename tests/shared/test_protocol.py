@@ -11,6 +11,7 @@ import shared
 from shared import bounds
 from shared import messages as m
 from shared.codec import MAX_FRAME, VERSION
+from shared.roles import ROLES, TO_COORDINATOR, TO_WORKER
 from tests.shared.examples import PARTS
 
 TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
@@ -44,13 +45,27 @@ def names(part):
 
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
-    root = Path(shared.__file__).parents[1] / "loader_server"
-    source = "".join((root / name).read_text("utf-8") for name in ("coordinator/refusals.py", "refusals.py"))
+    root = Path(shared.__file__).parents[1]
+    files = ("loader_server/coordinator/refusals.py", "loader_server/refusals.py", "shared/roles.py")
+    source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_unbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))
     assert sent == described
+
+
+def test_the_roles_of_messages_are_described():
+    """In the table of *Keys*; what a worker understands is described as a whole."""
+    table = TEXT[TEXT.index("| messages | who may say them |") : TEXT.index("Any other role is answered")]
+    described = {
+        message: {role for role in ROLES if role in who}
+        for messages, who in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+        for message in re.findall(r"`(\w+)`", messages)
+    }
+    described["StatusQuery"] = set(ROLES)
+    assert described == {message.kind: roles for message, roles in TO_COORDINATOR.items()}
+    assert set(TO_WORKER.values()) == {frozenset(("trainer",))}
 
 
 def test_it_says_where_it_differs_from_the_first_design():

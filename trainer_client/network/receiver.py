@@ -57,7 +57,8 @@ class ReceiverSettings:
 
     core: CoreSettings
     endpoint: str
-    keys: ClientKeys | None
+    coordinator_keys: ClientKeys | None
+    worker_keys: ClientKeys | None
     connect_timeout_s: float
 
 
@@ -179,7 +180,7 @@ class Receiver:
         self._workers: WorkerConnections | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fileno(), zmq.POLLIN)
-        self._coordinator = CoordinatorClient(self._context, self.settings.endpoint, self.settings.keys)
+        self._coordinator = CoordinatorClient(self._context, self.settings.endpoint, self.settings.coordinator_keys)
         self._poller.register(self._coordinator.socket, zmq.POLLIN)
         try:
             while not self._closing:
@@ -306,7 +307,7 @@ class Receiver:
             WorkerConnectionsParts(
                 context=self._context,
                 poller=self._poller,
-                keys=self.settings.keys,
+                keys=self.settings.worker_keys,
                 settings=self.settings.core,
                 spec=order.spec,
                 memory=self._memory,

@@ -1,0 +1,103 @@
+"""The guard at a server's sockets: who comes in, and what each may say.
+
+Rules: without keys everybody comes in and may say everything. With keys libzmq asks the guard's own thread at each
+handshake, and every message is looked up again by its connection's key, so that a key that is taken out of `allowed`
+is refused on connections that are open, too. What strangers do costs them their connection, and is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils import z85
+
+from shared.keys import AllowedKeys
+from shared.roles import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shared.keys import ServerKeys
+    from shared.messages import Message, NotAttached, Refused
+    from shared.roles import Role
+
+__all__ = ["Guard"]
+
+#: How often the folder of allowed keys is looked at: a look takes some twenty microseconds a key.
+_LOOK_S = 0.2
+
+#: Where libzmq asks (ZAP, RFC 27).
+_ASKED_AT = "inproc://zeromq.zap.01"
+
+
+class Guard:
+    """Made before the sockets of a context, by the thread that serves them; its thread ends with the context."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        keys: ServerKeys | None,
+        may_say: Mapping[type[Message], frozenset[Role]],
+    ) -> None:
+        #: Messages from keys without the role for them.
+        self.wrong_roles = 0
+        self._may_say = may_say
+        self._allowed = AllowedKeys(keys.folder / "allowed") if keys is not None else None
+        self._look_s = 0.0
+        if self._allowed is not None:
+            _answer_libzmq(context, self._allowed)
+
+    def look(self, now_s: float) -> bool:
+        """Every now and then look after the allowed keys; whether they changed."""
+        if self._allowed is None or now_s < self._look_s:
+            return False
+        self._look_s = now_s + _LOOK_S
+        return self._allowed.follow()
+
+    def key_of(self, frame: zmq.Frame) -> str:
+        """The key of the connection that this frame came on."""
+        return str(frame.get("User-Id")) if self._allowed is not None else ""
+
+    def has_role(self, key: str, role: Role) -> bool:
+        """Whether a key still has a role."""
+        return self._allowed is None or role in self._allowed.roles(key)
+
+    def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:
+        """The answer to a message that its sender may not say, which is counted; None: it may."""
+        if self._allowed is None or type(message) not in self._may_say:
+            return None
+        allowed, held = self._may_say[type(message)], self._allowed.roles(key)
+        if allowed & held:
+            return None
+        self.wrong_roles += 1
+        return refusal(message, allowed, held)
+
+
+def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], allowed: AllowedKeys) -> None:
+    """A thread that tells libzmq at each handshake whether the client's key is allowed; it listens on return."""
+    asked = context.socket(zmq.REP)  # used from now on by its thread alone
+    asked.linger = 0
+    asked.bind(_ASKED_AT)
+
+    def answer() -> None:
+        with asked, contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                asked.send_multipart(_answer_to(asked.recv_multipart(), allowed))
+
+    threading.Thread(target=answer, name="stoker-guard", daemon=True).start()
+
+
+def _answer_to(request: list[bytes], allowed: AllowedKeys) -> list[bytes]:
+    """The key becomes the User-Id of all that comes on the connection.
+
+    A stranger is told "not now" (300), and tries again when the handshake has timed out: after "no" (400) its socket
+    never would, and its key may still be put in.
+    """
+    version, number, _domain, _address, _identity, _mechanism, public = request
+    key = z85.encode(public)
+    if allowed.roles(key.decode()):
+        return [version, number, b"200", b"OK", key, b""]
+    return [version, number, b"300", b"unknown key", b"", b""]

@@ -1,0 +1,65 @@
+"""Who may say what to whom: the roles that keys have, and the answer to those who overstep theirs.
+
+Rules: pure; a message that is missing in a server's table is understood by nobody there, whoever sends it. Which key
+has which role is the business of `keys`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from shared import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+__all__ = ["ROLES", "TO_COORDINATOR", "TO_WORKER", "Role", "refusal"]
+
+Role = Literal["coordinator", "worker", "trainer"]
+
+ROLES: tuple[Role, ...] = ("coordinator", "worker", "trainer")
+
+_TRAINER: frozenset[Role] = frozenset(("trainer",))
+_WORKER: frozenset[Role] = frozenset(("worker",))
+_LOADERS: frozenset[Role] = frozenset(("coordinator", "worker"))
+
+#: What the coordinator understands, and from whom.
+TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
+    m.Attach: _TRAINER,
+    m.Progress: _TRAINER,
+    m.Detach: _TRAINER,
+    m.Register: _WORKER,
+    m.Beat: _WORKER,
+    m.Culprit: _WORKER,
+    m.Leave: _WORKER,
+    m.Forgive: _LOADERS,
+    m.StatusQuery: frozenset(ROLES),
+}
+
+#: What a worker understands, and from whom.
+TO_WORKER: Mapping[type[m.Message], frozenset[Role]] = {
+    m.Hello: _TRAINER,
+    m.Want: _TRAINER,
+    m.Cancel: _TRAINER,
+    m.Ping: _TRAINER,
+    m.EpochQuery: _TRAINER,
+    m.NameQuery: _TRAINER,
+}
+
+_REMEDY = (
+    "Use the pair of that role (`loader-server keys` says which machine needs which files), or put the key's public "
+    "half there."
+)
+
+
+def refusal(message: m.Message, allowed: Collection[Role], held: Collection[Role]) -> m.Refused | m.NotAttached:
+    """The answer to a message that takes one of the `allowed` roles, from a key that has only those in `held`."""
+    expected = f"a key in {_folders(allowed)}"
+    got = f"{message.kind} with {f'a key in {_folders(held)}' if held else 'a key that is not allowed, or no longer'}"
+    if isinstance(message, m.Attach):
+        return m.NotAttached(serial=message.serial, code="role", expected=expected, got=got, remedy=_REMEDY)
+    return m.Refused(code="role", expected=expected, got=got, remedy=_REMEDY)
+
+
+def _folders(roles: Collection[Role]) -> str:
+    return " or ".join(f"allowed/{role}" for role in ROLES if role in roles)
