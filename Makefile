@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PACKAGES := shared loader_server trainer_client monitoring tests
 
-.PHONY: demo test lint monitoring-test clean
+.PHONY: demo test lint monitoring-test mutants clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -16,6 +16,9 @@ test: $(STAMP) lint ## ruff, mypy and all tests
 monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is installed where that can be done
 	command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; } || true
 	$(BIN)/python -m pytest tests/monitoring -rs
+
+mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
+	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(PACKAGES)
@@ -29,4 +32,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean: ## what `make` made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .mutants
