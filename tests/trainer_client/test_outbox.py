@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from shared.messages import Pushed, Ticket, WireShape
-from trainer_client.course import Position, Target
-from trainer_client.handover import Handover, Item, Line
+from tests.support.loaders import wait_until
+from trainer_client.core.events import HandedBack, Opened, Took
+from trainer_client.core.instructions import Offer
+from trainer_client.core.upcoming import Position, UpcomingBatch
+from trainer_client.outbox import Outbox, Reader
 
 START = Position(0, 0, 1)
 
 
-def item(number, rows=4, *, last=False):
+def offer(number, rows=4, *, last=False):
     shape = WireShape(rows, ())
     header = Pushed(
         ticket=Ticket(number, 1),
@@ -27,8 +31,11 @@ def item(number, rows=4, *, last=False):
         rows=rows,
         masked=0,
         build_us=1,
+        waiting=0,
+        reason="",
     )
-    return Item(Target(START, 0, 0, number, empty=False, last=last), number, header)
+    batch = UpcomingBatch(START, 0, 0, number, empty=False, last=last)
+    return Offer(seq=number, slot=number, batch=batch, header=header)
 
 
 @pytest.fixture
@@ -37,82 +44,172 @@ def woken():
 
 
 @pytest.fixture
-def handover(woken):
-    return Handover(lambda: woken.append(1), lambda line: None)
+def outbox(woken):
+    return Outbox(lambda: woken.append(1))
 
 
 @pytest.fixture
-def line(handover):
-    line = Line(START)
-    handover.serve(line)
-    return line
+def reader(outbox, woken):
+    one = Reader(START)
+    serve(outbox, one)
+    woken.clear()
+    outbox.facts.clear()
+    return one
 
 
-def test_those_of_one_shape_that_are_there_are_taken_at_once(handover, line):
-    handover.deliver([(0, item(0)), (1, item(1)), (2, item(2, rows=5)), (4, item(4, rows=5))])
-    first = handover.take(line)
-    assert [one.slot for one in handover.take_alike(line, first, 10)] == [1]
-    second = handover.take(line)
+def serve(outbox, reader, head=0):
+    """As the receive thread does once it was asked."""
+    with outbox._changed:
+        outbox._ask_to_be_served(reader)
+    outbox.serve(reader.serial, head)
+
+
+def test_those_of_one_shape_that_are_there_are_taken_at_once(outbox, reader):
+    outbox.offer([offer(0), offer(1), offer(2, rows=5), offer(4, rows=5)])
+    first = outbox.take(reader)
+    assert [one.slot for one in outbox.take_alike(reader, first, 10)] == [1]
+    second = outbox.take(reader)
     assert second.slot == 2
-    assert handover.take_alike(line, second, 10) == []  # the third of that shape has not come
-    assert line.taken == 3
+    assert outbox.take_alike(reader, second, 10) == []  # the third of that shape has not come
+    assert reader.taken == 3
 
 
-def test_no_more_than_asked_for_and_not_past_the_end(handover, line):
-    handover.deliver([(0, item(0)), (1, item(1)), (2, item(2, last=True)), (3, item(3))])
-    first = handover.take(line)
-    assert len(handover.take_alike(line, first, 1)) == 1
-    assert [one.slot for one in handover.take_alike(line, first, 10)] == [2]
-    assert handover.take_alike(line, first, 10) == []
-    assert handover.take(line) is None
+def test_no_more_than_asked_for_and_not_past_the_end(outbox, reader):
+    outbox.offer([offer(0), offer(1), offer(2, last=True), offer(3)])
+    first = outbox.take(reader)
+    assert len(outbox.take_alike(reader, first, 1)) == 1
+    assert [one.slot for one in outbox.take_alike(reader, first, 10)] == [2]
+    assert outbox.take_alike(reader, first, 10) == []
+    assert outbox.take(reader) is None
 
 
-def test_taking_wakes_only_who_wants_room(handover, line, woken):
-    handover.deliver([(number, item(number, last=number == 3)) for number in range(4)])
-    handover.take(line)
+def test_taking_wakes_only_who_wants_room(outbox, reader, woken):
+    outbox.offer([offer(number, last=number == 3) for number in range(4)])
+    kept = [outbox.take(reader)]
     assert len(woken) == 1
-    handover.wants_room = False
-    handover.take(line)
-    handover.take(line)
+    outbox.wake_for_room = False
+    kept += [outbox.take(reader), outbox.take(reader)]
     assert len(woken) == 1
-    handover.take(line)  # the last of a line: another begins
+    kept.append(outbox.take(reader))  # the last of a reader: another begins
     assert len(woken) == 2
 
 
-def test_a_slot_that_comes_back_wakes_only_who_waits_for_slots(handover, woken):
-    handover.hand_out(7, copied=False)
-    handover.give_back(7)
+def test_a_slot_that_comes_back_wakes_only_who_waits_for_slots(outbox, reader, woken):
+    outbox.wake_for_room = False
+    outbox.offer([offer(0), offer(1)])
+    first, second = outbox.take(reader), outbox.take(reader)
+    del first
     assert woken == []
-    assert handover.take_back() == [7]
-    handover.wants_slots = True
-    handover.give_back(7)
+    outbox.wake_for_slots = True
+    del second
     assert woken == [1]
 
 
-def test_what_is_delivered_wakes_consumers(handover, line):
-    got = []
-    thread = threading.Thread(target=lambda: got.append(handover.take(line)), daemon=True)
+@pytest.mark.fault(51)
+def test_what_is_taken_and_dropped_at_once_is_told_in_this_order(outbox, reader):
+    outbox.offer([offer(0), offer(1)])
+    outbox.take(reader)
+    kept = outbox.take(reader)
+    assert list(outbox.facts) == [Took(0, 0), HandedBack(0, 0), Took(1, 1)]
+    assert outbox.held() == 1
+    del kept
+    assert outbox.facts[-1] == HandedBack(1, 1)
+    assert outbox.held() == 0
+
+
+@pytest.mark.fault(51)
+def test_an_item_that_a_signal_loses_on_its_way_out_is_handed_back(outbox, reader, monkeypatch):
+    outbox.offer([offer(0)])
+    monkeypatch.setattr(outbox, "_wake", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        outbox.take(reader)
+    del caught
+    assert [fact for fact in outbox.facts if isinstance(fact, HandedBack)] == [HandedBack(0, 0)]
+    assert outbox.held() == 0
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def test_what_is_taken_back_is_not_handed_back(outbox, reader):
+    outbox.offer([offer(0), offer(1)])
+    assert outbox.take_back(1)
+    assert not outbox.take_back(1)
+    kept = outbox.take(reader)
+    assert not outbox.take_back(0)
+    assert list(outbox.facts) == [Took(0, 0)]
+    del kept
+
+
+def test_a_new_beginning_hands_back_what_was_here(outbox, reader):
+    outbox.offer([offer(0), offer(1)])
+    newer = Reader(START)
+    with outbox._changed:
+        outbox._ask_to_be_served(newer)
+    outbox.restart(newer.serial, 2)
+    assert set(outbox.facts) == {Opened(newer.serial, START, 0), HandedBack(0, 0), HandedBack(1, 1)}
+    outbox.offer([offer(2)])
+    assert outbox.take(newer).seq == 2
+
+
+def test_a_reader_that_is_served_too_late_asks_anew(outbox, reader):
+    """Between the decision to let it go on at a number and its being served, the other reader has taken of it."""
+    outbox.offer([offer(0), offer(1)])
+    newer = Reader(START)
+    with outbox._changed:
+        outbox._ask_to_be_served(newer)
+    kept = outbox.take(reader)
+    outbox.facts.clear()
+    outbox.serve(newer.serial, 0)
+    assert list(outbox.facts) == [Opened(newer.serial, START, 0)]
+    outbox.serve(newer.serial, 1)
+    assert outbox.take(newer).seq == 1
+    del kept
+
+
+def test_a_reader_whose_epoch_has_nothing_left_is_told(outbox):
+    reader = Reader(START)
+    with outbox._changed:
+        outbox._ask_to_be_served(reader)
+    outbox.serve(reader.serial, 0, ended=True)
+    assert outbox.take(reader) is None
+
+
+def test_it_is_known_how_long_a_consumer_has_been_waiting(outbox, reader):
+    assert outbox.waiting_s(5.0) == 0.0
+    thread = threading.Thread(target=lambda: outbox.take(reader), daemon=True)
     thread.start()
-    handover.deliver([(0, item(0))])
+    wait_until(lambda: outbox.waiting_s(time.monotonic()) > 0, "the consumer waits")
+    outbox.offer([offer(0)])
+    thread.join(5)
+    assert outbox.waiting_s(time.monotonic()) == 0.0
+
+
+def test_what_is_delivered_wakes_consumers(outbox, reader):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(outbox.take(reader)), daemon=True)
+    thread.start()
+    outbox.offer([offer(0)])
     thread.join(5)
     assert got[0].slot == 0
 
 
-def test_who_is_nudged_looks_up_and_waits_on(handover, line, monkeypatch):
-    waits, wait = threading.Semaphore(0), handover._ready.wait
+def test_who_is_nudged_looks_up_and_waits_on(outbox, reader, monkeypatch):
+    waits, wait = threading.Semaphore(0), outbox._changed.wait
 
     def waited(timeout=None):
         waits.release()
         return wait(timeout)
 
-    monkeypatch.setattr(handover._ready, "wait", waited)
+    monkeypatch.setattr(outbox._changed, "wait", waited)
     taken = []
-    consumer = threading.Thread(target=lambda: taken.append(handover.take(line)))
+    consumer = threading.Thread(target=lambda: taken.append(outbox.take(reader)))
     consumer.start()
     assert waits.acquire(timeout=10)
-    handover.nudge()
+    outbox.nudge()
     assert waits.acquire(timeout=10)
     assert taken == []
-    handover.deliver([(0, item(0))])
+    outbox.offer([offer(0)])
     consumer.join(10)
     assert [one.slot for one in taken] == [0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loader_server.tickets import Tickets
 from shared.memory import SlotMemory
 from trainer_client.batch import owned
-from trainer_client.ledger import Ledger, SlotState
+from trainer_client.core.slot_states import SlotState, SlotStates
 
 if TYPE_CHECKING:
     from shared.messages import Ticket
@@ -22,29 +22,39 @@ SLOTS = 4
 NBYTES = 4096
 
 
+class Held:
+    """Hands its slot back when it goes, as an item of the outbox does."""
+
+    def __init__(self, slots: SlotStates, slot: int) -> None:
+        self.slots, self.slot = slots, slot
+
+    def __del__(self) -> None:
+        self.slots.hand_back(self.slot)
+
+
 @given(st.lists(st.integers(0, 2 * SLOTS), min_size=20, max_size=200))
 @settings(max_examples=60, deadline=None)
 def test_whoever_holds_a_batch_sees_its_bytes_however_long(choices: list[int]) -> None:
     """Each choice either drops the held batch of that place, or reads the next batch into a free slot and holds it."""
-    memory, ledger = SlotMemory(SLOTS + 1, NBYTES), Ledger(SLOTS)
+    memory, slots = SlotMemory(SLOTS + 1, NBYTES), SlotStates(SLOTS)
     held: list[tuple[int, Any]] = []
     for number, choice in enumerate(choices):
         if choice < len(held):
             del held[choice]
-        ticket = ledger.lend()
+        ticket = slots.lend()
         if ticket is None:
             assert len(held) == SLOTS
             continue
         view = memory.slot(ticket.slot)
         view[:] = number % 251
-        ledger.fill(ticket)
-        ledger.hand_out(ticket.slot)
-        whole = owned(view, lambda slot=ticket.slot: ledger.give_back(slot))
+        slots.offer(ticket)
+        slots.take(ticket.slot)
+        whole = owned(view, Held(slots, ticket.slot))
         held.append((number % 251, whole[64:128].view(np.int32).reshape(4, 4)[1:]))  # views of views hold it as well
         del whole
         assert all((batch.view(np.uint8) == byte).all() for byte, batch in held)
     held.clear()
-    assert ledger.count(SlotState.FREE) == SLOTS + 1
+    assert slots.count(SlotState.FREE) == SLOTS + 1
     memory.close()
 
 
@@ -59,15 +69,15 @@ class Worker:
 
 
 class World:
-    """A trainer's ledger and two workers; each method is one thing that can happen, at any time."""
+    """A trainer's slots and two workers; each method is one thing that can happen, at any time."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(SLOTS)
+        self.slots = SlotStates(SLOTS)
         self.workers = [Worker(), Worker()]
         self.lent: dict[Ticket, int] = {}
 
     def lend(self, one: int) -> None:
-        ticket = self.ledger.lend()
+        ticket = self.slots.lend()
         if ticket is not None:
             self.lent[ticket] = one
             self.workers[one].wants += [ticket, ticket]  # the wire may repeat it
@@ -80,7 +90,7 @@ class World:
     def write(self, one: int) -> None:
         """A stopped worker comes to this as late as the order of events wants."""
         for ticket in self.workers[one].writing:
-            assert self.ledger.state(ticket.slot) is SlotState.LENT
+            assert self.slots.state(ticket.slot) is SlotState.LENT
             assert self.lent[ticket] == one
 
     def answer(self, one: int) -> None:
@@ -95,20 +105,20 @@ class World:
         if worker.answers:
             ticket = worker.answers.pop()
             if self.lent.pop(ticket, None) is not None:
-                self.ledger.fill(ticket)
-                self.ledger.hand_out(ticket.slot)
+                self.slots.offer(ticket)
+                self.slots.take(ticket.slot)
 
     def die(self, one: int) -> None:
         """Proved: its lock is gone, and with it all that it could write."""
         self.workers[one] = Worker()
         for ticket in [ticket for ticket, owner in self.lent.items() if owner == one]:
             del self.lent[ticket]
-            self.ledger.release(ticket)
+            self.slots.release(ticket)
 
     def give_back(self, _one: int) -> None:
         for slot in range(SLOTS):
-            if self.ledger.state(slot) is SlotState.OUT:
-                self.ledger.give_back(slot)
+            if self.slots.state(slot) is SlotState.OUT:
+                self.slots.hand_back(slot)
                 return
 
 
@@ -135,4 +145,4 @@ def test_a_copy_of_a_want_that_was_answered_is_not_accepted_again() -> None:
     for event in ("lend", "accept", "answer", "arrive", "give_back", "accept"):
         getattr(world, event)(0)
     assert not world.workers[0].writing
-    assert world.ledger.count(SlotState.FREE) == SLOTS + 1
+    assert world.slots.count(SlotState.FREE) == SLOTS + 1

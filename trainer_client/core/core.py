@@ -343,9 +343,11 @@ def _other_plan(ours: str, theirs: str) -> StokerError:
 
 
 def _refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
+    """The last error of those who refused, with how many of how many they were."""
     where = f"{last.where} (refused by {refused} of {listed} workers)"
-    code = last.code if isinstance(last, RefusedError) else "failed"
-    return RefusedError(code=code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
+    if isinstance(last, RefusedError):
+        return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
+    return type(last)(expected=last.expected, got=last.got, where=where, remedy=last.remedy)
 
 
 def _nobody_left(tried: list[str], listed: int, timeout_s: float) -> StokerError:

@@ -5,62 +5,62 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.messages import Ticket
-from trainer_client.ledger import Ledger, SlotState
+from trainer_client.core.slot_states import SlotState, SlotStates
 
 
 def test_slots_are_lent_while_there_are_any_and_the_reserve_only_on_purpose():
-    ledger = Ledger(2)
-    lent = [ledger.lend(), ledger.lend()]
+    slots = SlotStates(2)
+    lent = [slots.lend(), slots.lend()]
     assert {ticket.slot for ticket in lent} == {0, 1}
-    assert ledger.lend() is None
-    assert ledger.lend_reserve() == Ticket(2, 1)
-    assert ledger.lend_reserve() is None
+    assert slots.lend() is None
+    assert slots.lend_reserve() == Ticket(2, 1)
+    assert slots.lend_reserve() is None
 
 
 def test_the_last_one_freed_is_lent_first():
-    ledger = Ledger(3)
-    first, second = ledger.lend(), ledger.lend()
-    ledger.release(first)
-    ledger.release(second)
-    assert ledger.lend() == Ticket(second.slot, 2)
+    slots = SlotStates(3)
+    first, second = slots.lend(), slots.lend()
+    slots.release(first)
+    slots.release(second)
+    assert slots.lend() == Ticket(second.slot, 2)
 
 
 @pytest.mark.fault(23)
 def test_an_answer_to_an_older_lending_is_a_defect_here():
-    ledger = Ledger(1)
-    old = ledger.lend()
-    ledger.release(old)
-    ledger.lend()
-    for act in (ledger.fill, ledger.release):
+    slots = SlotStates(1)
+    old = slots.lend()
+    slots.release(old)
+    slots.lend()
+    for act in (slots.offer, slots.release):
         with pytest.raises(AssertionError, match="is stale: generation 2 is current"):
             act(old)
 
 
 def test_a_batch_goes_its_way_through_a_slot():
-    ledger = Ledger(1)
-    ticket = ledger.lend()
-    ledger.fill(ticket)
-    assert ledger.state(0) is SlotState.FILLED
-    ledger.hand_out(0)
-    assert ledger.state(0) is SlotState.OUT
-    ledger.give_back(0)
-    assert ledger.state(0) is SlotState.FREE
-    assert ledger.count(SlotState.FREE) == 2
+    slots = SlotStates(1)
+    ticket = slots.lend()
+    slots.offer(ticket)
+    assert slots.state(0) is SlotState.OFFERED
+    slots.take(0)
+    assert slots.state(0) is SlotState.OUT
+    slots.hand_back(0)
+    assert slots.state(0) is SlotState.FREE
+    assert slots.count(SlotState.FREE) == 2
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda ledger: ledger.hand_out(0), "slot 0: cannot hand out while free"),
-        (lambda ledger: ledger.give_back(0), "slot 0: cannot return while free"),
-        (lambda ledger: ledger.drop(0), "slot 0: cannot drop while free"),
-        (lambda ledger: ledger.fill(Ticket(0, 0)), "slot 0: cannot fill while free"),
-        (lambda ledger: ledger.release(Ticket(0, 0)), "slot 0: cannot release while free"),
+        (lambda slots: slots.take(0), "slot 0: cannot take while free"),
+        (lambda slots: slots.hand_back(0), "slot 0: cannot hand back while free"),
+        (lambda slots: slots.take_back(0), "slot 0: cannot take back while free"),
+        (lambda slots: slots.offer(Ticket(0, 0)), "slot 0: cannot offer while free"),
+        (lambda slots: slots.release(Ticket(0, 0)), "slot 0: cannot release while free"),
     ],
 )
 def test_what_may_not_happen_to_a_slot_raises(act, message):
     with pytest.raises(AssertionError, match=message):
-        act(Ledger(1))
+        act(SlotStates(1))
 
 
 @pytest.mark.fault(18)
@@ -69,53 +69,55 @@ class Lending(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.ledger = Ledger(3)
+        self.slots = SlotStates(3)
         self.lent: list[Ticket] = []
-        self.filled: list[int] = []
+        self.offered: list[int] = []
         self.out: list[int] = []
         self.generations = [0] * 4
 
     def taken(self, ticket: Ticket | None) -> None:
         if ticket is not None:
-            assert ticket.slot not in [*(one.slot for one in self.lent), *self.filled, *self.out]
+            assert ticket.slot not in [*(one.slot for one in self.lent), *self.offered, *self.out]
             assert ticket.generation == self.generations[ticket.slot] + 1
             self.generations[ticket.slot] += 1
             self.lent.append(ticket)
 
     @rule(reserve=st.booleans())
     def lend(self, reserve):
-        self.taken(self.ledger.lend_reserve() if reserve else self.ledger.lend())
+        self.taken(self.slots.lend_reserve() if reserve else self.slots.lend())
 
     @precondition(lambda self: self.lent)
-    @rule(which=st.integers(0, 9), filled=st.booleans())
-    def answer(self, which, filled):
+    @rule(which=st.integers(0, 9), offered=st.booleans())
+    def answer(self, which, offered):
         ticket = self.lent.pop(which % len(self.lent))
-        if filled:
-            self.ledger.fill(ticket)
-            self.filled.append(ticket.slot)
+        if offered:
+            self.slots.offer(ticket)
+            self.offered.append(ticket.slot)
         else:
-            self.ledger.release(ticket)
+            self.slots.release(ticket)
 
-    @precondition(lambda self: self.filled)
-    @rule(which=st.integers(0, 9), dropped=st.booleans())
-    def take(self, which, dropped):
-        slot = self.filled.pop(which % len(self.filled))
-        if dropped:
-            self.ledger.drop(slot)
+    @precondition(lambda self: self.offered)
+    @rule(which=st.integers(0, 9), how=st.sampled_from(["take", "take back", "hand back"]))
+    def take(self, which, how):
+        slot = self.offered.pop(which % len(self.offered))
+        if how == "take back":
+            self.slots.take_back(slot)
+        elif how == "hand back":  # a signal came between taking it and saying so
+            self.slots.hand_back(slot)
         else:
-            self.ledger.hand_out(slot)
+            self.slots.take(slot)
             self.out.append(slot)
 
     @precondition(lambda self: self.out)
     @rule(which=st.integers(0, 9))
     def give_back(self, which):
-        self.ledger.give_back(self.out.pop(which % len(self.out)))
+        self.slots.hand_back(self.out.pop(which % len(self.out)))
 
     @invariant()
     def every_slot_is_somewhere(self):
-        counts = [self.ledger.count(state) for state in (SlotState.LENT, SlotState.FILLED, SlotState.OUT)]
-        assert counts == [len(self.lent), len(self.filled), len(self.out)]
-        assert self.ledger.count(SlotState.FREE) == 4 - sum(counts)
+        counts = [self.slots.count(state) for state in (SlotState.LENT, SlotState.OFFERED, SlotState.OUT)]
+        assert counts == [len(self.lent), len(self.offered), len(self.out)]
+        assert self.slots.count(SlotState.FREE) == 4 - sum(counts)
 
 
 TestLending = Lending.TestCase

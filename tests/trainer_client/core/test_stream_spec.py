@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from shared import messages as m
 from shared.layout import BucketShape, Field, layout_of
 from trainer_client.core import stream_spec as module
-from trainer_client.core.upcoming import Position, UpcomingBatch
 from trainer_client.core.stream_spec import StreamSpec
+from trainer_client.core.upcoming import Position, UpcomingBatch
 
 FIELDS = (
     m.WireField("audio", "float32", (None, 8), 100.0),
@@ -29,8 +29,9 @@ def facts() -> StreamSpec:
 def attached() -> StreamSpec:
     return StreamSpec.of(
         m.Attached(
-            job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=9,
-            most_batches=10, fields=FIELDS, shapes=SHAPES, heartbeat_timeout_ms=1500, workers=(),
+            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=9,
+            most_batches=10, fields=FIELDS, shapes=SHAPES, heartbeat_timeout_ms=1500, max_bad=1.0,
+            members=1, workers=(),
         )
     )  # fmt: skip
 
@@ -40,7 +41,7 @@ def pushed(shape: m.WireShape = SHAPES[0], **other) -> m.Pushed:
     layout = layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths)))
     said = {
         "ticket": m.Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
-        "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "build_us": 9,
+        "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "waiting": 0, "reason": "", "build_us": 9,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})
 

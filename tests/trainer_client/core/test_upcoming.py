@@ -4,17 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_client.course import Course, Position, Seat, Target
+from trainer_client.core.upcoming import Course, Position, Ranks, UpcomingBatch
 
 
 def course(start: Position, *, rank=0, replicas=1, world=1, next_group=4, repeats=False, **batches: int) -> Course:
-    made = Course(start, Seat(rank=rank, replicas=replicas, world=world), next_group=next_group, repeats=repeats)
-    for epoch, count in batches.items():
-        made.learn(int(epoch[1:]), start.group if int(epoch[1:]) == start.epoch else next_group, count)
-    return made
+    known = {
+        (int(epoch[1:]), start.group if int(epoch[1:]) == start.epoch else next_group): count
+        for epoch, count in batches.items()
+    }
+    ranks = Ranks(rank=rank, replicas=replicas, world=world)
+    return Course(start, ranks, known, next_group=next_group, repeats=repeats)
 
 
-def ahead(some: Course, most: int = 100) -> list[Target]:
+def learn(some: Course, epoch: int, group: int, batches: int) -> None:
+    some._known[epoch, group] = batches
+
+
+def ahead(some: Course, most: int = 100) -> list[UpcomingBatch]:
     found = []
     while len(found) < most and (target := some.advance()) is not None:
         found.append(target)
@@ -33,8 +39,8 @@ def test_it_stops_where_it_does_not_know_and_goes_on_when_it_does():
     some = course(Position(0, 2, 4), e0=3)
     assert len(ahead(some)) == 1
     assert some.missing() == (1, 4)
-    assert some.lap_ahead() == (Position(1, 0, 4), 1)
-    some.learn(1, 4, 5)
+    assert some.next_lap() == (Position(1, 0, 4), 1)
+    learn(some, 1, 4, 5)
     assert some.missing() is None
     assert len(ahead(some)) == 5
 
@@ -43,7 +49,7 @@ def test_nothing_is_missing_in_the_midst_of_a_lap():
     some = course(Position(0, 0, 4), e0=3)
     some.advance()
     assert some.missing() is None
-    assert some.lap_ahead() is None
+    assert some.next_lap() is None
 
 
 @pytest.mark.fault(20)

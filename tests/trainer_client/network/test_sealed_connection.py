@@ -18,7 +18,7 @@ from shared.packing import Packing, pack
 from shared.sealing import TAG_BYTES, Sealer
 from shared.sockets import bind_sealed_router
 from tests.shared.examples import EXAMPLES
-from trainer_client.sealed import SealedPayloads
+from trainer_client.network.sealed_connection import SealedConnection
 
 DATA = np.arange(128, dtype=np.uint8)
 LAYOUT = Layout((Tensor("audio", "float32", (32,), 0, 128),), 128)
@@ -31,7 +31,7 @@ class Line:
 
     def __init__(self, context):
         self.router = bind_sealed_router(context, "tcp://127.0.0.1:1")
-        self.sealed = SealedPayloads(context, "tcp://127.0.0.1:1")
+        self.sealed = SealedConnection(context, "tcp://127.0.0.1:1")
         self.seal = self.sealed.new_seal()
         self.sealer = Sealer(self.seal.key)
         self.sealed.expect(port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT)))
@@ -55,11 +55,11 @@ class Line:
         assert self.sealed.socket.poll(20_000)
 
     def read(self, now_s=0.0):
-        return list(self.sealed.read(self.take, now_s))
-
-    def take(self, header, frame):
-        self.sealed.unpack(frame, LAYOUT, self.packing, self.place)
-        return header.number
+        """Headers; the payloads are opened after all of them were read, as the core decides."""
+        came = list(self.sealed.read(now_s))
+        for _, payload in came:
+            payload.unpack(LAYOUT, self.packing, self.place)
+        return [header for header, _ in came]
 
     def close(self):
         self.sealed.close()
@@ -75,7 +75,7 @@ def line():
 
 
 def pong(sealed, number=1):
-    return Pong(number=number, tickets=(), sealed=sealed)
+    return Pong(number=number, tickets=(), sealed=sealed, waiting=0)
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
@@ -83,7 +83,7 @@ def test_a_payload_is_opened_where_it_belongs(line, compression):
     line.packing = Packing(compression=compression)
     packed = np.frombuffer(pack(DATA, LAYOUT, line.packing), np.uint8)
     line.push(packed)
-    assert line.read() == [(HEADER, HEADER.number)]
+    assert line.read() == [HEADER]
     assert (line.place == DATA).all()
     assert not line.sealed.garbage
 
@@ -120,7 +120,7 @@ def test_a_pong_waits_for_the_payloads_before_it(line):
     assert line.sealed.due(0.1, PATIENCE_S) is None
     line.push()
     line.read(now_s=0.2)
-    assert line.sealed.due(0.2, PATIENCE_S) == pong(2)
+    assert line.sealed.due(0.2, PATIENCE_S) == (pong(2), False)
     assert line.sealed.due(0.2, PATIENCE_S) is None
 
 
@@ -129,7 +129,7 @@ def test_it_waits_as_long_as_payloads_come_and_no_longer(line):
     line.push()
     line.read(now_s=1.5)
     assert line.sealed.due(3.4, PATIENCE_S) is None
-    assert line.sealed.due(3.5, PATIENCE_S) == pong(3)
+    assert line.sealed.due(3.5, PATIENCE_S) == (pong(3), True)
 
 
 def test_later_pongs_do_not_put_off_the_first(line):
@@ -137,7 +137,7 @@ def test_later_pongs_do_not_put_off_the_first(line):
     assert line.sealed.put_off(pong(2, number=2), 0.5)
     line.push()
     line.read(now_s=0.6)
-    assert line.sealed.due(0.6, PATIENCE_S) == pong(1, number=1)
+    assert line.sealed.due(0.6, PATIENCE_S) == (pong(1, number=1), False)
 
 
 def test_a_pong_that_is_whole_replaces_one_that_waits(line):
@@ -158,3 +158,13 @@ def test_what_waits_is_forgotten_with_its_key(line):
     line.sealed.put_off(pong(1), 0.0)
     line.sealed.new_seal()
     assert line.sealed.due(9.0, PATIENCE_S) is None
+
+
+def test_two_that_were_read_before_either_is_opened_are_told_apart(line):
+    line.push()
+    line.push(payload=DATA[::-1].copy())
+    first, second = line.sealed.read(0.0)
+    second[1].unpack(LAYOUT, line.packing, line.place)
+    assert (line.place == DATA[::-1]).all()
+    first[1].unpack(LAYOUT, line.packing, line.place)
+    assert (line.place == DATA).all()

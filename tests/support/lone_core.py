@@ -1,0 +1,184 @@
+"""A core without a network: what tests of its rules talk to. Messages and orders are the real ones, the clock a number.
+
+Rules: nothing happens but what a test lets happen; checks of payloads are answered as told, probes find no proof unless
+a test says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from shared import messages as m
+from shared.layout import BucketShape, Field, layout_of
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.core import Core
+from trainer_client.core.settings import CoreSettings
+from trainer_client.core.upcoming import Position, Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["BATCHES", "DIGEST", "LoneCore", "address", "attached"]
+
+BATCHES = 40
+DIGEST = "plan-1"
+FIELDS = (m.WireField("audio", "float32", (None,), None),)
+SHAPE = m.WireShape(2, (("audio", 8),))
+NBYTES = layout_of(
+    (Field(key="audio", dtype="float32", shape=(None,)),), BucketShape(rows=2, lengths={"audio": 8})
+).nbytes
+T = TypeVar("T")
+
+
+def address(number: int, *, local: bool = True, incarnation: int = 0) -> m.WorkerAddress:
+    """Worker `number` of the list."""
+    boot_id = "here" if local else f"host-{number}"
+    return m.WorkerAddress(f"w{number}", incarnation or number, f"tcp://127.0.0.1:{7000 + number}", boot_id, 0)
+
+
+def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) -> m.Attached:
+    """The coordinator's answer."""
+    said: dict[str, object] = {
+        "serial": serial, "job": "digits", "stream": "train", "evaluation": False,
+        "cursor": m.Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
+        "fields": FIELDS, "shapes": (SHAPE,), "heartbeat_timeout_ms": 2000, "max_bad": 1.0, "members": 1, "workers": (),
+    }  # fmt: skip
+    return m.Attached(**{**said, **other})  # type: ignore[arg-type]
+
+
+class LoneCore:
+    """A core, attached to a stream of BATCHES batches an epoch; `orders` are those of the last call."""
+
+    def __init__(self, *, slots: int = 14, prefetch: int = 4, **settings: object) -> None:
+        ranks = Ranks(rank=0, replicas=1, world=1)
+        self.core = Core(
+            CoreSettings(
+                job="digits", stream="train", ranks=ranks, incarnation=1000, name="here:1", boot_id="here",
+                prefetch=prefetch, prefetch_bytes=(slots + 1) * NBYTES, **settings,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+        self.now_s = 0.0
+        self.orders: list[i.Instruction] = []
+        #: The connection of each endpoint, and the endpoint of each connection.
+        self.links: dict[str, int] = {}
+        #: What probes are answered with.
+        self.lock_is_gone = False
+
+    # --- time and facts ---
+
+    def tell(self, *events: e.Event, after_s: float = 0.0) -> list[i.Instruction]:
+        """Let things happen; all that is ordered until nothing comes of it any more."""
+        self.now_s += after_s
+        self.orders, pending = [], list(events)
+        while True:
+            orders = self.core.handle(pending, self.now_s)
+            self.orders += orders
+            pending = [event for order in orders for event in self._carry_out(order)]
+            if not pending:
+                return self.orders
+
+    def _carry_out(self, order: i.Instruction) -> Iterable[e.Event]:
+        if isinstance(order, i.Open):
+            self.links[order.endpoint] = order.link
+        elif isinstance(order, i.Probe) and self.lock_is_gone:
+            yield e.LockGone(order.incarnation)
+
+    def wait(self, seconds: float, step_s: float = 0.1) -> list[i.Instruction]:
+        """Let time pass; all that is ordered meanwhile."""
+        until_s, orders = self.now_s + seconds, []
+        while self.now_s < until_s - 1e-9:
+            orders += self.tell(after_s=min(step_s, until_s - self.now_s))
+        self.orders = orders
+        return orders
+
+    def ordered(self, kind: type[T]) -> list[T]:
+        """The orders of this kind among the last ones."""
+        return [order for order in self.orders if isinstance(order, kind)]
+
+    def sent(self, kind: type[T]) -> list[T]:
+        """The messages of this kind to workers among the last orders."""
+        return [one.message for one in self.ordered(i.ToWorker) if isinstance(one.message, kind)]
+
+    def wants(self) -> list[m.Want]:
+        """What was asked for by the last orders."""
+        return self.sent(m.Want)
+
+    # --- the coordinator ---
+
+    def attach(self, *workers: m.WorkerAddress, **said: object) -> None:
+        """Attach, and learn of these workers."""
+        self.tell(e.AttachAsked(1, None))
+        self.tell(e.CoordinatorSaid(attached(workers=tuple(workers), **said)))
+
+    def members(self, version: int, *workers: m.WorkerAddress) -> list[i.Instruction]:
+        """The list changes."""
+        return self.tell(e.CoordinatorSaid(m.Members(version=version, workers=tuple(workers))))
+
+    # --- workers ---
+
+    def link(self, number: int) -> int:
+        """The connection to worker `number`."""
+        return self.links[address(number).endpoint]
+
+    def greet(self, number: int, *, shared: bool = True, incarnation: int = 0) -> list[i.Instruction]:
+        """The connection comes up, and the worker welcomes us."""
+        self.tell(e.LinkUp(self.link(number)))
+        return self.welcome(number, shared=shared, incarnation=incarnation)
+
+    def welcome(self, number: int, *, shared: bool = True, incarnation: int = 0) -> list[i.Instruction]:
+        """The worker welcomes us."""
+        said = m.Welcome(
+            worker=f"w{number}", incarnation=incarnation or number, shared=shared, reason="", float32="float32",
+            compression="none", sealed_port=0,
+        )  # fmt: skip
+        return self.tell(e.Came(self.link(number), said, shared))
+
+    def with_workers(self, number: int, *, shared: bool = True) -> LoneCore:
+        """Attached, with so many workers of this host that serve it, numbered from 1."""
+        self.attach(*(address(one) for one in range(1, number + 1)))
+        for one in range(1, number + 1):
+            self.greet(one, shared=shared)
+        return self
+
+    def say(self, number: int, message: m.Message, payload: object = None) -> list[i.Instruction]:
+        """Worker `number` says something."""
+        return self.tell(e.Came(self.link(number), message, payload))
+
+    def push(self, want: m.Want, **other: object) -> list[i.Instruction]:
+        """The worker that was asked pushes the batch; by TCP its payload turns out valid."""
+        orders = self.say(want.worker, pushed(want, **other), None if want.in_slot else "payload")
+        for one in [order for order in orders if isinstance(order, i.Write | i.Check)]:
+            orders = orders + self.tell(e.Checked(one.link, one.header, valid=True))
+        self.orders = orders
+        return orders
+
+    def pong(self, number: int, ping: int, *tickets: m.Ticket) -> list[i.Instruction]:
+        """Worker `number` says what it holds."""
+        return self.say(number, m.Pong(number=ping, tickets=tickets, sealed=0, waiting=0))
+
+    def unbuilt(self, want: m.Want, code: str, got: str = "no") -> list[i.Instruction]:
+        """The worker that was asked will not build it."""
+        said = m.Unbuilt(ticket=want.ticket, code=code, expected="a file", got=got, where="w", remedy="Look.")
+        return self.say(want.worker, said)
+
+    # --- consumers ---
+
+    def open(self, reader: int = 1, at: tuple[int, int] = (0, 0), taken: int = 0) -> list[i.Instruction]:
+        """A reader wants to be served."""
+        return self.tell(e.Opened(reader, Position(*at, 4), taken))
+
+    def consume(self, offer: i.Offer, *, keep: bool = False) -> list[i.Instruction]:
+        """The consumer takes a batch, and hands it back unless it keeps it."""
+        back = () if keep else (e.HandedBack(offer.seq, offer.slot),)
+        return self.tell(e.Took(offer.seq, offer.slot), *back)
+
+
+def pushed(want: m.Want, **other: object) -> m.Pushed:
+    """What a worker says of a batch that it built."""
+    said: dict[str, object] = {
+        "ticket": want.ticket, "epoch": want.epoch, "number": want.number, "empty": want.empty,
+        "in_slot": want.in_slot, "shape": SHAPE, "nbytes": NBYTES, "digest": 1, "rows": 2, "masked": 0, "reason": "",
+        "build_us": 1000, "waiting": 0,
+    }  # fmt: skip
+    return m.Pushed(**{**said, **other})  # type: ignore[arg-type]
