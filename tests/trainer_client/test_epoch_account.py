@@ -37,6 +37,8 @@ def _header(**more: Any) -> Pushed:
         "rows": 2,
         "masked": 1,
         "build_us": 30_000,
+        "waiting": 0,
+        "reason": "",
     }
     return Pushed(**{**said, **more})
 

@@ -400,13 +400,13 @@ class Wants:
 
     def _rebalance(self, now_s: float) -> None:
         """A worker that has nothing to do takes over what waits longest at another one, but not what that builds."""
-        idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s]
-        donors = [worker for worker in self._workers.values() if len(worker.asks) > 1] if idle else []
-        for thief in idle if donors else ():
+        donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
+        idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
+        for thief in sorted(idle, key=lambda one: one.service_s):
             found = self._waiting_longest(thief, donors, now_s)
             ticket = self._slots.lend() if found is not None else None
             if found is None or ticket is None:
-                continue
+                return  # slower ones would find less
             seq, donor, given = found
             self._send_cancel(donor, given)
             self.counts.taken_over += 1

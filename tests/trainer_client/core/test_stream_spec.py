@@ -29,9 +29,9 @@ def facts() -> StreamSpec:
 def attached() -> StreamSpec:
     return StreamSpec.of(
         m.Attached(
-            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4, batches=9,
-            most_batches=10, fields=FIELDS, shapes=SHAPES, heartbeat_timeout_ms=1500, max_bad=1.0,
-            members=1, workers=(),
+            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"),
+            next_group=4, batches=9, most_batches=10, fields=FIELDS, shapes=SHAPES,
+            heartbeat_timeout_ms=1500, max_bad=1.0, members=1, workers=(),
         )
     )  # fmt: skip
 
