@@ -34,7 +34,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: loader-server run job.toml",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_demo, _add_index, _add_plan, _add_run, _add_status, _add_coordinator, _add_worker, _add_keys):
+    for add in (
+        *(_add_demo, _add_index, _add_plan, _add_run, _add_status),
+        *(_add_coordinator, _add_worker, _add_forgive, _add_keys),
+    ):
         command = add(commands)
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
@@ -269,7 +272,7 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
 
 def _coordinator(options: argparse.Namespace) -> int:
     from loader_server import metrics
-    from loader_server.coordinator.service import Coordinator
+    from loader_server.coordinator.service import coordinator_of
     from loader_server.processes import end_with_parent, say_ready
     from shared.endpoints import check_endpoint
     from shared.exposition import Exposition
@@ -280,7 +283,7 @@ def _coordinator(options: argparse.Namespace) -> int:
     job = _job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    coordinator = Coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
+    coordinator = coordinator_of(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
     _on_stop(coordinator.stop)
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_samples, coordinator)
@@ -323,7 +326,7 @@ def _worker(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- status and keys ---
+# --- status, forgive and keys ---
 
 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -344,6 +347,34 @@ def _status(options: argparse.Namespace) -> int:
 
     status.show(
         options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds, as_json=options.json, once=options.once
+    )
+    return 0
+
+
+def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = (
+        "List the samples that are known to kill the process that decodes them, or have some used again. "
+        "Run it on the coordinator's machine; the coordinator may run or not."
+    )
+    command = _command(commands, "forgive", _forgive, about, "loader-server forgive job.toml --all")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument(
+        "identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"
+    )
+    command.add_argument("--all", action="store_true", help="have all of them used again")
+    command.add_argument("--stream", default="", help="only those of this stream")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _forgive(options: argparse.Namespace) -> int:
+    from loader_server import forgive
+
+    forgive.run(
+        _job(options.job),
+        forgive.ForgiveOptions(
+            identities=options.identity, every=options.all, stream=options.stream, as_json=options.json
+        ),
     )
     return 0
 

@@ -32,20 +32,33 @@ def coordinator_samples(coordinator: Coordinator) -> Iterator[Samples]:
     yield Samples.one(names.REFUSALS, counts.refusals)
     yield Samples.one(names.SUPERSEDED, counts.superseded)
     yield Samples.one(names.WORKERS_GONE, counts.workers_gone)
-    yield Samples.one(names.JOURNAL_ERRORS, coordinator.journal_errors)
+    yield Samples.one(names.STALE_MESSAGES, counts.stale)
+    yield Samples.one(names.UNSENDABLE, coordinator.unsendable)
+    yield Samples.one(names.JOURNAL_ERRORS, coordinator.writer.errors)
+    yield Samples.one(names.JOURNAL_WAITING, coordinator.writer.waiting)
     yield Samples.one(names.WORKERS, len(report["workers"]))
-    yield Samples(names.WORKER_SILENT, {(one["name"],): one["silent_s"] for one in report["workers"]})
-    yield Samples(names.SAMPLES, {(stream,): count for stream, count in coordinator.samples.items()})
-    yield Samples(
-        names.LEFT_OUT,
-        {(stream, reason): count for stream, left in coordinator.left_out.items() for reason, count in left.items()},
-    )
+    yield Samples(names.WORKER_SILENT, _silent(report["workers"]))
+    streams = coordinator.streams
+    yield Samples(names.SAMPLES, {(name,): view.samples for name, view in streams.items()})
+    left_out: Values = {
+        (name, reason): count for name, view in streams.items() for reason, count in view.left_out.items()
+    }
+    yield Samples(names.LEFT_OUT, left_out)
     yield from _streams(report["streams"], report["culprits"])
 
 
+def _silent(workers: list[dict[str, Any]]) -> Values:
+    """By name; of several workers of one name the longest silence."""
+    silent: Values = {}
+    for one in workers:
+        silent[one["name"],] = max(one["silent_s"], silent.get((one["name"],), 0.0))
+    return silent
+
+
 def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[Samples]:
-    yield Samples(names.TRAINERS, {(name,): len(stream["trainers"]) for name, stream in streams.items()})
+    yield Samples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
     yield Samples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
+    yield Samples(names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()})
     trained = {name: stream for name, stream in streams.items() if not stream["evaluation"]}
     yield Samples(names.TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
     yield Samples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-import zmq
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from shared.codec import decode, encode
-from shared.endpoints import check_endpoint
-from shared.errors import LostError
-from shared.keys import ClientKeys
+from loader_server.asking import ask_coordinator
 from shared.messages import Status, StatusQuery
-from shared.sockets import connect_dealer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +20,9 @@ __all__ = ["ask", "show"]
 
 _REFRESH_S = 0.5
 
+#: Of so many trainers of a stream the table shows names.
+_MOST_NAMED = 8
+
 
 def show(endpoint: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
     """Print the status; in a terminal keep it fresh until Ctrl-C."""
@@ -33,56 +30,56 @@ def show(endpoint: str, *, keys: str, timeout_s: float, as_json: bool, once: boo
     if as_json:
         print(json.dumps(ask(endpoint, keys=keys, timeout_s=timeout_s)))
     elif once or not console.is_terminal:
-        console.print(_tables(ask(endpoint, keys=keys, timeout_s=timeout_s)))
+        console.print(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)))
     else:
-        with Live(_tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), console=console, auto_refresh=False) as live:
+        with Live(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(_REFRESH_S)
-                live.update(_tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), refresh=True)
+                live.update(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), refresh=True)
 
 
 def ask(endpoint: str, *, keys: str = "", timeout_s: float = 5.0) -> dict[str, Any]:
     """The coordinator's report."""
-    check_endpoint(endpoint, where="status", encrypted=True, insecure=True)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    dealer = connect_dealer(
-        context, endpoint, ClientKeys.read_any(keys, to="coordinator") if keys else None, secrets.token_bytes(16)
-    )
-    try:
-        until_s = time.monotonic() + timeout_s
-        if dealer.poll(int(1000 * timeout_s), zmq.POLLOUT):
-            dealer.send(encode(StatusQuery()))
-            if dealer.poll(max(0, int(1000 * (until_s - time.monotonic())))):
-                answer = decode(dealer.recv())
-                if isinstance(answer, Status):
-                    report: dict[str, Any] = json.loads(answer.report)
-                    return report
-        raise LostError(
-            expected=f"a coordinator that answers within {timeout_s:g} s",
-            got="no answer",
-            where=endpoint,
-            remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
-        )
-    finally:
-        dealer.close()
-        context.term()
+    answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
+    report: dict[str, Any] = json.loads(answer.report)
+    return report
 
 
-def _tables(report: dict[str, Any]) -> Group:
-    return Group(f"job [bold]{report['job']}[/]", _streams(report), _workers(report))
+def tables(report: dict[str, Any]) -> Group:
+    """What people are shown of a report."""
+    return Group(f"job [bold]{report['job']}[/]", _streams(report), _workers(report), *_lines(report))
 
 
 def _streams(report: dict[str, Any]) -> Table:
-    table = Table("stream", "epoch", "batch", "of", "done", "group", "trainers")
+    table = Table("stream", "epoch", "trained", "read", "of", "done", "group", "waited", "trainers")
     for name, stream in report["streams"].items():
-        batches = stream["batches"]
-        done = f"{stream['number'] / batches:.1%}" if batches else "-"
-        trainers = ", ".join(_trainer(one) for one in stream["trainers"]) or "-"
-        kind = f"{name} (evaluation)" if stream["evaluation"] else name
+        batches, waited = stream["batches"], stream["waited_permille"]
         table.add_row(
-            kind, *map(str, (stream["epoch"], stream["number"], batches or "-", done, stream["group"] or "-")), trainers
+            f"{name} (evaluation)" if stream["evaluation"] else name,
+            str(stream["epoch"]),
+            str(stream["number"]),
+            _read(stream),
+            str(batches or "-"),
+            f"{stream['number'] / batches:.1%}" if batches else "-",
+            str(stream["group"] or "-"),
+            "-" if waited is None else f"{waited / 1000:.0%}",
+            _trainers(stream),
         )
     return table
+
+
+def _read(stream: dict[str, Any]) -> str:
+    """The batch that is read next; with its epoch where that is another than the one being trained on."""
+    if stream["read_number"] is None:
+        return "-"
+    other_epoch = stream["read_epoch"] != stream["epoch"]
+    return f"{stream['read_number']} of epoch {stream['read_epoch']}" if other_epoch else str(stream["read_number"])
+
+
+def _trainers(stream: dict[str, Any]) -> str:
+    named = [_trainer(one) for one in stream["trainers"][:_MOST_NAMED]]
+    more = stream["attached"] - len(named)
+    return ", ".join([*named, *([f"and {more} more"] if more else [])]) or "-"
 
 
 def _trainer(trainer: dict[str, Any]) -> str:
@@ -93,7 +90,7 @@ def _trainer(trainer: dict[str, Any]) -> str:
 
 def _workers(report: dict[str, Any]) -> Table:
     table = Table("worker", "endpoint", "waiting", "building", "built", "masked", "silent s")
-    for one in _sorted(report):
+    for one in report["workers"]:
         table.add_row(
             one["name"],
             one["endpoint"],
@@ -102,5 +99,16 @@ def _workers(report: dict[str, Any]) -> Table:
     return table
 
 
-def _sorted(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from sorted(report["workers"], key=lambda one: str(one["name"]))
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    """What the tables do not say: what they lack, and who holds the job up."""
+    for what, count in report["cut"].items():
+        yield f"and {count} more {what}: the report is cut to what a message carries"
+    for name, stream in report["streams"].items():
+        if stream["limit"] is not None:
+            yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
+
+
+def _limit(stream: str, limit: str, waited: float) -> str:
+    if limit == "loaders":
+        return f"{stream}: the loaders are the limit, trainers waited {waited:.0%} of their time"
+    return f"{stream}: the trainers are the limit, they waited {waited:.0%} of their time"

@@ -119,6 +119,22 @@ SUPERSEDED = _coordinator.counter(
     "Trainers whose rank was taken over by a newer one.",
     "One a restart is normal; more means that two runs claim the same rank: stop one.",
 )
+STALE_MESSAGES = _coordinator.counter(
+    "stoker_stale_messages_total",
+    "Messages from before something newer: an attach that was repeated since, a trainer that was superseded.",
+    "A few after a cut of the network are normal; if it grows, two runs claim the same rank: stop one.",
+)
+UNSENDABLE = _coordinator.counter(
+    "stoker_unsendable_messages_total",
+    "Answers that could not be put into a message, and were not sent.",
+    "Zero is normal; if it grows, report it with the coordinator's log, which names the kind.",
+)
+WAITED = _coordinator.gauge(
+    "stoker_waited_ratio",
+    "Share of its time that the stream's longest-waiting trainer waited for data, of late; 0 if nobody reads.",
+    "From 0.05 on the loaders are the limit: add workers. Below that the trainers are.",
+    ("stream",),
+)
 TRAINED_EPOCH = _coordinator.gauge(
     "stoker_trained_epoch",
     "The epoch that the stream's last rank is in; evaluation streams have none.",
@@ -159,6 +175,11 @@ JOURNAL_ERRORS = _coordinator.counter(
     "stoker_journal_errors_total",
     "Writes to the journal that failed: what they held would not survive a restart of the coordinator.",
     "Make room on the disk of the state folder; checkpoints of trainers still hold their cursors.",
+)
+JOURNAL_WAITING = _coordinator.gauge(
+    "stoker_journal_waiting_facts",
+    "What the journal lacks because it could not be written; it is tried again each quarter of heartbeat_timeout_s.",
+    "Above zero for longer than a moment: see the runbook, StokerJournalNotWritten.",
 )
 WANTS_WAITING = _worker.gauge(
     "stoker_wants_waiting",

@@ -6,9 +6,11 @@ Rules: pure; events and facts are what happened, instructions are orders; nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shared import messages as m
     from shared.errors import SettingsError
 
@@ -16,26 +18,29 @@ __all__ = [
     "Advanced",
     "CulpritFound",
     "Fact",
+    "Forgot",
     "GroupFixed",
     "Instruction",
     "Keep",
+    "RankTaken",
     "Received",
     "Send",
     "StreamView",
     "Ticked",
+    "Warn",
 ]
 
 
 class StreamView(Protocol):
-    """What the coordinator has to know of a stream; pure."""
+    """What the coordinator has to know of a stream; its answers never make anyone wait."""
 
     digest: str
     evaluation: bool
     fields: tuple[m.WireField, ...]
     shapes: tuple[m.WireShape, ...]
 
-    def batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has."""
+    def batches(self, epoch: int, group: int) -> int | None:
+        """How many batches an epoch has; None: they are still being counted, ask again soon."""
 
     def most_batches(self, group: int) -> int:
         """No epoch has more."""
@@ -81,6 +86,15 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTaken:
+    """Who had a rank, in the order in which they came: the last one has it now."""
+
+    stream: str
+    rank: int
+    incarnations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CulpritFound:
     """A sample that kills its decoder."""
 
@@ -90,7 +104,15 @@ class CulpritFound:
     ends: str
 
 
-Fact = GroupFixed | Advanced | CulpritFound
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """The sample is used again: undoes `CulpritFound`."""
+
+    stream: str
+    identity: str
+
+
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot
 
 
 # --- instructions ---
@@ -111,4 +133,12 @@ class Send:
     message: m.Message
 
 
-Instruction = Keep | Send
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Write this to the log."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+Instruction = Keep | Send | Warn

@@ -1,20 +1,28 @@
 """The coordinator's memory on disk: facts that survive a crash, the newest of each kind.
 
-Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one coordinator at a
-time holds the lock; each row carries a digest, and one that does not match is dropped with a warning, because every
-fact can be found again; so is one that only another release understands.
+Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one process at a time
+holds the lock, whose file says where that coordinator serves; each row carries a digest, and one that does not match
+is dropped with a warning, because every fact can be found again; so is one that only another release understands.
+
+When the disk is full, nothing is damaged: a write comes whole or not at all. `JournalWriter` keeps what could not be
+written, the newest of each key, and tries again. Nothing that trainers are promised in lockstep rests on it, so nothing
+is withheld from them meanwhile: cursors are in their checkpoints, a group travels with the cursor, and a sample that
+kills decoders would be found again. Should the coordinator also be restarted in that time, then a stream that just
+started takes its group from the next attach, and a trainer that was superseded since may come back before its
+successor does. Only who asks to forget a conviction is told that it is not for good yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Advanced, CulpritFound, Fact, GroupFixed
+from loader_server.coordinator.events import Advanced, CulpritFound, Fact, Forgot, GroupFixed, RankTaken
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
@@ -23,12 +31,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Journal"]
+__all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 
-_KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in (GroupFixed, Advanced, CulpritFound)}
+_KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound)}
 
 #: SQLite's account of a damaged table quotes it, and what it quotes may be no UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+
+
+class HeldError(DataError):
+    """Another process holds the journal; `endpoint` is where it serves, empty if it has not said so yet."""
+
+    endpoint = ""
+
+
+class WriteError(DataError):
+    """The journal cannot be written now; what it holds is whole."""
 
 
 class Journal:
@@ -36,34 +54,52 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
-        self._database = sqlite3.connect(path, isolation_level=None)
-        # A flipped bit may leave no UTF-8: the row's digest is what tells.
-        self._database.text_factory = lambda raw: raw.decode(errors="replace")
+        self._log = Log("journal")
+        self._lock = self._hold()
         try:
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
-            )
-        except _DAMAGE as error:
-            self.close()
-            raise self._damaged(error) from None
+            self._database = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
 
-    def _locked(self) -> int:
-        lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _hold(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._no_room(error) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            endpoint = os.pread(lock, 4096, 0).decode(errors="replace")
             os.close(lock)
-            raise DataError(
-                expected="to be the only coordinator of this job",
-                got="another one that holds the journal",
-                where=str(self._path),
-                remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
-            ) from None
+            raise self._held(endpoint) from None
+        os.ftruncate(lock, 0)
         return lock
+
+    def _open(self) -> sqlite3.Connection:
+        database: sqlite3.Connection | None = None
+        try:
+            database = sqlite3.connect(self._path, isolation_level=None)
+            # A flipped bit may leave no UTF-8: the row's digest is what tells.
+            database.text_factory = lambda raw: raw.decode(errors="replace")
+            # Ours alone, so without a shared-memory file beside it: a full disk then stops writing, not opening.
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, body TEXT NOT NULL, digest TEXT NOT NULL)"
+            )
+        except _DAMAGE as error:
+            if database is not None:
+                database.close()
+            raise (self._no_room(error) if _is_for_want_of_room(error) else self._damaged(error)) from None
+        return database
+
+    def say_where(self, endpoint: str) -> None:
+        """Let whoever finds the journal held know where its coordinator serves."""
+        with contextlib.suppress(OSError):  # a full disk: they will have to know
+            os.pwrite(self._lock, endpoint.encode(), 0)
 
     def facts(self) -> Iterator[Fact]:
         """All facts; a damaged row is left out, with a warning."""
@@ -73,22 +109,51 @@ class Journal:
             raise self._damaged(error) from None
         for key, body, digest in rows:
             fact = _fact(body) if digest == _digest(key, body) else None
-            if fact is None:
-                Log("journal").warning("damaged fact is dropped", path=str(self._path), key=key)
-            else:
+            if fact is not None:
                 yield fact
+            elif _names_a_number(body):
+                self._log.warning("conviction by number is dropped: samples may have other numbers now", key=key)
+                with contextlib.suppress(sqlite3.Error):  # dropped at each start, then
+                    self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
+            else:
+                self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
     def write(self, facts: Iterable[Fact]) -> None:
-        """Keep facts, all or none; an older one of the same key is replaced."""
-        rows = [(key := _key(fact), body := _body(fact), _digest(key, body)) for fact in facts]
+        """Keep facts, all or none; an older one of the same key is replaced, or forgotten."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
-            self._database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", rows)
+            for fact in facts:
+                self._write(fact)
             self._database.execute("COMMIT")
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            raise
+            raise self._no_room(error) from error
+
+    def _write(self, fact: Fact) -> None:
+        key, body = _key(fact), _body(fact)
+        if isinstance(fact, Forgot):
+            self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
+        else:
+            self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
+
+    def _held(self, endpoint: str) -> HeldError:
+        held = HeldError(
+            expected="to be the only coordinator of this job",
+            got=f"another one{f' at {endpoint}' if endpoint else ''} that holds the journal",
+            where=str(self._path),
+            remedy="Stop the other one (`loader-server status` finds it), or name another state folder.",
+        )
+        held.endpoint = endpoint
+        return held
+
+    def _no_room(self, error: Exception) -> WriteError:
+        return WriteError(
+            expected="to write the journal",
+            got=str(error),
+            where=str(self._path),
+            remedy="Make room on its disk, and let this user write there.",
+        )
 
     def _damaged(self, error: Exception) -> DataError:
         return DataError(
@@ -102,12 +167,54 @@ class Journal:
     def close(self) -> None:
         """Close file and lock."""
         self._database.close()
+        os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
 
+class JournalWriter:
+    """What is to be kept, and is not yet: the newest fact of each key, tried again until it is written."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._log = Log("journal")
+        self._waiting: dict[str, Fact] = {}
+        #: Writes that failed.
+        self.errors = 0
+
+    @property
+    def waiting(self) -> int:
+        """Facts that would not survive a crash now."""
+        return len(self._waiting)
+
+    def write(self, facts: Iterable[Fact]) -> bool:
+        """Write these, and all that still waits; whether they are on disk."""
+        had_waited = self.waiting
+        self._waiting.update({_key(fact): fact for fact in facts})
+        if not self._waiting:
+            return True
+        try:
+            self._journal.write(self._waiting.values())
+        except WriteError as error:
+            self.errors += 1
+            if not had_waited:
+                self._log.error("journal cannot be written: what it lacks is tried again", error=str(error))
+            return False
+        self._waiting.clear()
+        if had_waited:
+            self._log.warning("journal is written again: nothing is lacking", facts=had_waited)
+        return True
+
+
+def _is_for_want_of_room(error: Exception) -> bool:
+    """Whether a database that cannot be opened is well: SQLite's messages are all that Python 3.10 tells."""
+    return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
+
+
 def _key(fact: Fact) -> str:
-    name = type(fact).__name__
-    return f"{name}/{fact.stream}/{fact.identity}" if isinstance(fact, CulpritFound) else f"{name}/{fact.stream}"
+    if isinstance(fact, CulpritFound | Forgot):
+        return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
+    name = f"{type(fact).__name__}/{fact.stream}"
+    return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
 
 
 def _body(fact: Fact) -> str:
@@ -118,9 +225,19 @@ def _fact(body: str) -> Fact | None:
     """None if another release wrote it, of a kind or with fields that are not known here."""
     try:
         kind, fields = json.loads(body)
-        return _KINDS[kind](**fields)
-    except (ValueError, KeyError, TypeError):
+        values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in fields.items()}
+        return _KINDS[kind](**values)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _names_a_number(body: str) -> bool:
+    """Whether it is a conviction as they once were, by the sample's number."""
+    try:
+        kind, fields = json.loads(body)
+        return bool(kind == CulpritFound.__name__ and "sample" in fields)
+    except (ValueError, TypeError):
+        return False
 
 
 def _digest(key: str, body: str) -> str:

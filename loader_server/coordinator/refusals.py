@@ -1,6 +1,6 @@
 """Whom the coordinator turns away: each refusal names what was expected, what came and what to do.
 
-Pure: what to refuse is decided in `state`.
+Pure: what to refuse is decided in `state`. The refusal of an attach names its request.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from shared import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from loader_server.coordinator.seats import Seat
     from shared.errors import SettingsError
 
 __all__ = [
@@ -21,78 +22,98 @@ __all__ = [
     "another_plan",
     "another_world",
     "group_misfit",
+    "no_endpoint",
     "no_such_batch",
     "no_such_rank",
     "no_such_stream",
+    "not_kept",
     "superseded",
+    "superseded_attach",
     "too_large_a_world",
     "unknown_trainer",
     "unknown_worker",
 ]
 
+#: The longest prose that a message may carry.
+_LONGEST = 4000
 
-def another_job(attach: m.Attach, job: str) -> m.Refused:
+
+# --- an attach ---
+
+
+def another_job(attach: m.Attach, job: str) -> m.NotAttached:
     """The trainer belongs to another job."""
     remedy = "Connect to that job's coordinator, or leave job= out."
-    return _refused("job", f"a trainer of job {job}", f"job {attach.job}", remedy)
+    return _not_attached(attach, "job", f"a trainer of job {job}", f"job {attach.job}", remedy)
 
 
-def no_such_stream(attach: m.Attach, streams: Iterable[str]) -> m.Refused:
+def no_such_stream(attach: m.Attach, streams: Iterable[str]) -> m.NotAttached:
     """The job has no stream of this name."""
     names = ", ".join(f'"{name}"' for name in streams)
     remedy = "Correct stream=, or add it to the job file."
-    return _refused("stream", f"one of the streams {names}", f'"{attach.stream}"', remedy)
+    return _not_attached(attach, "stream", f"one of the streams {names}", f'"{attach.stream}"', remedy)
 
 
-def no_such_rank(attach: m.Attach) -> m.Refused:
+def no_such_rank(attach: m.Attach) -> m.NotAttached:
     """Its ranks lie outside its own world."""
     got = f"{attach.rank} + {attach.replicas} > {attach.world}"
-    return _refused("rank", "rank + replicas <= world", got, "Correct rank= or world=.")
+    return _not_attached(attach, "rank", "rank + replicas <= world", got, "Correct rank= or world=.")
 
 
-def another_plan(cursor: m.Cursor, digest: str) -> m.Refused:
+def another_plan(attach: m.Attach, cursor: m.Cursor, digest: str) -> m.NotAttached:
     """Its cursor counts the batches of another plan than the one of this digest."""
     remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
-    return _refused("plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
+    return _not_attached(attach, "plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
 
 
-def too_large_a_world(attach: m.Attach, cursor: m.Cursor) -> m.Refused:
+def too_large_a_world(attach: m.Attach, cursor: m.Cursor) -> m.NotAttached:
     """A round has no batch for each of its ranks."""
     remedy = (
         f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
         "Until then use fewer ranks."
     )
     expected = f"a world of at most group = {cursor.group} ranks"
-    return _refused("world", expected, f"a world of {attach.world}", remedy)
+    return _not_attached(attach, "world", expected, f"a world of {attach.world}", remedy)
 
 
-def group_misfit(objection: SettingsError) -> m.Refused:
+def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
     """The data makes too few groups as large as its world."""
-    return _refused("world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
+    return _not_attached(attach, "world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
 
 
-def no_such_batch(cursor: m.Cursor, batches: int) -> m.Refused:
+def no_such_batch(attach: m.Attach, cursor: m.Cursor, batches: int) -> m.NotAttached:
     """The epoch ends before its cursor."""
     expected = f"a batch number of at most {batches} in epoch {cursor.epoch}"
-    return _refused("cursor", expected, str(cursor.number), "Restore another checkpoint.")
+    return _not_attached(attach, "cursor", expected, str(cursor.number), "Restore another checkpoint.")
 
 
-def another_world(attach: m.Attach, other: m.Attach) -> m.Refused:
+def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
     """A live rank is of another world."""
     expected, got = f"a world of {other.world}, as {_who(other)} says", f"a world of {attach.world} from {_who(attach)}"
-    return _refused("world", expected, got, "Give all ranks the same world=, or stop the ones of the old world.")
+    remedy = "Give all ranks the same world=, or stop the ones of the old world."
+    return _not_attached(attach, "world", expected, got, remedy)
 
 
-def another_cursor(attach: m.Attach, cursor: m.Cursor, other: m.Attach, theirs: m.Cursor) -> m.Refused:
+def another_cursor(attach: m.Attach, cursor: m.Cursor, other: m.Attach, theirs: m.Cursor) -> m.NotAttached:
     """A live rank stands elsewhere."""
     expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {_who(other)} started"
     got = f"epoch {cursor.epoch}, batch {cursor.number} from {_who(attach)}"
-    return _refused("cursor", expected, got, "Restore the same checkpoint on all ranks, and restart them together.")
+    remedy = "Restore the same checkpoint on all ranks, and restart them together."
+    return _not_attached(attach, "cursor", expected, got, remedy)
 
 
-def superseded(rank: int, newer: m.Attach | None) -> m.Refused:
-    """Another incarnation has taken the rank over."""
-    got = f"a newer one, {newer.name}" if newer is not None else "a newer one"
+def superseded_attach(attach: m.Attach, newer: Seat | None) -> m.NotAttached:
+    """Another incarnation has taken the rank over, and this one comes back."""
+    told = superseded(attach.rank, newer)
+    return _not_attached(attach, told.code, told.expected, told.got, told.remedy)
+
+
+# --- whoever is attached or registered, or was ---
+
+
+def superseded(rank: int, newer: Seat | None) -> m.Refused:
+    """Another incarnation has taken the rank over; None if it is not there now."""
+    got = f"a newer one, {newer.attach.name}" if newer is not None else "a newer one"
     return _refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
 
 
@@ -106,14 +127,30 @@ def unknown_worker() -> m.Refused:
     return _refused("unknown", "a registered worker", "one that this coordinator has not seen", "Register again.")
 
 
-def another_builder(register: m.Register, builder: str) -> m.Refused:
-    """The worker would build other bytes."""
+# --- workers, and people ---
+
+
+def no_endpoint(register: m.Register) -> m.Refused:
+    """No trainer could connect to it."""
+    remedy = "Start the worker with --listen and an address of its machine that trainers can reach."
+    expected = "an endpoint like tcp://10.0.0.7:7410"
+    return _refused("endpoint", expected, f"{register.endpoint!r} from {register.worker}", remedy)
+
+
+def another_builder(register: m.Register) -> m.Refused:
+    """The worker would build other bytes. Neither fingerprint is told: one opens the door here, the other it knows."""
     remedy = (
         "Give every loader machine the same job file, index and own transforms, and the same releases of "
-        "stoker, numpy, soundfile and soxr."
+        "stoker, numpy, soundfile and soxr. The coordinator's log has both fingerprints."
     )
-    expected = f"a worker that builds the same bytes ({builder})"
-    return _refused("builder", expected, f"{register.worker} with {register.builder}", remedy)
+    expected = "a worker that builds the same bytes as the coordinator's machine would"
+    return _refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)
+
+
+def not_kept(count: int) -> m.Refused:
+    """Convictions were forgotten, and the journal cannot be written."""
+    got = f"{count} convictions that are forgotten until the coordinator restarts: its journal cannot be written"
+    return _refused("journal", "to forget convictions for good", got, "Make room on the disk of the state folder.")
 
 
 def _who(attach: m.Attach) -> str:
@@ -121,4 +158,10 @@ def _who(attach: m.Attach) -> str:
 
 
 def _refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
-    return m.Refused(code=code, expected=expected, got=got, remedy=remedy)
+    return m.Refused(code=code, expected=expected[:_LONGEST], got=got[:_LONGEST], remedy=remedy)
+
+
+def _not_attached(attach: m.Attach, code: str, expected: str, got: str, remedy: str) -> m.NotAttached:
+    return m.NotAttached(
+        serial=attach.serial, code=code, expected=expected[:_LONGEST], got=got[:_LONGEST], remedy=remedy
+    )

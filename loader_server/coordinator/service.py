@@ -1,105 +1,100 @@
 """The coordinator's process: a ROUTER around `state`, with `journal` in between.
 
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
-reached is dropped from nothing here: silence is judged by the state. A journal that cannot be written stops what
-would have to be kept, loudly, and nothing else.
+reached is dropped from nothing here: silence is judged by the state. A journal that cannot be written stops nothing but
+what would have to be kept (see journal), and a message that cannot be sent stops nothing at all: both are counted.
 """
 
 from __future__ import annotations
 
 import secrets
-import sqlite3
 import time
 from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
-from loader_server.coordinator.journal import Journal
-from loader_server.coordinator.state import CoordinatorState, Counts
+from loader_server.coordinator import refusals
+from loader_server.coordinator.events import Instruction, Keep, Received, Send, Ticked, Warn
+from loader_server.coordinator.journal import Journal, JournalWriter
+from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState, Counts
+from loader_server.coordinator.views import CountingThread, View
 from loader_server.guard import Guard
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
 from shared.logs import Log
-from shared.messages import WireField, WireShape
+from shared.messages import Forgiven, Members
 from shared.roles import TO_COORDINATOR
 from shared.sockets import Waker, bind_router, drained, send_now
 
 if TYPE_CHECKING:
-    from loader_server.stream import JobFile, Stream
-    from shared.errors import SettingsError
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from loader_server.stream import JobFile
     from shared.keys import ServerKeys
     from shared.messages import Message
 
-__all__ = ["Coordinator", "View"]
+__all__ = ["Coordinator", "coordinator_of"]
 
 
 #: A turn that took so many times its usual pause was a stall; everybody's next heartbeat comes within as many.
 _STALL_TICKS = 4
 
 
-class View:
-    """A stream as the coordinator's state sees it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._plan = stream.plan
-        self._batches: dict[tuple[int, int], int] = {}
-        self.digest = stream.digest
-        self.evaluation = stream.settings.evaluation
-        self.fields = tuple(WireField(field.key, field.dtype, field.shape, field.per_second) for field in stream.fields)
-        self.shapes = tuple(WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes)
-
-    def batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has."""
-        if (epoch, group) not in self._batches:
-            self._batches[epoch, group] = self._plan.epoch(epoch, group).batches
-        return self._batches[epoch, group]
-
-    def most_batches(self, group: int) -> int:
-        """No epoch has more."""
-        return self._plan.most_batches(group)
-
-    def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`; None where they can."""
-        return self._plan.objection(group)
-
-
-class Coordinator:
-    """Made in the process's main thread; `run` returns after `stop`."""
-
-    def __init__(self, job: JobFile, endpoint: str, keys: ServerKeys | None) -> None:
-        self._log = Log("coordinator", job=job.settings.name)
-        self._journal = Journal(job.state / "journal.sqlite")
+def coordinator_of(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
+    """The coordinator of a job file, with the journal in its state folder."""
+    journal = Journal(job.state / "journal.sqlite")
+    try:
         streams = {name: job.open(name) for name in job.recipes}
-        builder = fingerprint(
-            *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
-        )
-        self._state = CoordinatorState(
-            job.settings.name,
-            {name: View(stream) for name, stream in streams.items()},
-            builder=builder,
+        settings = CoordinatorSettings(
+            job=job.settings.name,
+            builder=fingerprint(
+                *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
+            ),
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
             max_bad=job.settings.max_bad,
-            first_members=secrets.randbits(62) + 1,
         )
-        for fact in self._journal.facts():
+        counting = CountingThread()
+        views = {name: View(stream, counting) for name, stream in streams.items()}
+        return Coordinator(settings, views, journal, endpoint, keys)
+    except BaseException:
+        journal.close()
+        raise
+
+
+class Coordinator:
+    """Made in the process's main thread; `run` returns after `stop`, with the journal closed."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        streams: Mapping[str, View],
+        journal: Journal,
+        endpoint: str,
+        keys: ServerKeys | None,
+    ) -> None:
+        self._log = Log("coordinator", job=settings.job)
+        self.streams = streams
+        self._journal = journal
+        self._state = CoordinatorState(settings, streams, first_members=secrets.randbits(62) + 1)
+        for fact in journal.facts():
             self._state.recover(fact)
-        self._tick_s = job.settings.heartbeat_timeout_s / 4
+        self.writer = JournalWriter(journal)
+        self._tick_s = settings.heartbeat_timeout_s / 4
         self._waker = Waker()
         self._stopping = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        journal.say_where(self.endpoint)
         self.garbage = 0
-        self.journal_errors = 0
-        #: Of each stream: its samples, and how many are left out by reason.
-        self.samples = {name: stream.samples for name, stream in streams.items()}
-        self.left_out = {name: stream.bad_rows | stream.plan.dropped for name, stream in streams.items()}
+        #: Messages that could not be put into a frame.
+        self.unsendable = 0
         #: How things stood at the last tick: whole, for threads other than the loop's.
-        self.report = self._state.report(time.monotonic())
+        self.report: Mapping[str, Any] = self._state.report(time.monotonic())
 
     @property
     def counts(self) -> Counts:
@@ -122,11 +117,12 @@ class Coordinator:
                     # to be heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                 turned_s = now_s
-                instructions = self._taken_in(now_s)
+                instructions = self._take_in(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
+                    self.writer.write(())
                 self._carry_out(instructions)
         finally:
             self._close()
@@ -136,14 +132,14 @@ class Coordinator:
         self._stopping = True
         self._waker.wake()
 
-    def _taken_in(self, now_s: float) -> list[Instruction]:
+    def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)
         instructions: list[Instruction] = []
         for identity, *frames in drained(self._router, 4096):
             try:
                 message = decode(frames[0].buffer if frames else b"")
             except VersionError as error:
-                self._send_raw(identity.bytes, encode_refusal(error))
+                self._send_frame(identity.bytes, encode_refusal(error))
             except ProtocolError:
                 self.garbage += 1
             else:
@@ -160,18 +156,34 @@ class Coordinator:
         return self._state.handle(Received(identity.bytes, message), now_s)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        facts: list[Fact] = [one.fact for one in instructions if isinstance(one, Keep)]
-        if facts:
-            try:
-                self._journal.write(facts)
-            except sqlite3.Error as error:
-                self.journal_errors += 1
-                self._log.error("journal cannot be written: progress is not kept", error=str(error))
+        facts = [one.fact for one in instructions if isinstance(one, Keep)]
+        is_kept = not facts or self.writer.write(facts)
         for one in instructions:
-            if isinstance(one, Send):
-                self._send_raw(one.peer, encode(one.message))
+            if isinstance(one, Warn):
+                self._log.warning(one.event, **one.fields)
+        self._send(_latest([one for one in instructions if isinstance(one, Send)]), is_kept=is_kept)
 
-    def _send_raw(self, peer: bytes, frame: bytes) -> None:
+    def _send(self, orders: Iterable[Send], *, is_kept: bool) -> None:
+        last, frame = None, b""
+        for order in orders:
+            message = order.message
+            if isinstance(message, Forgiven) and not is_kept:
+                message = refusals.not_kept(message.count)
+            if message is not last:  # what goes to many is put into a frame once
+                last, frame = message, self._frame(message)
+            if frame:
+                self._send_frame(order.peer, frame)
+
+    def _frame(self, message: Message) -> bytes:
+        """Empty where it cannot be said: a defect, but of this one answer only."""
+        try:
+            return encode(message)
+        except (ValueError, OverflowError, TypeError) as error:
+            self.unsendable += 1
+            self._log.error("message cannot be sent", kind=message.kind, error=str(error))
+            return b""
+
+    def _send_frame(self, peer: bytes, frame: bytes) -> None:
         try:
             send_now(self._router, [peer, frame])
         except zmq.ZMQError:  # it hung up; its silence will be noticed
@@ -181,4 +193,11 @@ class Coordinator:
         self._router.close(linger=200)
         self._context.term()
         self._waker.close()
+        self.writer.write(())
         self._journal.close()
+
+
+def _latest(orders: list[Send]) -> list[Send]:
+    """Of several lists of workers for one peer the last alone: workers come by the dozen when a fleet starts."""
+    last = {order.peer: order for order in orders if isinstance(order.message, Members)}
+    return [order for order in orders if not isinstance(order.message, Members) or last[order.peer] is order]

@@ -3,39 +3,51 @@
 One door: `handle(event, now_s) -> instructions`. Rules:
 - What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the
   facts back.
-- A newer incarnation of a rank takes it over; the older one is told so and stops.
+- A newer incarnation of a rank takes it over; the older one is told so and stops, also if the coordinator was restarted
+  in between (see succession).
 - Ranks of one world hold equal cursors. One that stands elsewhere waits a while, for the others may just be
   restarting, and is then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them,
   all at once.
 - The group is the world's size when a stream first starts, unless the job file sets it, and kept from then on.
+- An answer names its request. A request that comes again is answered again and changes nothing; one that is older than
+  what was answered since is dropped.
+- An answer that may grow (the status, the list of workers, the culprits) is cut to what a message takes.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.coordinator import refusals
+from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.events import (
     Advanced,
     CulpritFound,
     Fact,
+    Forgot,
     GroupFixed,
     Instruction,
     Keep,
+    RankTaken,
     Received,
     Send,
     StreamView,
     Ticked,
+    Warn,
 )
+from loader_server.coordinator.report import stream_report, text_of, worker_report
+from loader_server.coordinator.seats import Seat, StreamSeats
+from loader_server.coordinator.workers import Workers
 from shared import messages as m
-from shared.hashing import digest64
+from shared.endpoints import is_connectable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["CoordinatorState", "Counts"]
+    from shared.errors import SettingsError
+
+__all__ = ["CoordinatorSettings", "CoordinatorState", "Counts"]
 
 #: A rank that disagrees with the others is asked to wait for so many heartbeat timeouts before it is refused.
 _PATIENCE_TIMEOUTS = 2
@@ -43,32 +55,22 @@ _PATIENCE_TIMEOUTS = 2
 #: A worker or trainer that has been silent for so many heartbeat timeouts is no member any more.
 _GONE_AFTER = 5
 
-#: No more samples than one message names are known to kill decoders; long before that the data is at fault.
-_MOST_CULPRITS = 2**13
+#: Who waits for batches to be counted asks again after so long.
+_COUNTING_MS = 250
 
 
-@dataclass(slots=True, kw_only=True)
-class _Worker:
-    peer: bytes
-    address: m.WorkerAddress
-    heard_s: float
-    beat: m.Beat | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What the job is."""
 
-
-@dataclass(slots=True, kw_only=True)
-class _Seat:
-    """A trainer's claim of ranks."""
-
-    peer: bytes
-    attach: m.Attach
-    cursor: m.Cursor
-    #: Whether the trainer has said where it stands, rather than just come.
-    stated: bool
-    heard_s: float
-    progress: tuple[int, int]
-
-    def ranks(self) -> range:
-        return range(self.attach.rank, self.attach.rank + self.attach.replicas)
+    job: str
+    #: The builder fingerprint that all workers have to have.
+    builder: str
+    #: Of all streams; 0: the world's size when a stream first starts.
+    group: int
+    heartbeat_timeout_s: float
+    #: Of the rows with a sample, the share that may be masked before a feed ends.
+    max_bad: float
 
 
 @dataclass(slots=True)
@@ -79,51 +81,22 @@ class Counts:
     refusals: int = 0
     superseded: int = 0
     workers_gone: int = 0
-
-
-@dataclass(slots=True)
-class _Stream:
-    view: StreamView
-    group: int = 0
-    progress: tuple[int, int] = (0, 0)
-    seats: dict[int, _Seat] = field(default_factory=dict)
-    #: Trainers that disagree with the others, since when.
-    waiting_since_s: dict[int, float] = field(default_factory=dict)
-    #: Incarnations that a newer one has taken over from; they may not come back.
-    superseded: set[int] = field(default_factory=set)
-
-    def holder(self, rank: int) -> _Seat | None:
-        return next((seat for seat in self.seats.values() if rank in seat.ranks()), None)
-
-    def seat_of(self, incarnation: int) -> _Seat | None:
-        return next((seat for seat in self.seats.values() if seat.attach.incarnation == incarnation), None)
+    stale: int = 0
 
 
 class CoordinatorState:
     """The state behind the door."""
 
-    def __init__(  # noqa: PLR0913 - what a job is, each by name
-        self,
-        job: str,
-        streams: dict[str, StreamView],
-        *,
-        builder: str,
-        group: int,
-        heartbeat_timeout_s: float,
-        first_members: int = 1,
-        max_bad: float = 0.5,
+    def __init__(
+        self, settings: CoordinatorSettings, streams: Mapping[str, StreamView], *, first_members: int = 1
     ) -> None:
-        self._job = job
-        self._streams = {name: _Stream(view) for name, view in streams.items()}
-        self._builder = builder
-        self._group_setting = group
-        self._timeout_s = heartbeat_timeout_s
-        self._max_bad = max_bad
-        self._workers: dict[str, _Worker] = {}
-        #: Version of the list of workers; never the same for two lists, whichever start of the coordinator made them.
-        self._members = first_members
-        #: What was said of each: by stream and identity.
-        self._culprits: dict[tuple[str, str], str] = {}
+        self._settings = settings
+        self._timeout_s = settings.heartbeat_timeout_s
+        self._streams = {name: StreamSeats(view) for name, view in streams.items()}
+        self._workers = Workers(first_members)
+        #: Whether the list of workers was cut when it was told last.
+        self._is_cut = False
+        self._convictions = Convictions()
         self._out: list[Instruction] = []
         self.counts = Counts()
 
@@ -141,75 +114,105 @@ class CoordinatorState:
     def recover(self, fact: Fact) -> None:
         """A fact from the journal, at the start."""
         if isinstance(fact, CulpritFound):
-            self._culprits[fact.stream, fact.identity] = fact.ends
-        elif fact.stream in self._streams and isinstance(fact, GroupFixed):
+            self._convictions.add(fact.stream, fact.identity, fact.ends)
+        elif isinstance(fact, Forgot):
+            self._convictions.forget(fact.stream, fact.identity)
+        elif fact.stream not in self._streams:
+            return
+        elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
-        elif fact.stream in self._streams and isinstance(fact, Advanced):
-            self._streams[fact.stream].progress = (fact.epoch, fact.number)
+        elif isinstance(fact, RankTaken):
+            self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
+        else:
+            self._streams[fact.stream].trained = (fact.epoch, fact.number)
 
     def _keep(self, fact: Fact) -> None:
         self._out.append(Keep(fact))
         self.recover(fact)
 
+    def _refuse(self, peer: bytes, refusal: m.Refused | m.NotAttached) -> None:
+        self.counts.refusals += 1
+        self._out.append(Send(peer, refusal))
+
     # --- trainers ---
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
-        problem: m.Refused | m.Wait | None = self._stranger(attach, stream)
-        if problem is None:
-            assert stream is not None
-            cursor = self._cursor(attach, stream)
-            problem = self._unfit(attach, cursor, stream) or self._disagreement(attach, cursor, stream, now_s)
+        problem = self._stranger(attach, stream)
         if problem is not None:
-            self.counts.refusals += isinstance(problem, m.Refused)
-            self._out.append(Send(peer, _named(attach, problem)))
+            self._refuse(peer, problem)
             return
         assert stream is not None
-        self._seat(peer, attach, cursor, now_s)
+        seat = stream.seats.get(attach.incarnation)
+        if seat is not None and attach.serial <= seat.attach.serial:
+            self._attach_again(peer, attach, seat, now_s)
+            return
+        cursor = self._cursor(attach, stream)
+        batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
+        answer = self._unfit(attach, cursor, batches, stream) or self._disagreement(attach, cursor, stream, now_s)
+        if isinstance(answer, m.NotAttached):
+            self._refuse(peer, answer)
+        elif answer is not None:
+            self._out.append(Send(peer, answer))
+        else:
+            assert batches is not None
+            self._seat(peer, attach, cursor, batches, now_s)
 
-    def _stranger(self, attach: m.Attach, stream: _Stream | None) -> m.Refused | None:
-        if attach.job not in ("", self._job):
-            return refusals.another_job(attach, self._job)
+    def _attach_again(self, peer: bytes, attach: m.Attach, seat: Seat, now_s: float) -> None:
+        """The answer was lost, or is on its way; a request from before the last one is no longer open at all."""
+        if attach.serial < seat.attach.serial:
+            self.counts.stale += 1
+            return
+        seat.peer, seat.heard_s = peer, now_s
+        self._out.append(Send(peer, self._attached(seat)))
+
+    def _stranger(self, attach: m.Attach, stream: StreamSeats | None) -> m.NotAttached | None:
+        if attach.job not in ("", self._settings.job):
+            return refusals.another_job(attach, self._settings.job)
         if stream is None:
             return refusals.no_such_stream(attach, self._streams)
         if attach.rank + attach.replicas > attach.world:
             return refusals.no_such_rank(attach)
-        if attach.incarnation in stream.superseded:
-            holder = stream.holder(attach.rank)
-            return refusals.superseded(attach.rank, holder.attach if holder is not None else None)
+        if stream.succession.is_superseded(attach.incarnation):
+            self.counts.stale += 1
+            return refusals.superseded_attach(attach, stream.holder(attach.rank))
         return None
 
-    def _cursor(self, attach: m.Attach, stream: _Stream) -> m.Cursor:
+    def _cursor(self, attach: m.Attach, stream: StreamSeats) -> m.Cursor:
         """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
         # An evaluation stream has no run that a later reader has to fit into: its group is each reader's own world.
-        group = self._group_setting or (0 if stream.view.evaluation else stream.group) or attach.world
+        group = self._settings.group or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
             return m.Cursor(0, 0, group, stream.view.digest)
         said = attach.cursor
         return m.Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
 
-    def _unfit(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Refused | None:
+    def _unfit(
+        self, attach: m.Attach, cursor: m.Cursor, batches: int | None, stream: StreamSeats
+    ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
-            return refusals.another_plan(cursor, stream.view.digest)
+            return refusals.another_plan(attach, cursor, stream.view.digest)
         if attach.world > cursor.group:
             return refusals.too_large_a_world(attach, cursor)
-        objections = map(stream.view.objection, {cursor.group, self._group_setting or stream.group or cursor.group})
-        if (objection := next(filter(None, objections), None)) is not None:
-            return refusals.group_misfit(objection)
-        batches = stream.view.batches(cursor.epoch, cursor.group)
+        group = self._settings.group or stream.group or cursor.group
+        if (objection := _objection(stream.view, {cursor.group, group})) is not None:
+            return refusals.group_misfit(attach, objection)
+        if batches is None:
+            reason = f"counting the batches of epoch {cursor.epoch}"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=_COUNTING_MS)
         if cursor.number > batches:
-            return refusals.no_such_batch(cursor, batches)
+            return refusals.no_such_batch(attach, cursor, batches)
         return None
 
     def _disagreement(
-        self, attach: m.Attach, cursor: m.Cursor, stream: _Stream, now_s: float
-    ) -> m.Wait | m.Refused | None:
+        self, attach: m.Attach, cursor: m.Cursor, stream: StreamSeats, now_s: float
+    ) -> m.Wait | m.NotAttached | None:
         """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
         if stream.view.evaluation:
             return None
         mine = range(attach.rank, attach.rank + attach.replicas)
-        for other in list(stream.seats.values()):
-            if now_s - other.heard_s > self._timeout_s or set(mine) & set(other.ranks()):
+        for other in stream.seats.values():
+            if now_s - other.heard_s > self._timeout_s or _overlap(mine, other.ranks):
                 continue
             problem = _compared(attach, cursor, other)
             if problem is not None:
@@ -224,205 +227,181 @@ class CoordinatorState:
         stream.waiting_since_s.pop(attach.incarnation, None)
         return None
 
-    def _seat(self, peer: bytes, attach: m.Attach, cursor: m.Cursor, now_s: float) -> None:
+    def _seat(self, peer: bytes, attach: m.Attach, cursor: m.Cursor, batches: int, now_s: float) -> None:
         stream = self._streams[attach.stream]
-        if stream.view.evaluation:
-            stream.group = cursor.group
-        else:
-            if not stream.group and not self._group_setting:
-                self._keep(GroupFixed(attach.stream, cursor.group))
-            self._take_over(stream, attach)
-        key = attach.incarnation if stream.view.evaluation else attach.rank
-        stream.seats[key] = _Seat(
+        position = (cursor.epoch, cursor.number)
+        seat = Seat(
             peer=peer,
             attach=attach,
             cursor=cursor,
-            stated=attach.cursor is not None,
+            batches=batches,
             heard_s=now_s,
-            progress=(cursor.epoch, cursor.number),
+            trained=position,
+            read=position,
         )
+        if stream.view.evaluation:
+            stream.group = cursor.group
+        else:
+            if not stream.group and not self._settings.group:
+                self._keep(GroupFixed(attach.stream, cursor.group))
+            self._take_over(stream, seat)
+        stream.add(seat)
         self.counts.attaches += 1
-        self._out.append(Send(peer, self._attached(attach, cursor, stream)))
+        self._out.append(Send(peer, self._attached(seat)))
 
-    def _take_over(self, stream: _Stream, attach: m.Attach) -> None:
-        """Whoever else has one of these ranks is told to stop, and may not come back."""
-        mine = set(range(attach.rank, attach.rank + attach.replicas))
-        for rank, other in list(stream.seats.items()):
-            if other.attach.incarnation == attach.incarnation:
-                del stream.seats[rank]
-            elif mine & set(other.ranks()):
-                del stream.seats[rank]
-                stream.superseded.add(other.attach.incarnation)
+    def _take_over(self, stream: StreamSeats, seat: Seat) -> None:
+        """Whoever else has one of its ranks is told to stop, and may not come back."""
+        attach = seat.attach
+        for rank in seat.ranks:
+            other = stream.holder(rank)
+            if other is not None and other.attach.incarnation != attach.incarnation:
+                stream.remove(other.attach.incarnation)
                 self.counts.superseded += 1
-                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, attach)))
+                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, seat)))
+        for rank, order in list(stream.succession.after(attach.incarnation, seat.ranks)):
+            self._keep(RankTaken(attach.stream, rank, order))
 
-    def _attached(self, attach: m.Attach, cursor: m.Cursor, stream: _Stream) -> m.Attached:
-        next_group = self._group_setting or (cursor.group if stream.view.evaluation else stream.group)
-        view = stream.view
+    def _attached(self, seat: Seat) -> m.Attached:
+        stream = self._streams[seat.attach.stream]
+        view, group = stream.view, seat.cursor.group
+        next_group = self._settings.group or (group if view.evaluation else stream.group)
         return m.Attached(
-            serial=attach.serial,
-            job=self._job,
-            stream=attach.stream,
+            serial=seat.attach.serial,
+            job=self._settings.job,
+            stream=seat.attach.stream,
             evaluation=view.evaluation,
-            cursor=cursor,
+            cursor=seat.cursor,
             next_group=next_group,
-            batches=view.batches(cursor.epoch, cursor.group),
-            most_batches=view.most_batches(max(next_group, cursor.group)),
+            batches=seat.batches,
+            most_batches=view.most_batches(max(next_group, group)),
             fields=view.fields,
             shapes=view.shapes,
             heartbeat_timeout_ms=int(1000 * self._timeout_s),
-            max_bad=self._max_bad,
-            members=self._members,
-            workers=self._addresses(),
+            max_bad=self._settings.max_bad,
+            members=self._workers.members.version,
+            workers=self._workers.members.workers,
         )
 
     def _progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
-        seat = stream.seat_of(progress.incarnation) if stream is not None else None
+        seat = stream.seats.get(progress.incarnation) if stream is not None else None
         if stream is None or seat is None:
             self._out.append(Send(peer, self._unknown_trainer(progress, stream)))
             return
-        seat.peer, seat.heard_s, seat.progress = peer, now_s, (progress.epoch, progress.number)
-        self._advance(progress.stream, stream)
-        self._out.append(Send(peer, self._list() if progress.members != self._members else m.Noted()))
+        seat.hear(peer, progress, now_s)
+        stream.move(seat, (progress.epoch, progress.number))
+        if not stream.view.evaluation and stream.last() != stream.trained:
+            self._keep(Advanced(progress.stream, *stream.last()))
+        members = self._workers.members
+        self._out.append(Send(peer, members if progress.members != members.version else m.Noted()))
 
-    def _unknown_trainer(self, progress: m.Progress, stream: _Stream | None) -> m.Refused:
-        holder = stream.holder(progress.rank) if stream is not None and not stream.view.evaluation else None
-        if stream is not None and (holder is not None or progress.incarnation in stream.superseded):
-            return refusals.superseded(progress.rank, holder.attach if holder is not None else None)
-        return refusals.unknown_trainer()
-
-    def _advance(self, name: str, stream: _Stream) -> None:
-        """A stream is as far as its last rank."""
-        if not stream.view.evaluation:
-            furthest = min(seat.progress for seat in stream.seats.values())
-            if furthest != stream.progress:
-                self._keep(Advanced(name, *furthest))
+    def _unknown_trainer(self, progress: m.Progress, stream: StreamSeats | None) -> m.Refused:
+        if stream is None or stream.view.evaluation:
+            return refusals.unknown_trainer()
+        holder = stream.holder(progress.rank)
+        if holder is None and not stream.succession.is_superseded(progress.incarnation):
+            return refusals.unknown_trainer()
+        self.counts.stale += 1
+        return refusals.superseded(progress.rank, holder)
 
     def _detach(self, _peer: bytes, detach: m.Detach, _now_s: float) -> None:
         stream = self._streams.get(detach.stream)
         if stream is not None:
-            stream.seats = {
-                key: seat for key, seat in stream.seats.items() if seat.attach.incarnation != detach.incarnation
-            }
+            stream.remove(detach.incarnation)
 
     # --- workers ---
 
     def _register(self, peer: bytes, register: m.Register, now_s: float) -> None:
-        if register.builder != self._builder:
-            self.counts.refusals += 1
-            self._out.append(Send(peer, refusals.another_builder(register, self._builder)))
+        if not is_connectable(register.endpoint):
+            self._refuse(peer, refusals.no_endpoint(register))
             return
-        address = m.WorkerAddress(
-            register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
-        )
-        self._workers[register.worker] = _Worker(peer=peer, address=address, heard_s=now_s)
+        if register.builder != self._settings.builder:
+            self._refuse(peer, refusals.another_builder(register))
+            # The fingerprint proves that a worker belongs here: whoever has another one is not told.
+            both = {"expected": self._settings.builder, "got": register.builder}
+            self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
+            return
+        is_news = self._workers.register(peer, register, now_s)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
-        self._out.extend(Send(peer, self._culprits_of(stream)) for stream in sorted({one for one, _ in self._culprits}))
-        self._tell_members()
+        self._out.extend(Send(peer, self._convictions.message(stream)) for stream in self._streams)
+        if is_news:
+            self._tell_members()
 
     def _beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
-        worker = self._workers.get(beat.worker)
-        if worker is None or worker.address.incarnation != beat.incarnation:
+        worker = self._workers.get(beat.incarnation)
+        if worker is None:
             self._out.append(Send(peer, refusals.unknown_worker()))
             return
-        worker.heard_s, worker.beat = now_s, beat
-
-    def _culprit(self, _peer: bytes, message: m.Culprit, _now_s: float) -> None:
-        key = (message.stream, message.identity)
-        if message.stream in self._streams and key not in self._culprits and len(self._culprits) < _MOST_CULPRITS:
-            self._keep(CulpritFound(*key, message.ends))
-            for worker in self._workers.values():
-                self._out.append(Send(worker.peer, self._culprits_of(message.stream)))
+        worker.peer, worker.heard_s, worker.beat = peer, now_s, beat
+        self._out.append(Send(peer, m.Noted()))
 
     def _leave(self, _peer: bytes, leave: m.Leave, _now_s: float) -> None:
-        worker = self._workers.get(leave.worker)
-        if worker is not None and worker.address.incarnation == leave.incarnation:
-            del self._workers[leave.worker]
+        if self._workers.remove(leave.incarnation):
             self._tell_members()
 
     def _tell_members(self) -> None:
-        self._members += 1
-        members = self._list()
+        left_out = self._workers.left_out
+        if left_out and not self._is_cut:
+            self._warn("list of workers is cut to what a message carries", workers=len(self._workers), without=left_out)
+        self._is_cut = bool(left_out)
         for stream in self._streams.values():
-            self._out.extend(Send(seat.peer, members) for seat in stream.seats.values())
+            self._out.extend(Send(seat.peer, self._workers.members) for seat in stream.seats.values())
 
-    def _addresses(self) -> tuple[m.WorkerAddress, ...]:
-        return tuple(worker.address for _, worker in sorted(self._workers.items()))
+    # --- culprits ---
 
-    def _list(self) -> m.Members:
-        return m.Members(version=self._members, workers=self._addresses())
+    def _culprit(self, _peer: bytes, found: m.Culprit, _now_s: float) -> None:
+        if found.stream not in self._streams or (found.stream, found.identity) in self._convictions:
+            return
+        what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
+        if self._convictions.full:
+            self._warn("too many samples kill decoders: this one is not kept", **what)
+            return
+        self._keep(CulpritFound(found.stream, found.identity, found.ends))
+        self._warn("sample kills decoders: it is masked from now on", **what)
+        self._tell_culprits(found.stream)
 
-    def _culprits_of(self, stream: str) -> m.Culprits:
-        keys = (digest64(identity.encode()) for name, identity in self._culprits if name == stream)
-        return m.Culprits(stream=stream, keys=tuple(sorted(keys)))
+    def _forgive(self, peer: bytes, forgive: m.Forgive, _now_s: float) -> None:
+        forgotten = self._convictions.matching(forgive)
+        for stream, identity in forgotten:
+            self._keep(Forgot(stream, identity))
+        self._out.append(Send(peer, m.Forgiven(count=len(forgotten))))
+        for stream in sorted({stream for stream, _ in forgotten}):
+            self._tell_culprits(stream)
+
+    def _tell_culprits(self, stream: str) -> None:
+        message = self._convictions.message(stream)
+        self._out.extend(Send(peer, message) for peer in self._workers.peers())
+
+    def _warn(self, event: str, **fields: object) -> None:
+        self._out.append(Warn(event, fields))
 
     # --- time, and questions ---
 
     def _tick(self, now_s: float) -> None:
-        gone_s = _GONE_AFTER * self._timeout_s
-        gone = [name for name, worker in self._workers.items() if now_s - worker.heard_s > gone_s]
-        for name in gone:
-            del self._workers[name]
-        self.counts.workers_gone += len(gone)
+        since_s = now_s - _GONE_AFTER * self._timeout_s
+        gone = self._workers.remove_silent(since_s)
+        self.counts.workers_gone += gone
         if gone:
             self._tell_members()
         for stream in self._streams.values():
-            stream.seats = {key: seat for key, seat in stream.seats.items() if now_s - seat.heard_s <= gone_s}
-            since = stream.waiting_since_s
-            stream.waiting_since_s = {one: at_s for one, at_s in since.items() if now_s - at_s <= gone_s}
+            stream.remove_silent(since_s)
 
     def _status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
-        self._out.append(Send(peer, m.Status(report=_json(self.report(now_s)))))
+        self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """How things stand, for people and scripts."""
+        """How things stand, whole."""
         return {
-            "job": self._job,
-            "streams": {name: self._stream_report(stream, now_s) for name, stream in self._streams.items()},
-            "workers": [self._worker_report(worker, now_s) for _, worker in sorted(self._workers.items())],
-            "culprits": [
-                {"stream": stream, "identity": identity, "ends": ends}
-                for (stream, identity), ends in sorted(self._culprits.items())
-            ],
+            "job": self._settings.job,
+            "streams": {
+                name: stream_report(stream, self._settings.group or stream.group, now_s)
+                for name, stream in self._streams.items()
+            },
+            "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
+            "culprits": self._convictions.report(),
             "attaches": self.counts.attaches,
             "refusals": self.counts.refusals,
-        }
-
-    def _stream_report(self, stream: _Stream, now_s: float) -> dict[str, Any]:
-        epoch, number = stream.progress
-        group = self._group_setting or stream.group
-        return {
-            "evaluation": stream.view.evaluation,
-            "group": group,
-            "epoch": epoch,
-            "number": number,
-            "batches": stream.view.batches(epoch, group) if group else None,
-            "plan_digest": stream.view.digest,
-            "trainers": [
-                {
-                    "rank": seat.attach.rank,
-                    "replicas": seat.attach.replicas,
-                    "world": seat.attach.world,
-                    "name": seat.attach.name,
-                    "epoch": seat.progress[0],
-                    "number": seat.progress[1],
-                    "silent_s": round(now_s - seat.heard_s, 1),
-                }
-                for seat in stream.seats.values()
-            ],
-        }
-
-    def _worker_report(self, worker: _Worker, now_s: float) -> dict[str, Any]:
-        beat = worker.beat
-        return {
-            "name": worker.address.worker,
-            "endpoint": worker.address.endpoint,
-            "silent_s": round(now_s - worker.heard_s, 1),
-            "waiting": beat.waiting if beat else 0,
-            "building": beat.building if beat else 0,
-            "built": beat.built if beat else 0,
-            "masked": beat.masked if beat else 0,
+            "stale": self.counts.stale,
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
@@ -431,13 +410,22 @@ class CoordinatorState:
         m.Detach: _detach,
         m.Register: _register,
         m.Beat: _beat,
-        m.Culprit: _culprit,
         m.Leave: _leave,
+        m.Culprit: _culprit,
+        m.Forgive: _forgive,
         m.StatusQuery: _status,
     }
 
 
-def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | None:
+def _objection(view: StreamView, groups: set[int]) -> SettingsError | None:
+    return next(filter(None, map(view.objection, sorted(groups))), None)
+
+
+def _overlap(one: range, other: range) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _compared(attach: m.Attach, cursor: m.Cursor, other: Seat) -> m.NotAttached | None:
     """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)
@@ -447,20 +435,3 @@ def _compared(attach: m.Attach, cursor: m.Cursor, other: _Seat) -> m.Refused | N
     if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
         return refusals.another_cursor(attach, cursor, other.attach, theirs)
     return None
-
-
-def _named(attach: m.Attach, problem: m.Refused | m.Wait) -> m.NotAttached | m.Wait:
-    """An answer names its request."""
-    if isinstance(problem, m.Wait):
-        return problem
-    return m.NotAttached(
-        serial=attach.serial,
-        code=problem.code,
-        expected=problem.expected,
-        got=problem.got,
-        remedy=problem.remedy,
-    )
-
-
-def _json(report: dict[str, Any]) -> str:
-    return json.dumps(report)

@@ -100,6 +100,13 @@ _WAITING = Row(
     "What do trainers wait for?",
     (
         Panel(
+            title="Who is the limit, the loaders or the trainers?",
+            unit="percentunit",
+            about="Share of its time that the longest-waiting trainer waits for data, as trainers tell the "
+            "coordinator. From 5 % on the loaders are the limit.",
+            queries=(Query('stoker_waited_ratio{job="$job"}', "{{stream}}"),),
+        ),
+        Panel(
             title="Is it building, the way, or conversion?",
             unit="percentunit",
             stacked=True,
@@ -310,13 +317,17 @@ _TROUBLE = Row(
             title="Is anyone told no?",
             unit="none",
             about="In the last hour: trainers and workers refused, wants refused or stale, frames that are no "
-            "message of ours, writes to the journal that failed.",
+            "message of ours, messages older than something newer, answers that could not be sent, writes to the "
+            "journal that failed; and what the journal lacks now.",
             queries=(
                 Query('increase(stoker_refusals_total{job="$job"}[1h])', "members refused"),
                 Query('sum(increase(stoker_refused_wants_total{job="$job"}[1h]))', "wants refused"),
                 Query('sum(increase(stoker_stale_wants_total{job="$job"}[1h]))', "stale wants"),
                 Query('sum by (role) (increase(stoker_garbage_messages_total{job="$job"}[1h]))', "garbage at {{role}}"),
+                Query('increase(stoker_stale_messages_total{job="$job"}[1h])', "stale members"),
+                Query('increase(stoker_unsendable_messages_total{job="$job"}[1h])', "answers not sent"),
                 Query('increase(stoker_journal_errors_total{job="$job"}[1h])', "journal errors"),
+                Query('stoker_journal_waiting_facts{job="$job"}', "facts not in the journal"),
             ),
         ),
     ),

@@ -38,6 +38,8 @@ def test_rules_pass_their_own_tests() -> None:
         ("alerts.yml", "stoker:wait:ratio > 0.5", "stoker:wait:ratio > 0.9"),
         ("alerts.yml", "stoker_trainers > 0", "stoker_trainers >= 0"),
         ("alerts.yml", "for: 1m", "for: 10m"),
+        ("alerts.yml", "waiting_facts > 0", "waiting_facts > 3"),
+        ("alerts.yml", "for: 2m", "for: 0m"),
         ("rules.yml", "rate(stoker_step_wait_seconds_total[1m]) or ", ""),
         ("rules.yml", " + changes(stoker_trained_epoch[10m])", ""),
     ],

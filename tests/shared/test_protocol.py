@@ -49,6 +49,7 @@ def test_every_code_of_a_refusal_is_described():
     files = ("loader_server/coordinator/refusals.py", "loader_server/refusals.py", "shared/roles.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
+    sent |= set(re.findall(r'_not_attached\(\s*attach,\s*"(\w+)"', source))
     sent |= set(re.findall(r'_unbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))

@@ -3,95 +3,49 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.coordinator.events import Advanced, CulpritFound, GroupFixed, Keep, Received, Send, Ticked
+from loader_server.coordinator.events import (
+    Advanced,
+    CulpritFound,
+    Forgot,
+    GroupFixed,
+    Keep,
+    RankTaken,
+    Received,
+    Send,
+    Ticked,
+    Warn,
+)
 from loader_server.coordinator.state import CoordinatorState
 from shared import messages as m
-from shared.codec import decode, encode
-from shared.errors import SettingsError
-from shared.hashing import digest64
-
-TIMEOUT_S = 2.0
-
-
-@dataclass
-class View:
-    digest: str = "plan-1"
-    evaluation: bool = False
-    fields: tuple[m.WireField, ...] = (m.WireField("audio", "float32", (None, 80), 100.0),)
-    shapes: tuple[m.WireShape, ...] = (m.WireShape(4, (("audio", 100),)),)
-
-    def batches(self, epoch: int, group: int) -> int:
-        return 100 + epoch % 3
-
-    def most_batches(self, group: int) -> int:
-        return 102
-
-    def objection(self, group: int) -> SettingsError | None:
-        if group <= 64:
-            return None
-        return SettingsError(expected="smaller groups", got=f"{group}", where="epoch_parts", remedy="Write 64.")
-
-
-def coordinator(*, group: int = 0) -> CoordinatorState:
-    streams = {"train": View(), "dev": View(evaluation=True)}
-    return CoordinatorState(
-        "digits", streams, builder="builder-1", group=group, heartbeat_timeout_s=TIMEOUT_S, max_bad=0.25
-    )
-
-
-def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
-    cursor = None if at is None else m.Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
-    said = {
-        "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
-        "name": f"host:{rank}",
-    }  # fmt: skip
-    return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
-
-
-def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
-    said = {
-        "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
-        "read_epoch": epoch, "read_number": number, "waited_permille": 0, "members": 0,
-    }  # fmt: skip
-    return m.Progress(**{**said, **other})
-
-
-def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1") -> m.Register:
-    return m.Register(
-        worker=name, incarnation=incarnation, endpoint=f"tcp://127.0.0.1:1{incarnation}", boot_id="boot-1", uid=1000,
-        builder=builder,
-    )  # fmt: skip
-
-
-def address(name: str = "w0", incarnation: int = 1) -> m.WorkerAddress:
-    return m.WorkerAddress(name, incarnation, f"tcp://127.0.0.1:1{incarnation}", "boot-1", 1000)
-
-
-def culprit(identity: str = "a.flac 7 1", stream: str = "train", worker: str = "w0") -> m.Culprit:
-    return m.Culprit(worker=worker, stream=stream, identity=identity, ends="SIGSEGV, SIGSEGV")
-
-
-def keys(*identities: str) -> tuple[int, ...]:
-    return tuple(sorted(digest64(identity.encode()) for identity in identities))
-
-
-def beat(name: str = "w0", incarnation: int = 1) -> m.Beat:
-    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4)
+from shared.codec import MAX_FRAME, decode, encode
+from tests.support.coordinator import (
+    SETTINGS,
+    View,
+    address,
+    attach,
+    beat,
+    coordinator,
+    culprit,
+    forgive,
+    keys,
+    progress,
+    register,
+)
 
 
 def said(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:
     """What the peer is answered; every message can cross the wire."""
     peer = peer or b"%d" % getattr(message, "incarnation", 0)
-    answers = state.handle(Received(peer, message), now_s)
-    for one in answers:
-        assert isinstance(one, Keep) or decode(encode(one.message)) == one.message
-    return [one.message for one in answers if isinstance(one, Send) and one.peer == peer]
+    orders = [one for one in state.handle(Received(peer, message), now_s) if isinstance(one, Send)]
+    for one in orders:
+        assert decode(encode(one.message)) == one.message
+    return [one.message for one in orders if one.peer == peer]
 
 
 def kept(state: CoordinatorState, message: m.Message, now_s: float = 0.0) -> list[object]:
@@ -188,7 +142,7 @@ class TestRanks:
         state = coordinator()
         said(state, attach(0, 2, at=(0, 40)))
         assert isinstance(said(state, attach(1, 2, at=(0, 50)))[0], m.Wait)
-        said(state, attach(0, 2, at=(0, 50)), now_s=1.0)
+        said(state, attach(0, 2, at=(0, 50), serial=2), now_s=1.0)
         assert isinstance(said(state, attach(1, 2, at=(0, 50)), now_s=2.0)[0], m.Attached)
 
     def test_a_rank_that_only_came_has_not_said_where_it_stands(self):
@@ -228,7 +182,7 @@ class TestRanks:
                 remedy="Stop one of them.",
             )
         ]
-        assert state.counts.superseded == 1
+        assert (state.counts.superseded, state.counts.stale) == (1, 0)
 
     @pytest.mark.fault(19)
     @pytest.mark.fault(23)
@@ -237,8 +191,9 @@ class TestRanks:
         said(state, attach(), peer=b"old")
         said(state, attach(incarnation=2, name="host:new"), peer=b"new")
         assert refused(state, progress(0, 0, 5), peer=b"old")[0] == "superseded"
-        code, _, got, _ = refused(state, attach(), peer=b"old")
+        code, _, got, _ = refused(state, attach(serial=2), peer=b"old")
         assert (code, got) == ("superseded", "a newer one, host:new")
+        assert state.counts.stale == 2
         assert isinstance(said(state, progress(0, 0, 5, incarnation=2), peer=b"new")[0], m.Members)
 
     def test_it_is_recognised_by_any_of_its_ranks(self):
@@ -251,8 +206,11 @@ class TestRanks:
     def test_a_trainer_that_moves_to_another_rank_leaves_no_ghost(self):
         state = coordinator(group=4)
         said(state, attach(0, 2, incarnation=7))
-        said(state, attach(1, 2, incarnation=7))
+        taken = kept(state, attach(1, 2, incarnation=7, serial=2))
+        assert taken == [RankTaken("train", 0, ()), RankTaken("train", 1, (7,))]
         assert kept(state, progress(1, 0, 9, incarnation=7)) == [Advanced("train", 0, 9)]
+        said(state, attach(0, 2, incarnation=8))
+        assert kept(state, progress(1, 0, 10, incarnation=7)) == [Advanced("train", 0, 0)], "8 took nothing from it"
 
     def test_a_trainer_that_nobody_knows_is_asked_to_attach(self):
         code, _, _, remedy = refused(coordinator(), progress(0, 0, 5))
@@ -307,13 +265,13 @@ class TestEvaluation:
 class TestGroup:
     def test_the_first_world_fixes_it_and_it_is_kept(self):
         state = coordinator()
-        assert kept(state, attach(0, 4)) == [GroupFixed("train", 4)]
+        assert kept(state, attach(0, 4)) == [GroupFixed("train", 4), RankTaken("train", 0, (1000,))]
         (answer,) = said(state, attach(0, 2, incarnation=2))
         assert answer.cursor.group == 4
 
     def test_the_fact_comes_before_the_promise(self):
         out = coordinator().handle(Received(b"me", attach(0, 4)), 0.0)
-        assert [type(one) for one in out] == [Keep, Send]
+        assert [type(one) for one in out] == [Keep, Keep, Send]
 
     @pytest.mark.fault(20)
     def test_a_group_from_the_job_file_takes_effect_where_an_epoch_starts(self):
@@ -326,27 +284,209 @@ class TestGroup:
         assert (start.cursor.group, start.next_group) == (8, 8)
 
 
+class TestRepeats:
+    @pytest.mark.fault(22)
+    @pytest.mark.fault(24)
+    @pytest.mark.fault(37)
+    def test_an_attach_that_comes_again_is_answered_again_and_changes_nothing(self):
+        state = coordinator()
+        said(state, register(), peer=b"worker")
+        first = said(state, attach(0, 2, at=(0, 40)))
+        said(state, progress(0, 0, 47, read_number=52))
+        out = state.handle(Received(b"anew", attach(0, 2, at=(0, 40))), 1.0)
+        assert out == [Send(b"anew", first[0])]
+        assert state.counts.attaches == 1
+        train = state.report(1.0)["streams"]["train"]
+        assert (train["number"], train["read_number"], train["attached"]) == (47, 52, 1)
+
+    def test_its_peer_is_where_the_trainer_is_now(self):
+        state = coordinator()
+        said(state, attach(), peer=b"before")
+        said(state, attach(), peer=b"now")
+        told = state.handle(Received(b"worker", register()), 0.0)
+        assert [one.peer for one in told if isinstance(one.message, m.Members)] == [b"now"]
+
+    @pytest.mark.fault(22)
+    def test_it_counts_as_a_sign_of_life(self):
+        state = coordinator()
+        said(state, attach())
+        said(state, attach(), now_s=9.0)
+        state.handle(Ticked(), 18.0)
+        assert said(state, progress(0, 0, 5, members=1), now_s=18.0) == [m.Noted()]
+
+    @pytest.mark.fault(23)
+    @pytest.mark.fault(37)
+    def test_an_attach_from_before_the_last_is_dropped_and_counted(self):
+        state = coordinator()
+        (answer,) = said(state, attach(at=(2, 37), serial=5))
+        assert (answer.serial, answer.cursor.epoch, answer.cursor.number) == (5, 2, 37)
+        assert state.handle(Received(b"me", attach(serial=4)), 0.0) == []
+        assert (state.counts.attaches, state.counts.stale) == (1, 1)
+        assert state.report(0.0)["streams"]["train"]["trainers"][0]["number"] == 37
+
+    @pytest.mark.fault(37)
+    def test_every_answer_to_an_attach_names_its_request(self):
+        state = coordinator(View(counting=True), group=2)
+        assert said(state, attach(serial=7))[0].serial == 7
+        state = coordinator(group=2)
+        said(state, attach(0, 2, at=(0, 40)))
+        for asked in (
+            attach(1, 2, at=(0, 50), serial=8),
+            attach(job="words", serial=8),
+            attach(stream="tain", serial=8),
+            attach(3, 4, replicas=2, serial=8),
+            attach(digest="plan-0", at=(0, 1), serial=8),
+            attach(0, 3, serial=8),
+            attach(at=(0, 999), serial=8),
+            attach(1, 2, at=(0, 40), serial=8),
+        ):
+            (answer,) = said(state, asked)
+            assert answer.serial == 8
+
+
+class TestSuccession:
+    @staticmethod
+    def restarted(*facts) -> CoordinatorState:
+        state = coordinator()
+        for fact in facts:
+            state.recover(fact)
+        return state
+
+    @pytest.mark.fault(48)
+    def test_the_newer_one_wins_though_the_older_comes_back_first(self):
+        state = coordinator()
+        facts = [*kept(state, attach()), *kept(state, attach(incarnation=2))]
+        assert facts[1:] == [RankTaken("train", 0, (1000,)), RankTaken("train", 0, (1000, 2))]
+        again = self.restarted(*facts)
+        code, _, got, _ = refused(again, attach(serial=2))
+        assert (code, got) == ("superseded", "a newer one")
+        assert refused(again, progress(0, 0, 5))[0] == "superseded"
+        assert isinstance(said(again, attach(incarnation=2, serial=2))[0], m.Attached)
+
+    @pytest.mark.fault(48)
+    @pytest.mark.parametrize("older_first", [True, False])
+    def test_one_that_came_while_the_coordinator_was_away_is_newer_too(self, older_first):
+        state = self.restarted(*kept(coordinator(), attach()))
+        if older_first:
+            assert isinstance(said(state, attach(serial=2))[0], m.Attached)
+        assert isinstance(said(state, attach(incarnation=2))[0], m.Attached)
+        assert refused(state, attach(serial=3))[0] == "superseded"
+
+    @pytest.mark.fault(48)
+    def test_a_successor_that_is_silent_or_has_left_is_still_newer(self):
+        state = coordinator()
+        said(state, attach())
+        said(state, attach(incarnation=2))
+        said(state, m.Detach(stream="train", rank=0, incarnation=2))
+        assert refused(state, attach(serial=2))[0] == "superseded"
+        assert isinstance(said(state, attach(incarnation=3))[0], m.Attached)
+
+    def test_the_same_one_attaches_anew_without_a_word_to_the_journal(self):
+        state = coordinator()
+        said(state, attach())
+        assert kept(state, attach(serial=2)) == []
+
+
+class TestCounting:
+    def test_who_comes_meanwhile_waits_a_moment(self):
+        view = View(counting=True)
+        state = coordinator(view)
+        (answer,) = said(state, attach(at=(3, 7)))
+        assert answer == m.Wait(serial=1, reason="counting the batches of epoch 3", retry_ms=250)
+        assert state.report(0.0)["streams"]["train"]["attached"] == 0
+        view.counting = False
+        assert isinstance(said(state, attach(at=(3, 7)), now_s=0.25)[0], m.Attached)
+
+    def test_what_is_wrong_without_a_count_is_said_at_once(self):
+        state = coordinator(View(counting=True), group=2)
+        assert refused(state, attach(at=(0, 1), digest="plan-0"))[0] == "plan"
+        assert refused(state, attach(0, 3))[0] == "world"
+
+    def test_another_plans_epochs_are_not_counted(self):
+        class Counted(View):
+            def batches(self, epoch: int, group: int) -> int | None:
+                raise AssertionError("nobody is to count these")
+
+        assert refused(coordinator(Counted()), attach(at=(0, 1), digest="plan-0"))[0] == "plan"
+
+    def test_the_report_does_not_wait_either(self):
+        state = coordinator(View(counting=True), group=2)
+        assert state.report(0.0)["streams"]["train"]["batches"] is None
+
+
 class TestWorkers:
     def test_trainers_are_told_of_workers_that_come_and_leave(self):
         state = coordinator()
         said(state, attach(), peer=b"trainer")
         out = state.handle(Received(b"worker", register()), 0.0)
-        assert [one.peer for one in out] == [b"worker", b"trainer"]
-        assert out[1].message == m.Members(version=2, workers=(address(),))
+        assert [(one.peer, type(one.message)) for one in out] == [
+            (b"worker", m.Registered),
+            (b"worker", m.Culprits),
+            (b"worker", m.Culprits),
+            (b"trainer", m.Members),
+        ]
+        assert out[-1].message == m.Members(version=2, workers=(address(),))
         out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
         assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
+        assert state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0) == []
 
-    def test_a_worker_that_builds_other_bytes_is_refused(self):
-        code, expected, got, remedy = refused(coordinator(), register(builder="builder-2"))
+    def test_they_are_not_told_of_a_registration_that_came_again(self):
+        state = coordinator()
+        said(state, register())
+        said(state, attach(), peer=b"trainer")
+        again = state.handle(Received(b"anew", register()), 1.0)
+        assert {one.peer for one in again} == {b"anew"}
+        assert isinstance(again[0].message, m.Registered)
+
+    def test_nor_by_heartbeats_which_are_noted(self):
+        state = coordinator()
+        said(state, register())
+        said(state, attach(), peer=b"trainer")
+        assert state.handle(Received(b"worker", beat()), 1.0) == [Send(b"worker", m.Noted())]
+
+    @pytest.mark.fault(39)
+    @pytest.mark.parametrize("endpoint", ["bogus", "tcp://0.0.0.0:7410", "ipc:///tmp/x"])
+    def test_a_worker_that_nobody_can_connect_to_is_refused(self, endpoint):
+        state = coordinator()
+        code, expected, got, remedy = refused(state, register(endpoint=endpoint))
+        assert (code, expected) == ("endpoint", "an endpoint like tcp://10.0.0.7:7410")
+        assert got == f"{endpoint!r} from w0"
+        assert "--listen" in remedy
+        assert said(state, attach())[0].workers == ()
+        assert state.counts.refusals == 1
+
+    @pytest.mark.fault(40)
+    def test_a_worker_that_builds_other_bytes_is_refused_and_told_no_fingerprint(self):
+        state = coordinator()
+        code, expected, got, remedy = refused(state, register(builder="builder-2"))
         assert code == "builder"
-        assert expected == "a worker that builds the same bytes (builder-1)"
-        assert got == "w0 with builder-2"
+        assert expected == "a worker that builds the same bytes as the coordinator's machine would"
+        assert got == "another builder fingerprint from w0"
         assert "same job file" in remedy
+        assert "log has both" in remedy
+        assert "builder-" not in expected + got + remedy
+        (warning,) = [one for one in state.handle(Received(b"w", register(builder="b-2")), 0.0) if type(one) is Warn]
+        assert warning.event == "worker builds other bytes"
+        assert warning.fields == {
+            "worker": "w0", "endpoint": "tcp://127.0.0.1:11", "expected": "builder-1", "got": "b-2",
+        }  # fmt: skip
 
-    def test_a_restarted_worker_replaces_itself(self):
+    @pytest.mark.fault(47)
+    def test_two_of_one_name_are_both_there(self):
         state = coordinator()
         said(state, register(incarnation=1))
         said(state, register(incarnation=2))
+        assert said(state, attach())[0].workers == (address(incarnation=1), address(incarnation=2))
+        for incarnation in (1, 2):
+            assert said(state, beat(incarnation=incarnation)) == [m.Noted()]
+        said(state, m.Leave(worker="w0", incarnation=1))
+        assert said(state, progress(0, 0, 0))[0].workers == (address(incarnation=2),)
+
+    @pytest.mark.fault(47)
+    def test_a_worker_that_starts_again_at_its_endpoint_replaces_itself(self):
+        state = coordinator()
+        said(state, register(incarnation=1, endpoint="tcp://h:1"))
+        said(state, register(incarnation=2, endpoint="tcp://h:1"))
         said(state, m.Leave(worker="w0", incarnation=1))
         (answer,) = said(state, attach())
         assert [one.incarnation for one in answer.workers] == [2]
@@ -364,27 +504,109 @@ class TestWorkers:
         assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(version=3, workers=()))]
         assert state.counts.workers_gone == 1
 
+
+class TestCulprits:
     @pytest.mark.fault(8)
     def test_a_culprit_is_kept_first_and_told_to_all_workers(self):
         state = coordinator()
         said(state, register("w0", 1), peer=b"w0")
         said(state, register("w1", 2), peer=b"w1")
-        out = state.handle(Received(b"w0", culprit()), 0.0)
-        assert out[0] == Keep(CulpritFound("train", "a.flac 7 1", "SIGSEGV, SIGSEGV"))
-        assert [one.peer for one in out[1:]] == [b"w0", b"w1"]
-        assert all(one.message == m.Culprits(stream="train", keys=keys("a.flac 7 1")) for one in out[1:])
+        keep, warn, *told = state.handle(Received(b"w0", culprit()), 0.0)
+        assert keep == Keep(CulpritFound("train", "a.flac 7 1", "SIGSEGV, SIGSEGV"))
+        assert warn.fields == {
+            "stream": "train", "identity": "a.flac 7 1", "ends": "SIGSEGV, SIGSEGV", "worker": "w0",
+        }  # fmt: skip
+        assert told == [Send(peer, m.Culprits(stream="train", keys=keys("a.flac 7 1"))) for peer in (b"w0", b"w1")]
         assert state.handle(Received(b"w1", culprit()), 0.0) == []
-        assert said(state, register("w2", 3))[1:] == [m.Culprits(stream="train", keys=keys("a.flac 7 1"))]
+
+    @pytest.mark.fault(36)
+    def test_a_worker_that_registers_is_told_of_every_stream_also_of_those_without(self):
+        state = coordinator()
+        said(state, culprit())
+        _, *told = said(state, register())
+        assert told == [m.Culprits(stream="train", keys=keys("a.flac 7 1")), m.Culprits(stream="dev", keys=())]
 
     def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
         assert kept(coordinator(), culprit(stream="other")) == []
 
-    def test_there_are_never_more_culprits_than_a_message_takes(self, monkeypatch):
-        monkeypatch.setattr("loader_server.coordinator.state._MOST_CULPRITS", 2)
+    @pytest.mark.fault(52)
+    def test_they_are_bounded_and_that_is_logged(self, monkeypatch):
+        monkeypatch.setattr("loader_server.coordinator.convictions._MOST", 2)
         state = coordinator()
-        for identity in "abc":
-            state.handle(Received(b"w0", culprit(identity)), 0.0)
+        for identity in "ab":
+            said(state, culprit(identity))
+        (warn,) = state.handle(Received(b"w0", culprit("c")), 0.0)
+        assert warn.event == "too many samples kill decoders: this one is not kept"
         assert said(state, register())[1].keys == keys("a", "b")
+
+    @pytest.mark.fault(36)
+    def test_forgiven_ones_are_forgotten_and_workers_are_told_what_is_left(self):
+        state = coordinator()
+        said(state, register(), peer=b"w0")
+        for identity in "ab":
+            said(state, culprit(identity))
+        out = state.handle(Received(b"me", forgive("a")), 0.0)
+        assert out == [
+            Keep(Forgot("train", "a")),
+            Send(b"me", m.Forgiven(count=1)),
+            Send(b"w0", m.Culprits(stream="train", keys=keys("b"))),
+        ]
+        assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(stream="train", keys=())
+        assert said(state, forgive("b")) == [m.Forgiven(count=0)]
+        assert kept(state, culprit("a")) != [], "it may be convicted anew"
+
+    @pytest.mark.fault(36)
+    @pytest.mark.parametrize(
+        ("asked", "forgotten"),
+        [
+            (forgive(), ["dev a", "train a", "train b"]),
+            (forgive(stream="train"), ["train a", "train b"]),
+            (forgive("a"), ["dev a", "train a"]),
+            (forgive("a", "dev"), ["dev a"]),
+            (forgive("c", "train"), []),
+        ],
+    )
+    def test_one_or_all_of_one_stream_or_of_all(self, asked, forgotten):
+        state = coordinator()
+        for found in (culprit("a"), culprit("b"), culprit("a", "dev")):
+            said(state, found)
+        assert [f"{fact.stream} {fact.identity}" for fact in kept(state, asked)] == forgotten
+        assert len(state.report(0.0)["culprits"]) == 3 - len(forgotten)
+
+
+@pytest.mark.fault(52)
+class TestWhatGrows:
+    def test_a_status_of_thousands_is_cut_and_says_so(self):
+        state = coordinator()
+        for number in range(4200):
+            state.handle(Received(b"me", attach(stream="dev", incarnation=number, name="é" * 200)), 0.0)
+        state.handle(Received(b"w", register()), 0.0)
+        state.handle(Received(b"t", attach(name="the one that trains")), 0.0)
+        frame = encode(state.handle(Received(b"me", m.StatusQuery()), 0.0)[0].message)
+        report = json.loads(decode(frame).report)
+        dev = report["streams"]["dev"]
+        assert dev["attached"] == 4200 == len(dev["trainers"]) + report["cut"]["trainers"]
+        assert len(dev["trainers"]) > 100
+        assert len(report["streams"]["train"]["trainers"]) == len(report["workers"]) == 1
+
+    def test_a_list_of_workers_that_no_message_takes_is_cut_and_that_is_logged_once(self):
+        state, warnings = coordinator(), []
+        for number in range(900):
+            name = f"{number:03d}" + "𝄞" * 197
+            out = state.handle(Received(b"w", register(name, number, endpoint=f"tcp://{'h' * 60}:{number + 1}")), 0.0)
+            warnings += [one.fields for one in out if isinstance(one, Warn)]
+        (answer,) = state.handle(Received(b"me", attach()), 0.0)[-1:]
+        frame = encode(answer.message)
+        listed = decode(frame).workers
+        assert len(frame) < MAX_FRAME
+        assert listed == answer.message.workers == tuple(sorted(listed, key=lambda one: one.worker))
+        assert 800 < len(listed) < 900
+        assert [one["workers"] - one["without"] for one in warnings] == [len(listed)]
+
+    def test_a_refusal_that_lists_too_much_is_cut(self):
+        streams = {"s" * 190 + str(number): View() for number in range(1000)}
+        state = CoordinatorState(SETTINGS, streams)
+        assert len(refused(state, attach())[1]) == 4000
 
 
 class TestProgress:
@@ -445,6 +667,7 @@ messages = st.one_of(
     st.builds(beat, names, incarnations),
     st.builds(m.Leave, worker=names, incarnation=incarnations),
     st.builds(culprit, st.sampled_from("abc"), streams, names),
+    st.builds(forgive, st.sampled_from(["", "a", "b"]), st.sampled_from(["", "train"])),
     st.just(m.StatusQuery()),
     st.just(m.Ping(number=1)),
 )  # fmt: skip
@@ -462,14 +685,23 @@ def test_no_sequence_breaks_it_and_its_facts_alone_rebuild_what_it_promised(scri
         for one in state.handle(event, now_s):
             if isinstance(one, Send):
                 assert decode(encode(one.message)) == one.message
-            else:
-                key = (type(one.fact), one.fact.stream, getattr(one.fact, "identity", None))
-                facts[key] = one.fact
-        overlapping = [rank for seat in state._streams["train"].seats.values() for rank in seat.ranks()]
+            elif isinstance(one, Keep):
+                kind = CulpritFound if isinstance(one.fact, Forgot) else type(one.fact)
+                names = (getattr(one.fact, "identity", None), getattr(one.fact, "rank", None))
+                facts[kind, one.fact.stream, names] = one.fact
+        train = state._streams["train"]
+        overlapping = [rank for seat in train.seats.values() for rank in seat.ranks]
         assert len(overlapping) == len(set(overlapping))
+        assert all(train.holder(rank) is seat for seat in train.seats.values() for rank in seat.ranks)
+        assert sorted(train._positions.elements()) == sorted(seat.trained for seat in train.seats.values())
+        endpoints = [worker.address.endpoint for worker in state._workers.sorted()]
+        assert len(endpoints) == len(set(endpoints)) == len(state._workers)
     again = coordinator()
     for fact in facts.values():
         again.recover(fact)
+    for incarnation in range(6):
+        superseded = [one._streams["train"].succession.is_superseded(incarnation) for one in (state, again)]
+        assert superseded[0] == superseded[1]
     before, after = state.report(now_s), again.report(now_s)
     assert after["culprits"] == before["culprits"]
     for field in ("group", "epoch", "number", "batches"):

@@ -1,0 +1,64 @@
+"""One question to a running coordinator, and its answer: for commands."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import zmq
+
+from shared.codec import decode, encode
+from shared.endpoints import check_endpoint
+from shared.errors import LostError, RefusedError
+from shared.keys import ClientKeys
+from shared.messages import Refused
+from shared.sockets import connect_dealer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shared.messages import Message
+
+__all__ = ["ask_coordinator"]
+
+_Answer = TypeVar("_Answer", bound="Message")
+
+
+def ask_coordinator(
+    endpoint: str, question: Message, answer: type[_Answer], *, keys: str | Path | None, timeout_s: float
+) -> _Answer:
+    """The coordinator's answer, of the kind that is expected; a refusal is raised."""
+    check_endpoint(endpoint, where="coordinator", encrypted=True, insecure=True)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    own = ClientKeys.read_any(keys, to="coordinator") if keys else None
+    dealer = connect_dealer(context, endpoint, own, secrets.token_bytes(16))
+    try:
+        until_s = time.monotonic() + timeout_s
+        if dealer.poll(int(1000 * timeout_s), zmq.POLLOUT):
+            dealer.send(encode(question))
+            if dealer.poll(max(0, int(1000 * (until_s - time.monotonic())))):
+                message = decode(dealer.recv())
+                if isinstance(message, answer):
+                    return message
+                if isinstance(message, Refused):
+                    raise _refused(message, endpoint)
+        raise LostError(
+            expected=f"a coordinator that answers within {timeout_s:g} s",
+            got="no answer",
+            where=endpoint,
+            remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
+        )
+    finally:
+        dealer.close()
+        context.term()
+
+
+def _refused(message: Refused, endpoint: str) -> RefusedError:
+    return RefusedError(
+        code=message.code,
+        expected=message.expected,
+        got=message.got,
+        where=f"coordinator at {endpoint}",
+        remedy=message.remedy,
+    )

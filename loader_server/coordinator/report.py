@@ -1,0 +1,119 @@
+"""How things stand, for people and scripts: the report that `loader-server status` shows.
+
+Rules: pure. A report that is too long for a message is cut, and says how much was left out. Whoever holds a job up is
+named from what the trainers say: only they know whether they wait.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.seats import Seat, StreamSeats
+    from loader_server.coordinator.workers import Worker
+
+__all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]
+
+#: What a `Status` carries.
+MOST_CHARACTERS = 2**19
+
+#: Trainers that wait for less than this are as good as never without data.
+_NOTICEABLE_PERMILLE = 50
+
+
+def limit_of(waited_permille: float | None) -> str | None:
+    """Who would have to be faster for the job to be: the loaders or the trainers; None if nobody reads."""
+    if waited_permille is None:
+        return None
+    return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
+
+
+def stream_report(stream: StreamSeats, group: int, now_s: float) -> dict[str, Any]:
+    """One stream and its trainers; read and waited are the last rank's and the longest-waiting rank's."""
+    epoch, number = stream.trained
+    seats = sorted(stream.seats.values(), key=lambda seat: (seat.attach.rank, seat.attach.incarnation))
+    read = min((seat.read for seat in seats), default=(None, None))
+    waited = max((seat.waited_permille for seat in seats if seat.waited_permille is not None), default=None)
+    return {
+        "evaluation": stream.view.evaluation,
+        "group": group,
+        "epoch": epoch,
+        "number": number,
+        "read_epoch": read[0],
+        "read_number": read[1],
+        "batches": stream.view.batches(epoch, group) if group else None,
+        "plan_digest": stream.view.digest,
+        "waited_permille": _whole(waited),
+        "limit": limit_of(waited),
+        "attached": len(seats),
+        "trainers": [_trainer_report(seat, now_s) for seat in seats],
+    }
+
+
+def _trainer_report(seat: Seat, now_s: float) -> dict[str, Any]:
+    return {
+        "rank": seat.attach.rank,
+        "replicas": seat.attach.replicas,
+        "world": seat.attach.world,
+        "name": seat.attach.name,
+        "epoch": seat.trained[0],
+        "number": seat.trained[1],
+        "read_epoch": seat.read[0],
+        "read_number": seat.read[1],
+        "waited_permille": _whole(seat.waited_permille),
+        "silent_s": round(now_s - seat.heard_s, 1),
+    }
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else round(number)
+
+
+def worker_report(worker: Worker, now_s: float) -> dict[str, Any]:
+    """One worker, by its last heartbeat."""
+    beat = worker.beat
+    return {
+        "name": worker.address.worker,
+        "endpoint": worker.address.endpoint,
+        "silent_s": round(now_s - worker.heard_s, 1),
+        "waiting": beat.waiting if beat else 0,
+        "building": beat.building if beat else 0,
+        "built": beat.built if beat else 0,
+        "masked": beat.masked if beat else 0,
+    }
+
+
+def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
+    """The report as JSON; `cut` says how many entries of its lists were left out, where it would be too long."""
+    text = json.dumps(report | {"cut": {}})
+    return text if len(text) <= most else json.dumps(_cut(report, most))
+
+
+def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
+    """Short lists stay whole; the long ones share what is left."""
+    cut = report | {"streams": {name: stream | {"trainers": []} for name, stream in report["streams"].items()}}
+    cut |= {"workers": [], "culprits": [], "cut": {"workers": 2**53, "culprits": 2**53, "trainers": 2**53}}
+    room = most - len(json.dumps(cut))
+    cut["cut"] = {}
+    lists = [("workers", report, cut), ("culprits", report, cut)]
+    lists += [("trainers", stream, cut["streams"][name]) for name, stream in report["streams"].items()]
+    lists.sort(key=lambda one: len(json.dumps(one[1][one[0]])))
+    for place, (key, whole, into) in enumerate(lists):
+        into[key], used = _beginning(whole[key], room // (len(lists) - place))
+        room -= used
+        left_out = len(whole[key]) - len(into[key])
+        if left_out:
+            cut["cut"][key] = cut["cut"].get(key, 0) + left_out
+    return cut
+
+
+def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
+    """As many entries as fit, and the characters that they take."""
+    used = 0
+    for place, entry in enumerate(entries):
+        length = len(json.dumps(entry)) + 2
+        if used + length > most:
+            return entries[:place], used
+        used += length
+    return entries, used

@@ -1,0 +1,107 @@
+"""A stream as the coordinator's state sees it, and the thread that counts its batches.
+
+Rules: counting takes seconds where every sample has to be placed (millions of packed ones), and the poll loop must not:
+whoever is silent for so long is suspected. So a count that is not known yet is begun here, waited for only a moment,
+and asked for again. Counts are bounded, for whoever attaches names the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from shared.logs import Log
+from shared.messages import WireField, WireShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loader_server.stream import Stream
+    from shared.errors import SettingsError
+
+__all__ = ["CountingThread", "View"]
+
+#: Most counts take less: then the first who asks is answered at once.
+_MOMENT_S = 0.02
+
+#: Counts that are kept, of a stream.
+_MOST_COUNTS = 256
+
+
+class CountingThread:
+    """Counts in the order in which it is asked; ends with the process."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Future[int], Callable[[], int]]] = SimpleQueue()
+        # A daemon, for a long count has to hold up nobody's end.
+        threading.Thread(target=self._run, name="counting", daemon=True).start()
+
+    def ask(self, count: Callable[[], int]) -> Future[int]:
+        """Have something counted."""
+        future: Future[int] = Future()
+        self._asked.put((future, count))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, count = self._asked.get()
+            try:
+                future.set_result(count())
+            except BaseException as error:  # it is looked at where the count is asked for
+                future.set_exception(error)
+
+
+class View:
+    """What the coordinator has to know of a stream."""
+
+    def __init__(self, stream: Stream, counting: CountingThread) -> None:
+        self._plan = stream.plan
+        self._counting = counting
+        self._counts: dict[tuple[int, int], Future[int]] = {}
+        self._log = Log("coordinator", stream=stream.name)
+        self.digest = stream.digest
+        self.evaluation = stream.settings.evaluation
+        self.samples = stream.samples
+        #: Samples that take no part, by reason.
+        self.left_out = stream.bad_rows | stream.plan.dropped
+        self.fields = tuple(WireField(field.key, field.dtype, field.shape, field.per_second) for field in stream.fields)
+        self.shapes = tuple(WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes)
+
+    def batches(self, epoch: int, group: int) -> int | None:
+        """How many batches an epoch has; None while they are being counted."""
+        key = (epoch, group)
+        if key not in self._counts and not self._begin(key):
+            return None
+        future = self._counts[key]
+        if not future.done():
+            return None
+        if (error := future.exception()) is not None:
+            self._log.error("batches cannot be counted", epoch=epoch, group=group, error=repr(error))
+            del self._counts[key]
+            return None
+        return future.result()
+
+    def _begin(self, key: tuple[int, int]) -> bool:
+        """Have it counted, unless too much is being counted already."""
+        if len(self._counts) >= _MOST_COUNTS:
+            oldest = next((known for known, future in self._counts.items() if future.done()), None)
+            if oldest is None:
+                return False
+            del self._counts[oldest]
+        self._counts[key] = self._counting.ask(partial(self._count, *key))
+        wait([self._counts[key]], timeout=_MOMENT_S)
+        return True
+
+    def _count(self, epoch: int, group: int) -> int:
+        return self._plan.epoch(epoch, group).batches
+
+    def most_batches(self, group: int) -> int:
+        """No epoch has more."""
+        return self._plan.most_batches(group)
+
+    def objection(self, group: int) -> SettingsError | None:
+        """Why batches cannot come in groups of `group`; None where they can."""
+        return self._plan.objection(group)

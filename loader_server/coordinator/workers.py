@@ -1,0 +1,128 @@
+"""The workers of a job: who they are, where they listen, when they were last heard.
+
+Rules: pure. A worker is its incarnation; its name is for people, and two may have the same. At one endpoint there is
+one worker, the latest that registered there. All trainers get the same list under one version; where it would be too
+long for a message they get a part of it that stays as it is while others come and go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shared import messages as m
+
+__all__ = ["Worker", "Workers"]
+
+#: What `Members` and `Attached` name at most; of the bytes the rest is for the fields and shapes in `Attached`.
+_MOST_WORKERS = 4096
+_MOST_BYTES = 3 * 2**18
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """One that registered."""
+
+    peer: bytes
+    address: m.WorkerAddress
+    heard_s: float
+    beat: m.Beat | None = None
+
+
+class Workers:
+    """All that are there now."""
+
+    def __init__(self, first_version: int) -> None:
+        self._workers: dict[int, Worker] = {}
+        #: Which incarnation listens at an endpoint.
+        self._at: dict[str, int] = {}
+        self._nbytes = 0
+        #: Never the same for two lists, whichever start of the coordinator made them.
+        self._version = first_version
+        self._members: m.Members | None = None
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def members(self) -> m.Members:
+        """The list as trainers get it."""
+        if self._members is None:
+            self._members = m.Members(version=self._version, workers=tuple(self._listed()))
+        return self._members
+
+    @property
+    def left_out(self) -> int:
+        """How many the list does not name."""
+        return len(self._workers) - len(self.members.workers)
+
+    def get(self, incarnation: int) -> Worker | None:
+        """The worker, if it is there."""
+        return self._workers.get(incarnation)
+
+    def sorted(self) -> list[Worker]:
+        """All, by name."""
+        return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
+
+    def peers(self) -> list[bytes]:
+        """Where all of them are spoken to."""
+        return [worker.peer for worker in self.sorted()]
+
+    def register(self, peer: bytes, register: m.Register, now_s: float) -> bool:
+        """Take it in, in place of whoever was at its endpoint before; whether the list is another now."""
+        address = m.WorkerAddress(
+            register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
+        )
+        known = self._workers.get(register.incarnation)
+        if known is not None and known.address == address:
+            known.peer, known.heard_s = peer, now_s
+            return False
+        for before in (register.incarnation, self._at.get(register.endpoint)):
+            self._drop(before)
+        self._workers[register.incarnation] = Worker(peer=peer, address=address, heard_s=now_s)
+        self._at[register.endpoint] = register.incarnation
+        self._nbytes += _size(address)
+        self._count_change()
+        return True
+
+    def remove(self, incarnation: int) -> bool:
+        """It left; whether it was there."""
+        if not self._drop(incarnation):
+            return False
+        self._count_change()
+        return True
+
+    def remove_silent(self, since_s: float) -> int:
+        """Give up those that were last heard before then; how many they were."""
+        silent = [one for one, worker in self._workers.items() if worker.heard_s < since_s]
+        for incarnation in silent:
+            self._drop(incarnation)
+        if silent:
+            self._count_change()
+        return len(silent)
+
+    def _drop(self, incarnation: int | None) -> bool:
+        worker = self._workers.pop(incarnation, None) if incarnation is not None else None
+        if worker is None:
+            return False
+        del self._at[worker.address.endpoint]
+        self._nbytes -= _size(worker.address)
+        return True
+
+    def _count_change(self) -> None:
+        self._version, self._members = self._version + 1, None
+
+    def _listed(self) -> list[m.WorkerAddress]:
+        addresses = [worker.address for worker in self.sorted()]
+        if len(addresses) <= _MOST_WORKERS and self._nbytes <= _MOST_BYTES:
+            return addresses
+        # Incarnations are random: the lowest ones are a fair part, which one more worker changes little.
+        incarnations = sorted(self._workers)[:_MOST_WORKERS]
+        nbytes = accumulate(_size(self._workers[one].address) for one in incarnations)
+        named = {one for one, up_to in zip(incarnations, nbytes, strict=True) if up_to <= _MOST_BYTES}
+        return [address for address in addresses if address.incarnation in named]
+
+
+def _size(address: m.WorkerAddress) -> int:
+    """Of its bytes in a message, at most: three texts and two integers, each with its prefix, and the list."""
+    return 28 + sum(len(text.encode()) for text in (address.worker, address.endpoint, address.boot_id))

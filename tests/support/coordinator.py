@@ -1,0 +1,101 @@
+"""A coordinator's state over made-up streams, and the messages that trainers and workers send it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
+from shared import messages as m
+from shared.errors import SettingsError
+from shared.hashing import digest64
+
+__all__ = [
+    "SETTINGS",
+    "TIMEOUT_S",
+    "View",
+    "address",
+    "attach",
+    "beat",
+    "coordinator",
+    "culprit",
+    "forgive",
+    "keys",
+    "progress",
+    "register",
+]
+
+TIMEOUT_S = 2.0
+
+SETTINGS = CoordinatorSettings(job="digits", builder="builder-1", group=0, heartbeat_timeout_s=TIMEOUT_S, max_bad=0.25)
+
+
+@dataclass
+class View:
+    digest: str = "plan-1"
+    evaluation: bool = False
+    fields: tuple[m.WireField, ...] = (m.WireField("audio", "float32", (None, 80), 100.0),)
+    shapes: tuple[m.WireShape, ...] = (m.WireShape(4, (("audio", 100),)),)
+
+    samples: int = 1000
+    left_out: tuple[()] = ()
+    #: Still being counted.
+    counting: bool = False
+
+    def batches(self, epoch: int, group: int) -> int | None:
+        return None if self.counting else 100 + epoch % 3
+
+    def most_batches(self, group: int) -> int:
+        return 102
+
+    def objection(self, group: int) -> SettingsError | None:
+        if group <= 64:
+            return None
+        return SettingsError(expected="smaller groups", got=f"{group}", where="epoch_parts", remedy="Write 64.")
+
+
+def coordinator(view: View | None = None, *, group: int = 0) -> CoordinatorState:
+    return CoordinatorState(replace(SETTINGS, group=group), {"train": view or View(), "dev": View(evaluation=True)})
+
+
+def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
+    cursor = None if at is None else m.Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
+    said = {
+        "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
+        "name": f"host:{rank}",
+    }  # fmt: skip
+    return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
+
+
+def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
+    said = {
+        "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
+        "read_epoch": epoch, "read_number": number, "waited_permille": 0, "members": 0,
+    }  # fmt: skip
+    return m.Progress(**{**said, **other})
+
+
+def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1", endpoint: str = "") -> m.Register:
+    return m.Register(
+        worker=name, incarnation=incarnation, endpoint=endpoint or f"tcp://127.0.0.1:1{incarnation}", boot_id="boot-1",
+        uid=1000, builder=builder,
+    )  # fmt: skip
+
+
+def address(name: str = "w0", incarnation: int = 1, endpoint: str = "") -> m.WorkerAddress:
+    return m.WorkerAddress(name, incarnation, endpoint or f"tcp://127.0.0.1:1{incarnation}", "boot-1", 1000)
+
+
+def culprit(identity: str = "a.flac 7 1", stream: str = "train", worker: str = "w0") -> m.Culprit:
+    return m.Culprit(worker=worker, stream=stream, identity=identity, ends="SIGSEGV, SIGSEGV")
+
+
+def forgive(identity: str = "", stream: str = "") -> m.Forgive:
+    return m.Forgive(stream=stream, identity=identity)
+
+
+def keys(*identities: str) -> tuple[int, ...]:
+    return tuple(sorted(digest64(identity.encode()) for identity in identities))
+
+
+def beat(name: str = "w0", incarnation: int = 1) -> m.Beat:
+    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4)
