@@ -1,10 +1,11 @@
 """What one decision of the trainer's core costs, with few and with many workers in the fleet.
 
-`python -m tests.benchmarks.decisions --json`: for each size of fleet a core with the usual settings is fed by workers that
-answer one batch at a time; every answer is one decision, together with what the consumer did meanwhile and with the ticks
-that fall due. A quarter of the batches is answered late, so that lines, takeovers and hedges are part of it. Printed are
-the mean milliseconds of a decision (median of the rounds) and how far the rounds lie apart; nothing but the core runs
-inside the clock, which is that of the processor: other work on the machine does not count. `--local` puts all workers on the trainer's own host, where it talks to every one.
+`python -m tests.benchmarks.decisions --json`: for each size of fleet a core with the usual settings is fed by workers
+that answer one batch at a time; every answer is one decision, together with what the consumer did meanwhile and with
+the ticks that fall due. A quarter of the batches is answered late, so that lines, takeovers and hedges are part of it.
+Printed are the mean milliseconds of a decision (median of the rounds) and how far the rounds lie apart. Nothing but the
+core runs inside the clock, which is the processor's: other work on the machine does not count. `--local` puts all
+workers on the trainer's own host, where it talks to every one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Fed(LoneCore):
 
     def __init__(self, workers: int, *, local: bool, seed: int) -> None:
         super().__init__(slots=40, prefetch=32)
-        self.random = random.Random(seed)  # noqa: S311 - which worker is late
+        self.random = random.Random(seed)
         self.pending: deque[m.Want] = deque()
         self.late: deque[m.Want] = deque()
         self.offered: dict[int, i.Offer] = {}
@@ -126,7 +127,8 @@ def main() -> None:
     if not options.json:
         for workers, rounds in times.items():
             print(
-                f"{workers:5} workers: {statistics.median(rounds):.4f} ms a decision ({min(rounds):.4f} to {max(rounds):.4f})"
+                f"{workers:5} workers: {statistics.median(rounds):.4f} ms a decision "
+                f"({min(rounds):.4f} to {max(rounds):.4f})"
             )
     print(json.dumps({"decide_ms": medians, "spread_share": round(spread, 3)}))
 
