@@ -295,9 +295,9 @@ def _coordinator(options: argparse.Namespace) -> int:
 
 def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
-    from loader_server.processes import end_with_parent, keep_memory, say_ready
+    from loader_server.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
     from loader_server.worker import Worker, WorkerSettings
-    from shared.endpoints import check_endpoint
+    from shared.endpoints import check_endpoint, port_of
     from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys
 
@@ -320,7 +320,8 @@ def _worker(options: argparse.Namespace) -> int:
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_samples, worker)
-    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets):
+    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets) as exposition:
+        keep_ports_from_children([*worker.ports, port_of(exposition.address)])
         say_ready(options.ready_fd, endpoint=worker.endpoint)
         worker.run()
     return 0

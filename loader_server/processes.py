@@ -1,4 +1,6 @@
-"""What our processes have in common: they end with their parent, and say on a pipe when they are ready."""
+"""What our processes have in common: they end with their parent, say on a pipe when they are ready, and keep their
+ports to themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,14 @@ import ctypes
 import json
 import os
 import signal
-from typing import Any
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["end_with_parent", "keep_memory", "say_ready"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["end_with_parent", "keep_memory", "keep_ports_from_children", "say_ready"]
 
 # <malloc.h>: numbers of mallopt parameters.
 _M_TRIM_THRESHOLD = -1
@@ -33,6 +40,34 @@ def keep_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+
+
+def keep_ports_from_children(ports: Iterable[int]) -> None:
+    """Let children that are forked from now on close what they inherit of these ports.
+
+    A child that a transform left behind would otherwise hold them after our end: our successor could not serve there,
+    and peers would not notice that we are gone. Children that execute another program inherit nothing anyway.
+    """
+    ours = frozenset(ports)
+    os.register_at_fork(after_in_child=lambda: _close_ports(ours))
+
+
+def _close_ports(ports: frozenset[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
+        fd = int(name)
+        try:
+            if stat.S_ISSOCK(os.fstat(fd).st_mode) and _local_port(fd) in ports:
+                os.close(fd)
+        except OSError:  # the descriptor of the listing itself, or no connection any more
+            continue
+
+
+def _local_port(fd: int) -> int:
+    seen = socket.socket(fileno=fd)
+    try:
+        return int(seen.getsockname()[1]) if seen.family in (socket.AF_INET, socket.AF_INET6) else 0
+    finally:
+        seen.detach()
 
 
 def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values

@@ -46,6 +46,7 @@ class Sending:
         self.sealed_port = 0
         if self._sealed_router is not None:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._outgoing = outgoing
         self._outbox: dict[bytes, list[bytes]] = {}
         #: What libzmq is still sending, and the buffers of `Outgoing` that it lies in.

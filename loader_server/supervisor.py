@@ -1,9 +1,9 @@
 """The parent of one machine's loader side: a coordinator and one worker a core, restarted when they die, ended with it.
 
-Rules: each child keeps its endpoint across restarts, so that trainers find it again; a child that never became ready
-is a mistake in the set-up and ends everything with its own error; one that died later is restarted after a growing
-pause. Children end when this process ends, kill -9 included (see processes). The loop wakes when a child ends, a
-signal comes or a pause is over.
+Rules: each child keeps its endpoint across restarts, so that trainers find it again; only a worker that cannot start
+there any more tries another port. A child that never became ready is a mistake in the set-up and ends everything with
+its own error; one that died later is restarted after a growing pause. Children end when this process ends, kill -9
+included (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Child:
     name: str
     command: Callable[[str], list[str]]
     listen: str
+    #: Where it may listen if it cannot start there any more; empty: nowhere else.
+    spare_listen: str = ""
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     started_s: float = 0.0
@@ -70,6 +72,8 @@ class Child:
     pause_s: float = _FIRST_PAUSE_S
     again_s: float = 0.0
     ready: int = field(default=-1)
+    #: Whether this start of it became ready.
+    served: bool = False
 
 
 class Supervisor:
@@ -80,7 +84,9 @@ class Supervisor:
         self.log = Log("supervisor")
         self.coordinator = Child("coordinator", self._coordinator_command, settings.listen)
         host = settings.listen.rpartition(":")[0]
-        self.workers = [Child(f"worker-{n}", self._worker_command(n), f"{host}:*") for n in range(settings.workers)]
+        self.workers = [
+            Child(f"worker-{n}", self._worker_command(n), f"{host}:*", f"{host}:*") for n in range(settings.workers)
+        ]
         self._waker = Waker()
         self._stopping = False
 
@@ -165,7 +171,7 @@ class Supervisor:
         # A session of its own: Ctrl-C at the terminal is for us to pass on, in good order.
         child.process = subprocess.Popen(command, pass_fds=[writing], start_new_session=True, stdin=subprocess.DEVNULL)
         os.close(writing)
-        child.ready = reading
+        child.ready, child.served = reading, False
         child.pidfd = os.pidfd_open(child.process.pid)
         child.started_s = time.monotonic()
 
@@ -187,12 +193,13 @@ class Supervisor:
         line = os.read(child.ready, 4096) if readable else b""
         os.close(child.ready)
         child.ready = -1
+        child.served = bool(line)
         if line:
             child.listen = json.loads(line)["endpoint"]
             self.log.info(
                 "ready", child=child.name, endpoint=child.listen, pid=child.process.pid if child.process else 0
             )
-        return bool(line)
+        return child.served
 
     # --- mending ---
 
@@ -223,8 +230,9 @@ class Supervisor:
         healthy = now_s - child.started_s > _HEALTHY_S
         child.again_s = now_s if healthy else now_s + child.pause_s
         child.pause_s = _FIRST_PAUSE_S if healthy else min(2 * child.pause_s, _LONGEST_PAUSE_S)
-        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
-        self.log.warning("died and is started again", child=child.name, cause=cause, restarts=child.restarts + 1)
+        if not child.served:  # somebody may hold its port: a child that a transform left behind
+            child.listen = child.spare_listen or child.listen
+        self.log.warning("died and is started again", child=child.name, cause=_cause(code), restarts=child.restarts + 1)
 
     @staticmethod
     def _forget(child: Child) -> None:
@@ -233,6 +241,16 @@ class Supervisor:
             if handle >= 0:
                 os.close(handle)
         child.pidfd = child.ready = -1
+
+
+def _cause(code: int) -> str:
+    """How a process ended; real-time signals have no names."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def _signal(child: Child, number: int) -> None:

@@ -112,6 +112,8 @@ class Worker:
         self.guard = Guard(self._context, settings.server_keys, TO_WORKER)
         self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing)
         self.endpoint = self._sending.endpoint
+        #: All that it serves on.
+        self.ports = self._sending.ports
         reachable = advertised(self.endpoint, settings.coordinator)
         self._registration = Registration(
             self._context,

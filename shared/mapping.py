@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HUGE_PAGE", "anonymous", "collapse", "mapped"]
+__all__ = ["HUGE_PAGE", "anonymous", "collapse", "keep_from_children", "mapped"]
 
 HUGE_PAGE = 2**21
 
@@ -27,6 +27,7 @@ HUGE_PAGE = 2**21
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_MADV_DONTFORK = 10
 _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25
 _FAILED = ctypes.c_void_p(-1).value
@@ -78,6 +79,13 @@ def collapse(array: NDArray[np.uint8]) -> bool:
     start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
     end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
     return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0
+
+
+def keep_from_children(memory: NDArray[np.uint8]) -> None:
+    """Leave a mapping out of whatever this process forks, from Python or not."""
+    if _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_DONTFORK):
+        error = ctypes.get_errno()
+        raise OSError(error, f"cannot keep shared memory from children: {os.strerror(error)}")
 
 
 def _up(address: int, unit: int) -> int:

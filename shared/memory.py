@@ -3,6 +3,9 @@
 The file: one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and holds an
 open file description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process, kill
 -9 included; process ids lie about zombies and reuse. Nothing has a name in /dev/shm, so nothing can be left behind.
+
+The lock lives as long as anybody holds the opening: a descriptor, or a mapping made through it. A worker keeps only its
+mapping, which no child inherits, so a child that a transform left behind neither holds the lock nor can write.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import fcntl
 import os
 import secrets
 import struct
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.mapping import HUGE_PAGE, collapse, mapped
+from shared.mapping import HUGE_PAGE, anonymous, collapse, keep_from_children, mapped
 from shared.messages import SharedSlots
 
 if TYPE_CHECKING:
@@ -26,6 +30,12 @@ __all__ = ["Attachment", "SlotMemory", "boot_id"]
 
 _PAGE = 4096
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
+_NAME = "stoker-slots"
+_NONCE_BYTES = 16
+
+#: Held while there is a locked descriptor: a child forked just then would inherit it, and the lock.
+_no_forks = threading.Lock()
+os.register_at_fork(before=_no_forks.acquire, after_in_parent=_no_forks.release, after_in_child=_no_forks.release)
 
 
 def boot_id() -> str:
@@ -36,22 +46,42 @@ def boot_id() -> str:
 
 
 class SlotMemory:
-    """The trainer's side: `slots` buffers of at least `slot_bytes`, page-aligned, that workers may be let into."""
+    """The trainer's side: `slots` buffers of at least `slot_bytes`, page-aligned, that workers may be let into.
+
+    Where the system gives no file for that, they are memory of this process alone, and batches have to come by TCP.
+    """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slots = slots
         self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + slots * self.slot_bytes
-        self._fd = os.memfd_create("stoker-slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._fd = -1
+        #: Why no worker can be let in; empty: they can.
+        self.why_not_shared = ""
+        try:
+            self._bytes: NDArray[np.uint8] | None = self._shareable(size)
+        except (AttributeError, OSError) as error:  # no memfd in this Python, or none from this kernel
+            self._close_file()
+            self.why_not_shared = f"no shared memory can be made: {error}"
+            self._bytes = anonymous(size)
+        self._collapsed = [0] * slots
+
+    def _shareable(self, size: int) -> NDArray[np.uint8]:
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        self._nonce = secrets.token_bytes(16)
         os.pwrite(self._fd, self._nonce, 0)
-        self._bytes = mapped(self._fd, size)
-        self._collapsed = [0] * slots
+        return mapped(self._fd, size)
+
+    @property
+    def shareable(self) -> bool:
+        """Whether workers can be let in."""
+        return not self.why_not_shared
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
         """All bytes of a slot."""
+        assert self._bytes is not None, "closed"
         start = _PAGE + slot * self.slot_bytes
         return self._bytes[start : start + self.slot_bytes]
 
@@ -62,24 +92,31 @@ class SlotMemory:
             self._collapsed[slot] = nbytes
             collapse(self.slot(slot)[done:nbytes])
 
-    def offer(self, lock_byte: int) -> SharedSlots:
-        """What a worker has to know to open the slots; `lock_byte` is its own."""
+    def offer(self, lock_byte: int) -> SharedSlots | None:
+        """What a worker has to know to open the slots; `lock_byte` is its own. None: they cannot be shared."""
+        if self._fd < 0:
+            return None
         return SharedSlots(
             boot_id(), os.getuid(), os.getpid(), self._fd, self._nonce, self.slots, self.slot_bytes, lock_byte
         )  # fmt: skip
 
     def is_locked(self, lock_byte: int) -> bool:
         """Whether a living process holds this lock byte."""
+        if self._fd < 0:
+            return False
         wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
         answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wish)
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Give up the file; memory that a consumer still looks at lives until it looks away."""
+        self._close_file()
+        self._bytes = None
+
+    def _close_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            del self._bytes
 
 
 class Attachment:
@@ -91,43 +128,60 @@ class Attachment:
             raise OSError("the trainer runs on another host")
         if offer.uid != os.getuid():
             raise OSError(f"the trainer runs as user {offer.uid}, this worker as {os.getuid()}")
-        self._fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._open(offer)
-        except (OSError, ValueError):
-            os.close(self._fd)
-            raise
-        self.slots = offer.slots
-        self._slot_bytes = offer.slot_bytes
-
-    def _open(self, offer: SharedSlots) -> None:
-        size = _PAGE + offer.slots * offer.slot_bytes
-        if not _cannot_shrink(self._fd):
-            raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
-        if os.fstat(self._fd).st_size != size:
-            raise OSError("the offered file has another size than its slots")
-        if os.pread(self._fd, 16, 0) != offer.nonce:
-            raise OSError("the offered file carries another nonce: another process stands behind that number here")
-        lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
-        except BlockingIOError:
-            raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives") from None
-        self._bytes = mapped(self._fd, size)
+        if len(offer.nonce) != _NONCE_BYTES or not any(offer.nonce):
+            raise OSError("the offer has no nonce: the file could be anybody's")
+        self.offer = offer
+        with _no_forks:
+            fd = _open_slots(offer)
+            try:
+                self._bytes: NDArray[np.uint8] | None = _locked(fd, offer)
+            finally:
+                os.close(fd)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
         """The first bytes of a slot, to be written."""
-        if not 0 <= slot < self.slots or nbytes > self._slot_bytes:
-            raise ValueError(f"slot {slot} with {nbytes} bytes is outside {self.slots} slots of {self._slot_bytes}")
-        start = _PAGE + slot * self._slot_bytes
-        return self._bytes[start : start + nbytes]
+        slots, slot_bytes, memory = self.offer.slots, self.offer.slot_bytes, self._bytes
+        if memory is None:
+            raise ValueError("these slots were let go of")
+        if not 0 <= slot < slots or nbytes > slot_bytes:
+            raise ValueError(f"slot {slot} with {nbytes} bytes is outside {slots} slots of {slot_bytes}")
+        start = _PAGE + slot * slot_bytes
+        return memory[start : start + nbytes]
 
     def close(self) -> None:
         """Let go of memory and lock; a view that is still alive keeps both, for it could be written through."""
-        if self._fd >= 0:
-            del self._bytes
-            os.close(self._fd)
-            self._fd = -1
+        self._bytes = None
+
+
+def _open_slots(offer: SharedSlots) -> int:
+    """Open the offered file once it is known to be a trainer's memfd: to open anything else may block, or do harm."""
+    seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        here = Path(f"/proc/self/fd/{seen}")
+        if str(here.readlink()) != f"/memfd:{_NAME} (deleted)":
+            raise OSError("the offered file is no trainer's memory: another process stands behind that number here")
+        return os.open(here, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(seen)
+
+
+def _locked(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
+    """The slots, mapped for this process alone; the lock lasts as long as the mapping."""
+    size = _PAGE + offer.slots * offer.slot_bytes
+    if not _cannot_shrink(fd):
+        raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
+    if os.fstat(fd).st_size != size:
+        raise OSError("the offered file has another size than its slots")
+    if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:
+        raise OSError("the offered file carries another nonce: another process stands behind that number here")
+    memory = mapped(fd, size)
+    keep_from_children(memory)
+    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+    except BlockingIOError:
+        raise OSError(f"lock byte {offer.lock_byte} is held: the worker before this one still lives") from None
+    return memory
 
 
 def _cannot_shrink(fd: int) -> bool:

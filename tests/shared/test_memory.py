@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
+import re
+import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +172,123 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
     assert set(Path("/dev/shm").iterdir()) <= named
 
 
+# --- children of a worker ---
+
+PARENT = """
+import ctypes, os, sys
+from shared.codec import decode
+from shared.memory import Attachment
+attachment = Attachment(decode(bytes.fromhex(sys.argv[1])).shared)
+forked = os.fork() if sys.argv[2] == "python" else ctypes.CDLL(None).fork()
+if forked:
+    print(forked, flush=True)
+    os.read(0, 1)
+else:  # outlives its parent; the pipe that it reads from is the test's
+    os.read(int(sys.argv[3]), 1)
+"""
+
+
+@pytest.mark.fault(44)
+@pytest.mark.parametrize("by", ["python", "c"])
+def test_a_child_that_a_worker_left_behind_holds_no_lock(memory, by):
+    """Forked by C code no hook of Python's is called: there must be nothing that it could inherit."""
+    hello = m.Hello(job="", stream="", incarnation=0, shared=memory.offer(16), verify=False, seal=None)
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, encode(hello).hex(), by, str(reading)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        pass_fds=[reading],
+    ) as worker:
+        child = int(worker.stdout.readline())
+        assert memory.is_locked(16)
+        assert "stoker-slots" not in Path(f"/proc/{child}/maps").read_text()
+        assert not [one for one in Path(f"/proc/{child}/fd").iterdir() if "stoker-slots" in str(one.readlink())]
+        worker.kill()
+        worker.wait()
+        assert Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] in "SR"
+        assert not memory.is_locked(16)
+        Attachment(memory.offer(16)).close()
+        os.close(writing)
+        os.close(reading)
+
+
+def test_nobody_forks_while_a_locked_descriptor_is_open(memory, monkeypatch):
+    """A child forked just then would inherit the lock."""
+    during = threading.Event()
+    forked = threading.Event()
+
+    def fork():
+        during.wait(20)
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        forked.set()
+        os.waitpid(child, 0)
+
+    def slow(fd, operation, *rest):
+        if operation == fcntl.F_OFD_SETLK:
+            during.set()
+            assert not forked.wait(0.1)
+        return lock(fd, operation, *rest)
+
+    lock = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork of a process with threads
+        forker = threading.Thread(target=fork)
+        forker.start()
+        attachment = Attachment(memory.offer(16))
+        forker.join(20)
+    assert forked.is_set()
+    attachment.close()
+
+
+# --- without shared memory ---
+
+
+def enosys(*_arguments):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize("how", ["missing", "refused", "no descriptors", "no mapping"])
+def test_a_trainer_without_memfd_has_slots_of_its_own(how, monkeypatch):
+    before = open_files()
+    if how == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    elif how == "refused":
+        monkeypatch.setattr(os, "memfd_create", enosys)
+    elif how == "no mapping":
+        monkeypatch.setattr("shared.memory.mapped", enosys)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if how == "no descriptors":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        memory = SlotMemory(3, 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not memory.shareable
+    why = {"missing": "memfd_create", "no descriptors": "Too many open files"}.get(how, "Function not implemented")
+    assert re.fullmatch(f"no shared memory can be made: .*{why}.*", memory.why_not_shared)
+    assert memory.offer(16) is None
+    assert not memory.is_locked(16)
+    for slot in range(3):
+        memory.slot(slot)[:] = slot + 1
+        memory.was_written(slot, 5000)
+    assert [int(memory.slot(slot)[-1]) for slot in range(3)] == [1, 2, 3]
+    assert memory.slot(2).ctypes.data % 64 == 0
+    memory.close()
+    assert open_files() == before
+
+
+def test_slots_that_can_be_shared_say_so(memory):
+    assert memory.shareable
+    assert memory.why_not_shared == ""
+
+
 # --- who is not let in ---
 
 
@@ -176,8 +299,10 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
         ({"boot_id": "another"}, "the trainer runs on another host"),
         ({"boot_id": ""}, "the trainer runs on another host"),
         ({"uid": 12345678}, "the trainer runs as user 12345678, this worker as "),
-        ({"nonce": bytes(16)}, "carries another nonce: another process stands behind that number here"),
-        ({"nonce": b""}, "carries another nonce"),
+        ({"nonce": b"\1" * 16}, "carries another nonce: another process stands behind that number here"),
+        ({"nonce": bytes(16)}, "the offer has no nonce: the file could be anybody's"),
+        ({"nonce": b""}, "the offer has no nonce"),
+        ({"nonce": b"\1" * 15}, "the offer has no nonce"),
         ({"slots": 4}, "another size than its slots"),
         ({"slot_bytes": 4096}, "another size than its slots"),
         ({"slots": 2**16, "slot_bytes": 2**40}, "another size than its slots"),
@@ -193,19 +318,52 @@ def test_what_is_not_the_trainers_file_is_refused(memory, wrong, reason):
     assert open_files() == before
 
 
-def test_a_file_that_could_shrink_is_refused(memory, tmp_path):
+def test_a_file_that_could_shrink_is_refused(memory):
     """Who truncates a mapped file kills its writers by SIGBUS."""
-    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
-    on_disk = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
-    reading, writing = os.pipe()
-    for fd in (loose, on_disk):
-        os.ftruncate(fd, 4096 + 3 * 8192)
-        os.pwrite(fd, memory.offer(16).nonce, 0)
-    for fd in (loose, on_disk, reading):
-        with pytest.raises(OSError, match="no sealed memfd: whoever shrinks it would kill this worker"):
+    loose = os.memfd_create("stoker-slots", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, 4096 + 3 * 8192)
+    os.pwrite(loose, memory.offer(16).nonce, 0)
+    with pytest.raises(OSError, match="no sealed memfd: whoever shrinks it would kill this worker"):
+        Attachment(dataclasses.replace(memory.offer(16), fd=loose))
+    os.close(loose)
+
+
+def sealed_memfd(name):
+    """Another program's: all zeros, as a fresh file is."""
+    fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096 + 3 * 8192)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+@pytest.mark.parametrize("name", ["theirs", "stoker-slots"])
+def test_another_programs_memfd_is_refused(memory, name):
+    fd = sealed_memfd(name)
+    offer = dataclasses.replace(memory.offer(16), fd=fd)
+    with pytest.raises(OSError, match="no trainer's memory" if name == "theirs" else "another nonce"):
+        Attachment(offer)
+    with pytest.raises(OSError, match="the offer has no nonce"):
+        Attachment(dataclasses.replace(offer, nonce=bytes(16)))
+    os.close(fd)
+
+
+def test_what_is_no_file_is_looked_at_and_not_opened(memory, tmp_path):
+    """To open a pipe or a device may block, or do something: whoever reads this pipe would see us hang up."""
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    on_disk = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(on_disk, 4096 + 3 * 8192)
+    os.pwrite(on_disk, memory.offer(16).nonce, 0)
+    before = open_files()
+    for fd in (reading, on_disk):
+        with pytest.raises(OSError, match="no trainer's memory: another process stands behind that number here"):
             Attachment(dataclasses.replace(memory.offer(16), fd=fd))
-    for fd in (loose, on_disk, reading, writing):
-        os.close(fd)
+    hung_up = select.poll()
+    hung_up.register(reading, select.POLLHUP)
+    assert not hung_up.poll(0)
+    assert open_files() == before
+    os.close(reading)
+    os.close(on_disk)
 
 
 def test_the_trainers_file_is_sealed(memory):
@@ -239,7 +397,7 @@ def test_a_hundred_attaches_leak_nothing(memory):
         attachment.slot(0, 10)[:] = 1
         attachment.close()
         with contextlib.suppress(OSError):
-            Attachment(dataclasses.replace(memory.offer(16), nonce=bytes(16)))
+            Attachment(dataclasses.replace(memory.offer(16), nonce=b"\1" * 16))
     assert (open_files(), mappings()) == (files, maps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,18 @@ def holds_the_gil(sample: dict[str, Any], rng: np.random.Generator) -> None:
     if not turn.exists():
         turn.touch()
         ctypes.PyDLL(None).usleep(int(1e6 * float(os.environ["STOKER_TEST_HOLD_S"])))
+
+
+@transform()
+def leaves_a_child(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Forks a child that lives on, once in each process: who forked whom is said in the folder STOKER_TEST_CHILDREN."""
+    mark = Path(os.environ["STOKER_TEST_CHILDREN"]) / str(os.getpid())
+    if mark.exists():
+        return
+    child = os.fork() if os.environ["STOKER_TEST_FORK"] == "python" else ctypes.CDLL(None).fork()
+    while not child:
+        signal.pause()
+    mark.write_text(str(child))
 
 
 def _named(variable: str) -> str:
