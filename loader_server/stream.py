@@ -7,7 +7,6 @@ number means the same to all. Rules: nothing is written here but the plan's cach
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan, PlanSettings
 from loader_server.sources.index import open_index
 from loader_server.sources.source import SOURCES
 from loader_server.transforms.chain import Chain
 from shared.config import Job, StreamSettings, parse_job, read_tables
-from shared.errors import DataError, SettingsError
+from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.layout import BucketShape, Field, fields_of_batch
 from shared.packing import Packing
@@ -190,10 +190,9 @@ class Stream:
             seed=self.seed,
             progress=progress,
             per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
-            cached=_cached(folder / "plan.npz"),
+            keeper=PlanKeeper(folder),
             sources=sources,
         )
-        _keep(folder / "plan.npz", self.plan)
         self.packed = recipe.plan.packing is not None
         #: What a batch carries.
         self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
@@ -277,33 +276,3 @@ def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
             where=f"{recipe.where}, length",
             remedy="It names the key whose length decides the bucket; the transforms say which keys there are.",
         )
-
-
-def _cached(path: Path) -> dict[str, NDArray[np.integer]] | None:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError):
-        return None  # torn: made anew, and kept
-
-
-def _keep(path: Path, plan: Plan) -> None:
-    """Keep the counts for the next opening; several processes may do so at once, each whole."""
-    arrays = plan.arrays()
-    old = _cached(path)
-    if old is not None and "digest" in old and np.array_equal(old["digest"], arrays["digest"]):
-        return
-    draft = path.with_name(f"{path.stem}.{os.getpid()}.npz")
-    try:
-        np.savez(draft, **arrays)  # type: ignore[arg-type]
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise DataError(
-            expected="to keep the plan beside the index",
-            got=str(error),
-            where=str(path),
-            remedy="Make room, or make the folder writable.",
-        ) from error

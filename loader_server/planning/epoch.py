@@ -97,10 +97,12 @@ class EpochPlan:
         self._before = np.zeros(1, np.int64)
         self._first = 0
 
-    def schedule(self, groups: NDArray[np.int64] | None, part: int) -> EpochPlan:
-        """Number the batches, given the groups of each window (None: look), and take one part of them."""
-        if groups is None:
-            groups = np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
+    def groups(self) -> NDArray[np.int64]:
+        """How many groups each window has: all samples are looked at."""
+        return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
+
+    def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
+        """Number the batches, given the groups of each window, and take one part of them."""
         self._before = np.concatenate([[0], np.cumsum(groups)])
         parts, all_groups = self.recipe.settings.epoch_parts, int(self._before[-1])
         self._first = all_groups * part // parts

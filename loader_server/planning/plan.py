@@ -2,7 +2,7 @@
 
 Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
 on how many ranks or workers there are, only, when an epoch is opened, on the group. Opening an epoch costs O(segments).
-Must not know sockets, clocks or disks: what is to be kept on disk leaves through `arrays` and comes back as `cached`.
+Must not know sockets, clocks or disks: what took long to work out goes to a `Keeper`, and comes back from it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, Recipe
 from loader_server.planning.fill import groups_needed, spills_into
+from loader_server.planning.kept import Nowhere
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, Pass, arranged, window_count
 from loader_server.planning.packing import BLOCK
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.planning.kept import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.survey import LengthTable, Progress
 
@@ -40,7 +42,12 @@ PLANNER_VERSION = 2
 
 
 class Plan:
-    """All minibatches of a stream, as a function of epoch, group and batch number."""
+    """All minibatches of a stream, as a function of epoch, group and batch number.
+
+    Nothing here changes once it is made, so any thread may call any method while others read. `epoch` may take seconds
+    where bucket counts do not tell how many batches there are (packing, `shapes = "none"`) and nothing was kept: a loop
+    that must not stall calls it in another thread.
+    """
 
     @classmethod
     def make(  # noqa: PLR0913 - a plan is a function of all these
@@ -52,10 +59,10 @@ class Plan:
         per_second: Mapping[str, float | None],
         seed: int,
         sources: Sequence[int] = (0,),
-        cached: Mapping[str, NDArray[np.integer]] | None = None,
+        keeper: Keeper | None = None,
         progress: Progress | None = None,
     ) -> Plan:
-        """Plan a stream whose samples are bucketed by `key`; `cached` of this very plan saves reading the lengths.
+        """Plan a stream whose samples are bucketed by `key`; a `keeper` that has this very plan saves reading lengths.
 
         `sources` are the sample numbers at which sources start, for mixing by weight; each starts a segment.
         """
@@ -64,21 +71,22 @@ class Plan:
             raise _not_packable(table, key)
         mixture = mixture_of(settings, sources, table.segments)
         digest = _digest(table, settings, limits, (seed, *sources))
-        if cached is not None and "digest" in cached and np.array_equal(cached["digest"], _mark(digest)):
-            survey = Survey.of_arrays({name: array for name, array in cached.items() if name != "digest"})
-        else:
-            survey = surveyed(table, settings, limits, progress)
+        keeper = keeper or Nowhere()
+        kept = keeper.load("survey", digest)
+        survey = Survey.of_arrays(kept) if kept is not None else surveyed(table, settings, limits, progress)
+        if kept is None:
+            keeper.save("survey", digest, survey.arrays())
         shapes = _shapes(settings, limits, survey)
         rows = np.array([shape.rows for shape in shapes])
         recipe = Recipe(
             table=table, settings=settings, limits=limits, survey=survey, shapes=shapes, rows=rows, mixture=mixture
         )
-        plan = cls(recipe, digest, seed)
+        plan = cls(recipe, digest, seed, keeper)
         if objection := plan.objection(group=1):
             raise objection
         return plan
 
-    def __init__(self, recipe: Recipe, digest: str, seed: int) -> None:
+    def __init__(self, recipe: Recipe, digest: str, seed: int, keeper: Keeper) -> None:
         self.recipe = recipe
         #: Planner version, index, settings, key and seed in one word; not the group. A cursor's digest is the stream's.
         self.digest = digest
@@ -87,11 +95,8 @@ class Plan:
         #: Why samples take no part, and how many.
         self.dropped = recipe.survey.dropped_by_reason()
         self._seed = seed
+        self._keeper = keeper
         self._sizes = np.diff(recipe.table.segments)
-
-    def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """What to keep, and give back as `cached`."""
-        return self.recipe.survey.arrays() | {"digest": _mark(self.digest)}
 
     def most_batches(self, group: int) -> int:
         """A bound on the batches of every epoch; what every epoch has where all samples are one window."""
@@ -138,12 +143,21 @@ class Plan:
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """The batches of one epoch, in groups of `group`."""
         way, part, arrangement = self._way(epoch)
-        groups = None
+        opened = EpochPlan(self.recipe, way, arrangement, group)
         if self.recipe.counted:
-            groups = groups_needed(self._counts(arrangement), self.recipe.rows, group, self.recipe.limits.subs).sum(
-                axis=1
-            )
-        return EpochPlan(self.recipe, way, arrangement, group).schedule(groups, part)
+            counts = self._counts(arrangement)
+            groups = groups_needed(counts, self.recipe.rows, group, self.recipe.limits.subs).sum(axis=1)
+        else:
+            groups = self._groups_looked_for(opened, f"{self.digest}-{way.number}-{group}")
+        return opened.schedule(groups, part)
+
+    def _groups_looked_for(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
+        """The groups of each window of a pass, where all its samples have to be looked at."""
+        kept = self._keeper.load("groups", name)
+        if kept is None:
+            kept = {"groups": opened.groups()}
+            self._keeper.save("groups", name, kept)
+        return kept["groups"]
 
     def total(self, epoch: int) -> int:
         """The sum of all lengths in an epoch's pass."""
@@ -211,8 +225,3 @@ def _digest(table: LengthTable, settings: PlanSettings, limits: Limits, more: tu
     return fingerprint(
         f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"
     )
-
-
-def _mark(digest: str) -> NDArray[np.uint8]:
-    """A digest as an array, to lie among the arrays that it marks."""
-    return np.frombuffer(bytes.fromhex(digest), np.uint8)

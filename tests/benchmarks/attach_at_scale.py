@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan
 from tests.loader_server.planning.tables import RATES, log_normal, settings_of
 
@@ -49,16 +50,16 @@ class Repeated:
         )
 
 
-def _plan(table: Repeated, cached: Any = None, progress: Any = None) -> Plan:
+def _plan(table: Repeated, keeper: PlanKeeper | None = None, progress: Any = None) -> Plan:
     return Plan.make(
-        table, settings_of(shapes=16), key="audio", per_second=RATES, seed=7, cached=cached, progress=progress
+        table, settings_of(shapes=16), key="audio", per_second=RATES, seed=7, keeper=keeper, progress=progress
     )
 
 
-def kept(samples: int) -> dict[str, NDArray[np.integer]]:
-    """What the one-off pass would find for so many samples, from a pass over one pool."""
+def keep(samples: int, keeper: PlanKeeper) -> None:
+    """Keep what the one-off pass would find for so many samples, from a pass over one pool."""
     pool = log_normal(_POOL)
-    arrays = _plan(Repeated(pool, _POOL)).arrays()
+    arrays = _plan(Repeated(pool, _POOL)).recipe.survey.arrays()
     table = Repeated(pool, samples)
     segments = len(table.segments) - 1
     rest = samples % _SEGMENT
@@ -70,8 +71,7 @@ def kept(samples: int) -> dict[str, NDArray[np.integer]]:
         arrays["sums"][-1] = tail.sum()
     arrays["samples"] = arrays["samples"] * (samples // _POOL)
     # Only the digest of the real pass is missing; it depends on nothing that the pass finds.
-    arrays["digest"] = np.frombuffer(bytes.fromhex(_digest_of(table)), np.uint8)
-    return arrays
+    keeper.save("survey", _digest_of(table), arrays)
 
 
 def _digest_of(table: Repeated) -> str:
@@ -85,10 +85,8 @@ def attached(folder: Path, samples: int) -> dict[str, float]:
     """In this process: open the kept plan, resume in the middle of epoch 3, and take the batch there."""
     table = Repeated(log_normal(_POOL), samples)
     started = time.perf_counter()
-    with np.load(folder / "plan.npz") as file:
-        cached = {name: file[name] for name in file.files}
     reads: list[int] = []
-    plan = _plan(table, cached, lambda done, total: reads.append(done))
+    plan = _plan(table, PlanKeeper(folder), lambda done, total: reads.append(done))
     epoch = plan.epoch(3, 8)
     batch = epoch.batch(epoch.batches // 2)
     took = time.perf_counter() - started
@@ -106,7 +104,7 @@ def _peak_mib() -> float:
 def measured(samples: int = _BILLION) -> dict[str, float]:
     """The same in a fresh process, whose peak memory is all its own."""
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "plan.npz", **kept(samples))
+        keep(samples, PlanKeeper(Path(folder)))
         command = [
             sys.executable,
             "-m",

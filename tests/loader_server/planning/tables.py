@@ -8,7 +8,7 @@ from loader_server.planning import EpochPlan, Plan, PlannedBatch, PlanSettings
 from shared.config import read_table
 from shared.hashing import fingerprint, hashed
 
-__all__ = ["RATES", "Lengths", "batches_of", "log_normal", "plan_of", "settings_of"]
+__all__ = ["RATES", "Lengths", "Memory", "batches_of", "log_normal", "plan_of", "settings_of"]
 
 RATES = {"audio": 100.0, "text": None}
 
@@ -29,6 +29,19 @@ class Lengths:
         return self.by_key[key][start:stop]
 
 
+class Memory:
+    """Keeps parts of plans in a dict."""
+
+    def __init__(self) -> None:
+        self.kept = {}
+
+    def load(self, kind, name):
+        return self.kept.get((kind, name))
+
+    def save(self, kind, name, arrays):
+        self.kept[kind, name] = arrays
+
+
 def log_normal(size: int, median: float = 1200.0, spread: float = 0.5, seed: int = 1) -> np.ndarray:
     """Lengths like those of speech: a sum of twelve hashed uniforms stands for a normal deviate."""
     uniform = hashed(np.arange(size * 12), seed).reshape(size, 12) / 2**64
@@ -40,7 +53,7 @@ def settings_of(**table) -> PlanSettings:
 
 
 def plan_of(
-    lengths, *, segment: int = 64, seed: int = 7, key: str = "audio", cached=None, sources=(0,), **table
+    lengths, *, segment: int = 64, seed: int = 7, key: str = "audio", keeper=None, sources=(0,), **table
 ) -> Plan:
     given = lengths if isinstance(lengths, dict) else {key: lengths}
     return Plan.make(
@@ -50,7 +63,7 @@ def plan_of(
         per_second=RATES,
         seed=seed,
         sources=sources,
-        cached=cached,
+        keeper=keeper,
     )
 
 

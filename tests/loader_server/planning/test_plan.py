@@ -1,6 +1,7 @@
 """Plans: every sample once, one shape a group, equal steps, budgets, orders, limits, and what is kept on disk."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from loader_server.planning import Plan, survey
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
-from tests.loader_server.planning.tables import RATES, Lengths, batches_of, log_normal, plan_of, settings_of
+from tests.loader_server.planning.tables import RATES, Lengths, Memory, batches_of, log_normal, plan_of, settings_of
 
 SPEECH = log_normal(3_000)
 VARIANTS = [
@@ -242,20 +243,52 @@ def test_limits_hold_for_other_keys(shapes):
 
 
 def test_a_kept_plan_is_opened_without_reading_lengths():
-    table = Lengths(64, audio=SPEECH)
-    plan = Plan.make(table, settings_of(), key="audio", per_second=RATES, seed=7)
+    table, memory = Lengths(64, audio=SPEECH), Memory()
+    plan, again = (
+        Plan.make(table, settings_of(), key="audio", per_second=RATES, seed=7, keeper=memory) for _ in range(2)
+    )
     reads = table.reads
-    again = Plan.make(table, settings_of(), key="audio", per_second=RATES, seed=7, cached=plan.arrays())
     assert again.epoch(0, 8).batches == plan.epoch(0, 8).batches
-    assert table.reads == reads
+    assert table.reads == reads == 2
     assert again.digest == plan.digest
     assert again.buckets == plan.buckets
     assert samples_of(batches_of(again.epoch(2, 4))).tolist() == samples_of(batches_of(plan.epoch(2, 4))).tolist()
 
 
+@pytest.mark.parametrize("variant", [{"packing": "60 s"}, {"shapes": "none"}], ids=str)
+def test_an_epoch_is_opened_again_without_looking_at_samples(variant):
+    memory, speech = Memory(), SPEECH.clip(max=6_000)
+    first = {
+        (epoch, group): samples_of(
+            batches_of(plan_of(speech, window=500, keeper=memory, **variant).epoch(epoch, group))
+        )
+        for epoch in range(2)
+        for group in (1, 4)
+    }
+    again = plan_of(speech, window=500, keeper=memory, **variant)
+    reads = again.recipe.table.reads
+    opened = {key: again.epoch(*key) for key in first}
+    assert again.recipe.table.reads == reads
+    for key, samples in first.items():
+        assert samples_of(batches_of(opened[key])).tolist() == samples.tolist()
+
+
 def test_a_kept_plan_of_other_settings_is_not_used():
-    other = plan_of(SPEECH, shapes=3).arrays()
-    assert plan_of(SPEECH, shapes=5, cached=other).buckets == plan_of(SPEECH, shapes=5).buckets
+    memory = Memory()
+    for shapes in (3, 5):
+        assert plan_of(SPEECH, shapes=shapes, keeper=memory).buckets == plan_of(SPEECH, shapes=shapes).buckets
+    for budget in ("60 s", "300 s"):
+        kept, new = (plan_of(SPEECH, shapes="none", budget=budget, keeper=one) for one in (memory, None))
+        assert kept.epoch(0, 1).batches == new.epoch(0, 1).batches
+
+
+def test_plans_may_be_asked_by_several_threads():
+    plan = plan_of(SPEECH.clip(max=6_000), window=300, packing="60 s", keeper=Memory())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: plan.epoch(number % 3, 2), range(24)))
+        batches = list(pool.map(lambda opened: samples_of(batches_of(opened)).tolist(), found))
+    assert all(of == batches[number % 3] for number, of in enumerate(batches))
+    assert [sorted(of) for of in batches[:3]] == [list(range(3_000))] * 3
 
 
 def test_the_digest_names_index_settings_key_and_seed():
@@ -291,9 +324,9 @@ def test_progress_rises_to_the_end():
 def test_a_survey_does_not_hang_on_how_much_is_read_at_once(monkeypatch):
     both = {"audio": log_normal(3_000, 10_000, 0.6), "text": SPEECH // 8}
     table = {"min_length": "30 s", "max_length": "400 s", "sub_buckets": {"text": 2}}
-    whole = plan_of(both, **table).arrays()
+    whole = plan_of(both, **table).recipe.survey.arrays()
     monkeypatch.setattr(survey, "_BLOCK", 500)
-    pieces = plan_of(both, **table).arrays()
+    pieces = plan_of(both, **table).recipe.survey.arrays()
     assert whole["above"] > 0
     assert whole["dropped"].sum() > 0
     assert {name: array.tolist() for name, array in pieces.items()} == {

@@ -1,0 +1,93 @@
+"""Parts of plans on disk, beside the index: what the first start worked out, the next one reads.
+
+Rules: a file is written under a name of its own and renamed, so it is there whole or not at all; it starts with a
+digest of its name and content, and one that does not match is worked out anew; the newest few of each kind are kept.
+Nothing hangs on what is here: a disk that cannot be written costs time, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.hashing import fingerprint
+from shared.logs import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Arrays = Mapping[str, NDArray[np.integer]]
+
+__all__ = ["PlanKeeper"]
+
+#: Files kept of each kind: the plans of a few settings that are compared, the passes around the one that is trained on.
+_KEPT = 8
+_DIGEST_BYTES = 16
+
+
+class PlanKeeper:
+    """Keeps arrays in one folder; safe to use from several threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = Log("plan")
+
+    def load(self, kind: str, name: str) -> Arrays | None:
+        """What was saved; None if nothing was, or it is damaged."""
+        path = self._path(kind, name)
+        try:
+            with path.open("rb") as file:
+                digest, body = file.read(_DIGEST_BYTES), file.read()
+        except OSError:
+            return None
+        if digest != _digest(path, body):
+            self._log.warning("a damaged part of the plan is made anew", path=str(path))
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # it is in use: others go before it
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def save(self, kind: str, name: str, arrays: Arrays) -> None:
+        """Keep these, and remove what has not been in use for longest."""
+        path = self._path(kind, name)
+        body = io.BytesIO()
+        np.savez(body, **arrays)  # type: ignore[arg-type]
+        draft = path.with_suffix(f".{secrets.token_hex(8)}.draft")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(_digest(path, body.getbuffer()) + body.getbuffer())
+            draft.replace(path)
+            self._remove_old(f"{kind}-*.plan")
+            self._remove_old("*.draft")
+        except OSError as error:
+            self._log.warning("the plan is not kept: the next start works it out again", error=str(error))
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self._folder / f"{kind}-{name}.plan"
+
+    def _remove_old(self, pattern: str) -> None:
+        """All but the newest: a draft among these may be another process's, an older one is of a killed one."""
+        for path in sorted(self._folder.glob(pattern), key=_used_ns, reverse=True)[_KEPT:]:
+            path.unlink(missing_ok=True)
+
+
+def _digest(path: Path, body: bytes | memoryview) -> bytes:
+    return bytes.fromhex(fingerprint(path.name, body))
+
+
+def _used_ns(path: Path) -> int:
+    """When it was last in use; one that another process removes meanwhile is old."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return 0
