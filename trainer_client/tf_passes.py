@@ -1,13 +1,16 @@
 """The passes that TensorFlow makes over a feed: a dataset whose elements a Python object gives it, one after another.
 
 Rules: an element's arrays are handed on as they are, so that they enter TensorFlow without a copy; small batches enter
-several at a time. A pass keeps raising what stopped it, and ends before Python shuts down. It must not know what is
-counted, nor what becomes of the elements.
+several at a time. A pass keeps raising what stopped it, and ends before Python shuts down; iterators that live longer
+than Python go without asking it. It must not know what is counted, nor what becomes of the elements.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +25,7 @@ from trainer_client import leaving
 from trainer_client.network.kept_memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from trainer_client.elements import Elements
     from trainer_client.feed import Feed, Reading
@@ -121,6 +124,7 @@ class Pass:
 
 def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
     """Elements are asked for in the thread that wants them: nothing of TensorFlow's is woken for them."""
+    _tell_when_python_ends()
     specs = tf.nest.flatten(signature)
     numbers, passes = itertools.count(), dict[int, Pass]()
 
@@ -155,7 +159,37 @@ def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: A
         tf.constant(0, tf.int64),
         lambda nothing: tf.numpy_function(begin, [nothing], tf.int64),
         lambda number: number,
-        lambda number: tf.numpy_function(end, [number], tf.int64),
+        lambda number: _unless_python_has_ended(lambda: tf.numpy_function(end, [number], tf.int64)),
         tf.TensorSpec((), tf.int64),
     )
     return iterators.take(1).flat_map(elements)
+
+
+# --- iterators that live longer than Python ---
+
+
+@functools.cache
+def _tell_when_python_ends() -> None:
+    """An iterator that something holds to the end (a global, the traceback of an error) goes when Python has ended.
+
+    Its finalising function could only fail then, with a warning, so it looks at a variable of TensorFlow's first, which
+    it reaches by its name: there is nothing to capture.
+    """
+    owner = os.getpid()
+
+    def tell() -> None:
+        if os.getpid() == owner:  # in a fork TensorFlow's locks may be held by threads that are not there
+            with tf.device("/cpu:0"):
+                tf.raw_ops.AssignVariableOp(resource=_python_has_ended(), value=True)
+
+    atexit.register(tell)
+
+
+def _python_has_ended() -> tf.Tensor:
+    """A variable that gets a value when Python ends."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=(), shared_name="stoker: Python has ended")
+
+
+def _unless_python_has_ended(call: Callable[[], tf.Tensor]) -> tf.Tensor:
+    ended = tf.raw_ops.VarIsInitializedOp(resource=_python_has_ended())
+    return tf.cond(ended, lambda: tf.constant(0, tf.int64), call)

@@ -1,7 +1,11 @@
-"""Before Python shuts down, threads of TensorFlow are out of every pass, and none is on its way in."""
+"""Before Python shuts down, threads of TensorFlow are out of every pass, and none is on its way in; later iterators go
+without a word.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +14,7 @@ import time
 import pytest
 
 from tests.support.fake_feed import FakeFeed
-from tests.support.loaders import ROOT
+from tests.support.loaders import ROOT, running, write_job
 from trainer_client import leaving, tf_dataset
 
 
@@ -125,3 +129,61 @@ def test_processes_that_were_stopped_end():
     finally:
         for process in processes:
             process.kill()
+
+
+TRAINER = """
+import os, signal, sys
+from tests.support.two_devices import mirrored
+import keras, tensorflow as tf
+import trainer_client
+from tests.support.tiny_models import FORM, tiny_model
+
+feed = trainer_client.connect(sys.argv[1], stream="dev")  # which all may read at once
+data = feed.dataset(**FORM)
+
+class Leave(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        leave()
+
+def fit():
+    tiny_model().fit(data, epochs=1, verbose=0, callbacks=[Leave()])
+"""
+
+#: How a program leaves, and the exit code of that.
+WAYS = {
+    "with an error": ("def leave(): raise ZeroDivisionError\nfit()", 1),
+    "at Ctrl-C": ("def leave(): os.kill(os.getpid(), signal.SIGINT)\nfit()", -signal.SIGINT),
+    "with iterators open": (
+        """
+opened = [iter(one) for one in (data, data.map(lambda *parts: parts[0]["audio"]), tf.data.Dataset.zip(data, data))]
+kept = [next(iterator) for iterator in opened]
+for element in data:
+    break
+""",
+        0,
+    ),
+    "a strategy's iterators open": (
+        """
+strategy = mirrored()
+pairs = trainer_client.connect(sys.argv[1], stream="dev", strategy=strategy)
+iterator = iter(pairs.distributed(strategy))
+kept = next(iterator)
+""",
+        0,
+    ),
+}
+
+
+def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(tmp_path):
+    """None of them closes its feed. Without help each had a warning for every iterator that was still there."""
+    with running(write_job(tmp_path, samples=60, longest_s=0.5, job="group = 2")) as loaders:
+        processes = {way: left(code, loaders.endpoint) for way, (code, _) in WAYS.items()}
+        said = {way: process.communicate(timeout=100)[1] for way, process in processes.items()}
+    assert {way: process.returncode for way, process in processes.items()} == {way: WAYS[way][1] for way in WAYS}, said
+    assert [text for text in said.values() if "Python interpreter" in text] == []
+
+
+def left(code, endpoint):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    command = [sys.executable, "-c", TRAINER + code, endpoint]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
