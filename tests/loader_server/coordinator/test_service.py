@@ -1,0 +1,270 @@
+"""The coordinator's process without a process: real sockets, a real journal, made-up streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import zmq
+
+from loader_server.coordinator import service as module
+from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
+from loader_server.coordinator.journal import Journal, WriteError
+from loader_server.coordinator.service import Coordinator
+from shared import messages as m
+from shared.codec import VERSION, decode, encode
+from shared.sockets import connect_dealer
+from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
+from tests.support.loaders import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Peer:
+    """Somebody who talks to the coordinator."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> None:
+        self.socket = connect_dealer(context, endpoint, None, identity)
+
+    def send(self, message: m.Message | bytes) -> None:
+        assert self.socket.poll(20_000, zmq.POLLOUT)
+        self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def hear(self) -> m.Message:
+        assert self.socket.poll(20_000), "no answer"
+        return decode(self.socket.recv())
+
+    def ask(self, message: m.Message | bytes) -> m.Message:
+        self.send(message)
+        return self.hear()
+
+    def register(self, register: m.Register) -> list[m.Message]:
+        """Its answers: one, and one for each of the two streams."""
+        self.send(register)
+        return [self.hear() for _ in range(3)]
+
+
+class Served:
+    """A coordinator in a thread of its own."""
+
+    def __init__(self, path, settings=SETTINGS) -> None:
+        self.path = path
+        self._settings = settings
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._peers: list[Peer] = []
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._is_ready.wait(20)
+
+    def _run(self) -> None:
+        """SQLite wants its database used where it was opened."""
+        streams = {"train": View(), "dev": View(evaluation=True)}
+        self.coordinator = Coordinator(self._settings, streams, Journal(self.path), "tcp://127.0.0.1:*", None)
+        self._is_ready.set()
+        self.coordinator.run()
+
+    def peer(self) -> Peer:
+        self._peers.append(Peer(self._context, self.coordinator.endpoint, b"peer-%d" % len(self._peers)))
+        return self._peers[-1]
+
+    def report(self) -> dict[str, object]:
+        return json.loads(self.peer().ask(m.StatusQuery()).report)
+
+    def end(self) -> list[object]:
+        """Stop; the facts that it leaves behind."""
+        self.coordinator.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        for peer in self._peers:
+            peer.socket.close()
+        self._context.term()
+        journal = Journal(self.path)
+        facts = list(journal.facts())
+        journal.close()
+        return facts
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(settings=SETTINGS) -> Served:
+        started.append(Served(tmp_path / "journal.sqlite", settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one._thread.is_alive():
+            one.end()
+
+
+def test_it_answers_and_what_it_promised_is_in_the_journal(serve):
+    served = serve()
+    trainer, worker = served.peer(), served.peer()
+    registered, *culprits = worker.register(register())
+    assert (type(registered), len(culprits)) == (m.Registered, 2)
+    assert isinstance(trainer.ask(attach(serial=3)), m.Attached)
+    assert isinstance(trainer.ask(progress(0, 1, 8)), m.Members)
+    assert worker.ask(beat()) == m.Noted()
+    worker.send(culprit("a"))
+    assert isinstance(worker.hear(), m.Culprits)
+    assert set(served.end()) >= {
+        Advanced("train", 1, 8),
+        CulpritFound("train", "a", "SIGSEGV, SIGSEGV"),
+        RankTaken("train", 0, (1000,)),
+    }
+
+
+@pytest.mark.fault(48)
+def test_it_knows_after_a_restart_who_was_superseded(serve):
+    served = serve()
+    for incarnation in (1, 2):
+        assert isinstance(served.peer().ask(attach(incarnation=incarnation)), m.Attached)
+    served.end()
+    again = serve()
+    refused = again.peer().ask(attach(incarnation=1))
+    assert (refused.code, refused.serial) == ("superseded", 1)
+    assert isinstance(again.peer().ask(attach(incarnation=2)), m.Attached)
+
+
+def test_two_starts_never_give_one_version_to_two_lists(serve):
+    versions = set()
+    for _ in range(3):
+        served = serve()
+        versions.add(served.peer().ask(attach()).members)
+        served.end()
+    assert len(versions) == 3
+
+
+@pytest.mark.fault(25)
+def test_garbage_and_what_it_has_no_business_with_are_counted(serve):
+    served = serve()
+    peer = served.peer()
+    for frame in (b"", b"\x93", b"\x91" * 5000, encode(m.Ping(number=1)), encode(m.Noted())):
+        peer.send(frame)
+    assert isinstance(peer.ask(attach()), m.Attached)
+    assert served.coordinator.garbage == 5
+
+
+@pytest.mark.fault(28)
+def test_another_version_is_told_both(serve):
+    answer = serve().peer().ask(encode(m.StatusQuery()).replace(bytes([VERSION]), bytes([VERSION + 1]), 1))
+    assert (answer.code, answer.got) == ("version", f"version {VERSION + 1}")
+
+
+@pytest.mark.fault(52)
+def test_an_answer_that_cannot_be_sent_ends_nothing(serve, monkeypatch, caplog):
+    served = serve()
+    too_long = {"job": "x" * 2**21, "streams": {}, "workers": [], "culprits": []}
+    monkeypatch.setattr(served.coordinator._state, "report", lambda _now_s: too_long)
+    peer = served.peer()
+    peer.send(m.StatusQuery())
+    assert isinstance(peer.ask(attach()), m.Attached)
+    assert served.coordinator.unsendable == 1
+    (record,) = [one for one in caplog.records if one.event == "message cannot be sent"]
+    assert record.fields["kind"] == "Status"
+
+
+class Full:
+    """Stands in a journal's way while one says so."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.is_full = True
+        self._write = journal.write
+        journal.write = self.write  # type: ignore[method-assign]
+
+    def write(self, facts) -> None:
+        if self.is_full:
+            raise WriteError(expected="to write", got="disk is full", where="here", remedy="Make room.")
+        self._write(facts)
+
+
+@pytest.mark.fault(14)
+def test_with_a_full_disk_training_goes_on_and_facts_are_written_once_there_is_room(serve):
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.1))
+    full = Full(served.coordinator._journal)
+    trainer = served.peer()
+    assert isinstance(trainer.ask(attach()), m.Attached)
+    trainer.ask(progress(0, 0, 5))
+    assert served.coordinator.writer.waiting == 3
+    wait_until(lambda: served.coordinator.writer.errors > 3, "it is tried again at each tick")
+    full.is_full = False
+    wait_until(lambda: served.coordinator.writer.waiting == 0, "it is written though nothing new came")
+    assert Advanced("train", 0, 5) in served.end()
+
+
+@pytest.mark.fault(14)
+def test_what_waits_is_tried_a_last_time_at_the_end(serve):
+    served = serve()
+    full = Full(served.coordinator._journal)
+    served.peer().ask(attach())
+    full.is_full = False
+    assert RankTaken("train", 0, (1000,)) in served.end()
+
+
+@pytest.mark.fault(14)
+@pytest.mark.fault(36)
+def test_who_forgives_is_told_if_a_restart_would_undo_it(serve):
+    served = serve()
+    worker, person = served.peer(), served.peer()
+    worker.register(register())
+    worker.send(culprit("a"))
+    worker.hear()
+    full = Full(served.coordinator._journal)
+    refused = person.ask(forgive())
+    assert (refused.code, refused.expected) == ("journal", "to forget convictions for good")
+    assert (
+        refused.got == "1 convictions that are forgotten until the coordinator restarts: its journal cannot be written"
+    )
+    assert worker.hear() == m.Culprits(stream="train", keys=())
+    full.is_full = False
+    assert person.ask(forgive()) == m.Forgiven(count=0)
+
+
+def test_what_the_state_wants_said_is_in_the_log(serve, caplog):
+    served = serve()
+    assert served.peer().ask(register(builder="builder-2")).code == "builder"
+    (record,) = [one for one in caplog.records if one.event == "worker builds other bytes"]
+    assert record.fields["job"] == "digits"
+    assert (record.fields["expected"], record.fields["got"]) == ("builder-1", "builder-2")
+
+
+def test_the_silent_are_given_up_by_its_own_clock(serve):
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.1))
+    served.peer().register(register())
+    served.peer().ask(attach())
+    wait_until(lambda: served.coordinator.counts.workers_gone, "the worker is gone")
+    wait_until(lambda: served.coordinator.report["streams"]["train"]["attached"] == 0, "the trainer is gone")
+
+
+@pytest.mark.fault(16)
+def test_nobody_expires_for_a_stall_of_its_own(serve, monkeypatch):
+    """The loop's clock jumps; what the others say in time is heard first."""
+    clock = SimpleNamespace(offset_s=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.offset_s))
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.4))
+    worker, other = served.peer(), served.peer()
+    worker.register(register())
+    for now_s in (30.0, 30.3):  # a stall of 30 s, and what comes first is from others
+        clock.offset_s = now_s
+        other.ask(m.StatusQuery())
+    assert worker.ask(beat()) == m.Noted()
+    gone = []
+    for step in range(1, 9):
+        clock.offset_s = 30.3 + 0.3 * step
+        other.ask(m.StatusQuery())
+        other.ask(m.StatusQuery())  # the turn before is over
+        gone.append(served.coordinator.counts.workers_gone)
+    assert gone == [0] * 6 + [1] * 2, "who stays silent is given up all the same"
+
+
+def test_of_several_lists_for_one_peer_the_last_goes_out():
+    first, second, other = m.Members(version=1, workers=()), m.Members(version=2, workers=()), m.Noted()
+    orders = [Send(b"a", first), Send(b"b", first), Send(b"a", other), Send(b"a", second)]
+    assert module._latest(orders) == [Send(b"b", first), Send(b"a", other), Send(b"a", second)]

@@ -1,0 +1,80 @@
+"""`loader-server status` as people read it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from loader_server.coordinator.events import Received
+from loader_server.coordinator.state import CoordinatorState
+from loader_server.status import tables
+from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
+
+if TYPE_CHECKING:
+    from shared import messages as m
+
+
+def shown(state: CoordinatorState, **more: object) -> list[str]:
+    """The lines, with single spaces, without frames."""
+    out = io.StringIO()
+    Console(file=out, width=400, no_color=True).print(tables(state.report(1.0) | {"cut": {}} | more))
+    return [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in out.getvalue().splitlines()]
+
+
+def told(*messages: m.Message, state: CoordinatorState | None = None) -> CoordinatorState:
+    state = state or coordinator()
+    for message in messages:
+        state.handle(Received(b"", message), 0.0)
+    return state
+
+
+def test_an_idle_job_is_shown_without_guesses():
+    lines = shown(told())
+    assert "train 0 0 - - - - - -" in lines
+    assert "dev (evaluation) 0 0 - - - - - -" in lines
+    assert not [line for line in lines if "limit" in line]
+
+
+def test_what_was_read_stands_beside_what_was_trained():
+    lines = shown(told(attach(0, 2, replicas=2), progress(0, 0, 25, read_number=33)))
+    assert "train 0 25 33 100 25.0% 2 0% ranks 0-1 of 2 (host:0)" in lines
+
+
+def test_a_trainer_that_reads_the_next_epoch_already_is_shown_so():
+    lines = shown(told(attach(), progress(0, 0, 99, read_epoch=1, read_number=2)))
+    assert "train 0 99 2 of epoch 1 100 99.0% 1 0% rank 0 of 1 (host:0)" in lines
+
+
+@pytest.mark.parametrize(
+    ("waited", "line"),
+    [
+        (930, "train: the loaders are the limit, trainers waited 93% of their time"),
+        (10, "train: the trainers are the limit, they waited 1% of their time"),
+    ],
+)
+def test_the_last_line_says_who_is_the_limit(waited, line):
+    state = told(register(), beat(), attach(), progress(0, 0, 5, read_number=6, waited_permille=waited))
+    assert shown(state)[-1] == line
+
+
+def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
+    lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
+    assert "w0 tcp://127.0.0.1:11 1 2 3 4 1.0" in lines
+    assert "w0 tcp://127.0.0.1:12 0 0 0 0 1.0" in lines
+
+
+@pytest.mark.fault(52)
+def test_of_many_trainers_some_are_named_and_what_was_cut_is_said():
+    state = CoordinatorState(replace(SETTINGS, group=1), {"dev": View(evaluation=True)})
+    told(*(attach(stream="dev", incarnation=number, name=f"r{number:02d}") for number in range(20)), state=state)
+    lines = shown(state, cut={"trainers": 7, "workers": 2})
+    (row,) = [line for line in lines if line.startswith("dev")]
+    assert row.endswith("rank 0 of 1 (r06), rank 0 of 1 (r07), and 12 more")
+    assert lines[-2:] == [
+        "and 7 more trainers: the report is cut to what a message carries",
+        "and 2 more workers: the report is cut to what a message carries",
+    ]
