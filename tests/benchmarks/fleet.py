@@ -2,8 +2,8 @@
 
 `python -m tests.benchmarks.fleet --json`: 64 trainers with greedy consumers and 100 workers that take 0.1 s a batch
 could carry 1 000 batches a second between them; printed is what share of that they carried in each second, and from the
-third on. `--prefetch` is how many batches a trainer asks for ahead. Nothing fails here (`tests.faults.simulate` is for that):
-messages take half a millisecond, and a consumer takes a batch as soon as its turn has come.
+third on. `--prefetch` is how many batches a trainer asks for ahead. Nothing fails here, as it does in
+`tests.faults.simulate`: messages take half a millisecond, and a consumer takes a batch as soon as its turn has come.
 """
 
 from __future__ import annotations

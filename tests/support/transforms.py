@@ -72,3 +72,9 @@ def slow_in_one_worker(sample: dict[str, Any], rng: np.random.Generator) -> None
     marker = Path(os.environ["STOKER_TEST_SLOW_WORKER"])
     slow_here = marker.exists() and marker.read_text() == str(os.getpid())
     time.sleep(0.03 if slow_here else 0.0003)
+
+
+@transform()
+def always_raises(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Fails on every sample."""
+    raise ValueError("nothing is good enough")

@@ -125,7 +125,9 @@ class Connections:
         self._wants = wants
         self._out = out
         self._members: dict[str, m.WorkerAddress] = {}
-        #: Endpoints of other hosts, the ones to talk to first.
+        #: Endpoints of this host.
+        self._local: list[str] = []
+        #: Endpoints of other hosts, the ones to talk to first in front.
         self._order: list[str] = []
         self._ranks: dict[str, int] = {}
         self._by_link: dict[int, Connection] = {}
@@ -150,6 +152,7 @@ class Connections:
         self.version = version
         self._members = {one.endpoint: one for one in members}
         self._ranks = {endpoint: self._ranks.get(endpoint) or self._rank(endpoint) for endpoint in self._members}
+        self._local = [endpoint for endpoint, one in self._members.items() if self._is_local(one)]
         remote = (endpoint for endpoint, one in self._members.items() if not self._is_local(one))
         self._order = sorted(remote, key=self._ranks.__getitem__)
         known = self._members
@@ -168,16 +171,11 @@ class Connections:
 
     def top_up(self, now_s: float) -> None:
         """Connect to whom we should talk to and do not; forget who is gone."""
-        for connection in list(self):
-            if self._is_gone(connection, now_s):
-                self._close(connection, now_s)
-        for endpoint, address in self._members.items() if self._has_local_strangers() else ():
-            if self._is_local(address) and self._may_open(endpoint):
+        self._forget_the_gone(now_s)
+        for endpoint in self._local:
+            if self._may_open(endpoint):
                 self._open(endpoint, now_s, local=True)
         self._top_up_remote(now_s)
-
-    def _has_local_strangers(self) -> bool:
-        return len(self._members) - len(self._order) > sum(one.local for one in self)
 
     def _top_up_remote(self, now_s: float) -> None:
         remote = [one for one in self if not one.local]
@@ -202,7 +200,7 @@ class Connections:
         """Whether it serves the head of the line, or may yet."""
         worker = self._worker_of(connection)
         if worker is None or connection.state not in _SERVING:
-            return now_s - connection.since_s <= self._timeout_s
+            return connection.endpoint in self._members and now_s - connection.since_s <= self._timeout_s
         head = self._upcoming.entries.get(self._upcoming.head)
         return worker.is_live(now_s) and not (head is not None and worker.incarnation in head.refused)
 
@@ -217,13 +215,22 @@ class Connections:
         self._close(longest, now_s)
         return True
 
+    def _forget_the_gone(self, now_s: float) -> None:
+        """Those off the list and cut whose workers are gone; of the others only so many are kept."""
+        cut = [one for one in self if one.state is LinkState.DOWN and one.endpoint not in self._members]
+        cut = [one for one in cut if self._may_forget(one)]
+        gone = [one for one in cut if self._is_gone(one, now_s)]
+        for one in gone:
+            self._close(one, now_s)
+        if len(cut) - len(gone) > MOST_REMOTE:
+            longest = sorted((one for one in cut if one not in gone), key=lambda one: one.since_s)
+            for one in longest[:-MOST_REMOTE]:
+                self._close(one, now_s)
+
     def _is_gone(self, connection: Connection, now_s: float) -> bool:
-        if connection.endpoint in self._members or connection.state is not LinkState.DOWN:
-            return False
         worker = self._worker_of(connection)
         long_s = now_s - connection.since_s
-        gone = worker is None or worker.in_good_order or long_s > self._settings.lost_timeout_s
-        return gone and self._may_forget(connection)
+        return worker is None or worker.in_good_order or long_s > self._settings.lost_timeout_s
 
     def _may_forget(self, connection: Connection) -> bool:
         worker = self._worker_of(connection)

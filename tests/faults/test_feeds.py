@@ -1,0 +1,120 @@
+"""A feed attacked from its own side: cursors moved at once, signals at any instruction, nothing but bad samples."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from loader_server.indexing import index_streams
+from loader_server.stream import JobFile
+from tests.support.loaders import running, wait_until, write_job
+from trainer_client.core.slot_states import SlotState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Counting its batches takes seconds, the first time.
+_PACKED = """
+[job]
+name = "packed"
+listen = "tcp://127.0.0.1:*"
+
+[streams.train]
+source = "synthetic"
+samples = 1500000
+length = "tokens"
+budget = "8192 tokens"
+packing = "1024 tokens"
+"""
+
+
+@pytest.mark.fault(37)
+def test_a_cursor_that_is_restored_at_once_holds_though_the_first_answer_comes_late(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(_PACKED)
+    index_streams(JobFile(job), ["train"], processes=1)
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        state = feed.state() | {"epoch": 2, "number": 37}
+        feed.restore(state)
+        assert (feed.epoch, feed.cursor) == (2, 37)
+        with feed.open() as reading:
+            batch = next(reading)
+        assert (batch.epoch, batch.number) == (2, 37)
+        assert feed.state() == state
+
+
+@pytest.mark.fault(45)
+def test_a_job_whose_samples_all_fail_stops_with_the_first_reasons(tmp_path: Path) -> None:
+    transforms = ("tests.support.transforms:always_raises", "logmel", "characters")
+    with (
+        running(write_job(tmp_path, samples=60, transforms=transforms)) as loaders,
+        trainer_client.connect(loaders.endpoint) as feed,
+    ):
+        with pytest.raises(trainer_client.DataError, match="max_bad") as caught:
+            for _ in feed:
+                pass
+        assert "nothing is good enough" in caught.value.got
+        assert "quarantine.jsonl" in caught.value.remedy
+        assert feed.cursor == 0
+
+
+@pytest.mark.fault(45)
+def test_max_bad_decides(tmp_path: Path) -> None:
+    transforms = ("tests.support.transforms:raises", "logmel", "characters")
+    for share, stops in (("0.01", True), ("0.9", False)):
+        folder = tmp_path / share
+        folder.mkdir()
+        job = write_job(folder, samples=60, transforms=transforms, job=f"max_bad = {share}")
+        with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+            if stops:
+                with pytest.raises(trainer_client.DataError, match="at most 1% of the rows"):
+                    list(feed)
+            else:
+                assert sum(batch.masked for batch in feed) > 0
+
+
+class Interrupted(Exception):
+    """What a user's own handler raises."""
+
+
+@pytest.mark.fault(51)
+def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_path: Path) -> None:
+    def interrupt(_number, _frame):
+        raise Interrupted
+
+    with (
+        running(write_job(tmp_path, samples=240), workers=1) as loaders,
+        trainer_client.connect(loaders.endpoint) as feed,
+    ):
+        calm = [(batch.number, batch.digest) for batch in feed]
+        feed.rewind()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            interrupted = sum(_read_until_interrupted(feed, 0.0005 + 0.00037 * turn, calm) for turn in range(150))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert interrupted > 75
+        gc.collect()
+        slots = feed._receiver.line.slots
+        wait_until(lambda: slots.count(SlotState.OUT) == 0, "no slot is with a consumer")
+        assert feed.error is None
+        assert [(batch.number, batch.digest) for batch in feed] == calm
+
+
+def _read_until_interrupted(feed, after_s, calm):
+    """Read from the cursor until the signal comes; whether it came in time."""
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        with feed.open() as reading:
+            for got, expected in zip(reading, itertools.chain(calm), strict=False):
+                assert (got.number, got.digest) == expected
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        return True
+    return False
