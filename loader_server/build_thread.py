@@ -1,37 +1,35 @@
-"""The worker's one building thread, and the few threads that read ahead for it.
+"""The worker's one building thread, and what each job becomes there.
 
 Rules: jobs are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds
-it; an exception becomes an outcome too, never a silent end of the thread. No sockets here.
+it; whatever is raised becomes an outcome too, so the thread never ends in silence. Nothing is waited for without end:
+reading has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from loader_server.builder import key_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.builder import Builder, Built, Prepared
+    from loader_server.deadline import Deadline
     from loader_server.outgoing import Outgoing
-    from loader_server.trial import Trial
+    from loader_server.read_ahead import ReadAhead, Reading
+    from loader_server.trial import Conviction, Trial
     from shared.layout import BucketShape
     from shared.messages import Want
     from shared.sealing import Sealer
 
 __all__ = ["BuildThread", "Job", "Outcome"]
-
-#: Threads that read ahead: enough to keep a disk busy, few enough to leave the core to the builder.
-_READERS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +45,7 @@ class Job:
     sealer: Sealer | None = None
     cancelled: bool = False
     #: None where there is nothing to read ahead.
-    prepared: Future[Prepared] | None = None
+    reading: Reading[Prepared] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +61,22 @@ class Outcome:
     #: The same sealed, and its number.
     sealed: tuple[int, NDArray[np.uint8]] | None = None
     error: BaseException | None = None
-    culprits: tuple[int, ...] = ()
+    #: Samples that were seen to kill, whatever became of the job.
+    convictions: tuple[Conviction, ...] = ()
 
 
 class BuildThread:
     """Takes jobs, leaves outcomes in `outcomes`, and calls `wake` after each."""
 
-    def __init__(
-        self, builders: dict[str, Builder], trial: Trial, outgoing: Outgoing, wake: Callable[[], None]
+    def __init__(  # noqa: PLR0913 - what building needs, each by name
+        self,
+        builders: dict[str, Builder],
+        *,
+        trial: Trial,
+        outgoing: Outgoing,
+        readers: ReadAhead,
+        deadline: Deadline,
+        wake: Callable[[], None],
     ) -> None:
         self.outcomes: deque[Outcome] = deque()
         #: Jobs taken and not yet ended.
@@ -78,9 +84,10 @@ class BuildThread:
         self._builders = builders
         self._trial = trial
         self._outgoing = outgoing
+        self._readers = readers
+        self._deadline = deadline
         self._wake = wake
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._readers = ThreadPoolExecutor(_READERS, "stoker-read")
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
 
@@ -88,8 +95,10 @@ class BuildThread:
         """Take a job: reading starts now, building when its turn comes."""
         self.load += 1
         builder = self._builders[job.want.stream]
-        if builder.reads:
-            job.prepared = self._readers.submit(builder.prepare, job.want)
+        if builder.reads(job.want):
+            job.reading = self._readers.submit(
+                lambda begin: builder.prepare(job.want, begin), builder.stream.source.name
+            )
         self._jobs.put(job)
 
     def taken(self) -> list[Outcome]:
@@ -104,9 +113,11 @@ class BuildThread:
         """End after the job that is being built; whether it ended in time, so that nothing here can write any more."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
+        if self._thread.is_alive():
+            return False  # a child that tries samples for it ends with this process
         self._trial.close()
-        return not self._thread.is_alive()
+        return True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -114,25 +125,46 @@ class BuildThread:
             self._wake()
 
     def _outcome(self, job: Job) -> Outcome:
-        if job.cancelled:
-            return Outcome(job)
+        convictions: list[Conviction] = []
         try:
-            return self._built(job)
-        except Exception as error:
-            return Outcome(job, error=error)
+            if job.cancelled:
+                return Outcome(job)
+            builder = self._builders[job.want.stream]
+            prepared = builder.prepare(job.want) if job.reading is None else self._readers.result(job.reading)
+            for one in self._convictions(job, builder, prepared) if job.want.attempt > 0 else ():
+                convictions.append(one)  # noqa: PERF402 - those before an error count
+            return self._built(job, builder, prepared, tuple(convictions))
+        except BaseException as error:
+            return Outcome(job, error=error, convictions=tuple(convictions))
 
-    def _built(self, job: Job) -> Outcome:
-        builder = self._builders[job.want.stream]
-        prepared = job.prepared.result() if job.prepared is not None else builder.prepare(job.want)
-        culprits: tuple[int, ...] = ()
-        if job.want.attempt > 0:
-            unknown = [sample for sample in prepared.planned.samples.tolist() if not builder.is_culprit(sample)]
-            culprits = tuple(self._trial.culprits(job.want.stream, job.want.epoch, unknown))
-            builder.culprits |= frozenset(map(key_of, culprits))
+    def _convictions(self, job: Job, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
+        """Try the samples that a worker may have died of; what others convict meanwhile is not tried."""
+        assert prepared.raw is not None
+        samples = (
+            (sample, raw)
+            for sample, raw in zip(prepared.samples.tolist(), prepared.raw, strict=True)
+            if raw is not None and not job.cancelled and not builder.is_culprit(sample)
+        )
+        return self._trial.convictions(builder.stream, job.want.epoch, samples)
+
+    def _built(self, job: Job, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]) -> Outcome:
+        if job.cancelled:
+            return Outcome(job, convictions=convictions)
         payload = job.buffer(prepared.layout.nbytes)
-        built = builder.build(job.want, prepared, payload, digest=job.digest)
-        sent = None if job.want.in_slot else self._outgoing.packed(payload, prepared.layout)
-        sealed = self._outgoing.sealed(job.sealer, sent) if job.sealer is not None and sent is not None else None
+        convicted = frozenset(one.sample for one in convictions)
+        try:
+            built = builder.build(job.want, prepared, payload, digest=job.digest, convicted=convicted)
+            self._deadline.begin(time.perf_counter_ns())
+            sent = None if job.want.in_slot else self._outgoing.packed(payload, prepared.layout)
+            sealed = self._outgoing.sealed(job.sealer, sent) if job.sealer is not None and sent is not None else None
+        finally:
+            self._deadline.end()
         return Outcome(
-            job, shape=prepared.shape, built=built, payload=payload, sent=sent, sealed=sealed, culprits=culprits
+            job,
+            shape=prepared.shape,
+            built=built,
+            payload=payload,
+            sent=sent,
+            sealed=sealed,
+            convictions=convictions,
         )

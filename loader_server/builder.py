@@ -2,7 +2,8 @@
 
 Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
 place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. A
-source that can write whole batches at once does so, where nothing has to be done to single samples. No sockets here.
+source that can write whole batches at once does so, where nothing has to be done to single samples, and no sample is
+suspected or known to kill. Each step has the deadline that is handed in. No sockets here.
 """
 
 from __future__ import annotations
@@ -14,27 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.blame import is_the_samples, told
+from loader_server.culprits import Culprits, key_of
+from loader_server.read_ahead import read_patiently
 from loader_server.sources.source import Gathering
-from shared.errors import DataError, ReadError, SampleError
+from shared.errors import DataError, ReadError, SampleError, StokerError
 from shared.hashing import digest64
 from shared.layout import Layout, layout_of
 from shared.packing import round_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
+    from loader_server.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.quarantine import Quarantine
     from loader_server.stream import Stream
     from shared.layout import BucketShape
     from shared.messages import Want
 
-__all__ = ["Builder", "Built", "Prepared", "key_of", "read_patiently"]
-
-#: Pauses between tries to read a file: disks and network mounts hiccup for about so long.
-_READ_PAUSES_S = (0.05, 0.2, 0.8)
+__all__ = ["Builder", "Built", "Prepared", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -42,15 +45,21 @@ _EPOCHS_KEPT = 8
 #: Layouts that are kept: as many as a stream has buckets, and more where batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
+_MOST_REASON = 200
+_MOST_NAME = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A want looked up in the plan, and the bytes of its samples, or what failed while reading them."""
+    """A want looked up in the plan, and the bytes of its samples."""
 
     planned: PlannedBatch
+    #: None in an empty place.
+    samples: NDArray[np.int64]
     shape: BucketShape
     layout: Layout
-    raw: Sequence[bytes]
+    #: Of each sample, or None if it is a culprit; None for all: the source writes the batch at once.
+    raw: Sequence[bytes | None] | None
     read_us: int
 
 
@@ -74,25 +83,46 @@ class Built:
     masked_cells: int = 0
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What is known and counted while one batch is written."""
+
+    epoch: int
+    #: Samples that were convicted just now.
+    convicted: AbstractSet[int]
+    masked: int = 0
+    reason: str = ""
+    decode_ns: int = 0
+
+    def mask(self, name: str, error: SampleError) -> None:
+        self.masked += 1
+        if not self.reason:
+            self.reason = f"{name[-_MOST_NAME:]}: {error.reason}: {error.got}"[:_MOST_REASON]
+
+
+def _unwatched(_sample: int) -> None:
+    """Nobody has to know which sample is read."""
+
+
 class Builder:
     """Builds batches of one stream."""
 
-    def __init__(self, stream: Stream, quarantine: Quarantine) -> None:
-        self._stream = stream
+    def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline) -> None:
+        self.stream = stream
+        #: Samples that kill the process that decodes them: masked unread.
+        self.culprits = Culprits()
         self._quarantine = quarantine
+        self._deadline = deadline
         self._lock = threading.Lock()
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By identity, for shapes are unhashable; the shape itself is kept, so that nobody else gets its identity.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
-        #: Digests of the identities of samples that kill the process that decodes them: masked unread.
-        self.culprits: frozenset[int] = frozenset()
-        gathers = isinstance(stream.source, Gathering) and not stream.chain.steps
+        gathers = isinstance(stream.source, Gathering) and not stream.chain.steps and not stream.packed
         self._gathering: Gathering | None = stream.source if gathers else None  # type: ignore[assignment]
 
-    @property
-    def reads(self) -> bool:
-        """Whether preparing a want waits for a disk."""
-        return self._gathering is None
+    def reads(self, want: Want) -> bool:
+        """Whether preparing this want may wait for a disk."""
+        return self._gathering is None or want.attempt > 0 or bool(self.culprits.keys)
 
     def batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has."""
@@ -105,25 +135,31 @@ class Builder:
             if plan is None:
                 while len(self._epochs) >= _EPOCHS_KEPT:
                     del self._epochs[next(iter(self._epochs))]
-                plan = self._epochs[key] = self._stream.plan.epoch(epoch, group)
+                plan = self._epochs[key] = self.stream.plan.epoch(epoch, group)
             return plan
 
-    def prepare(self, want: Want) -> Prepared:
-        """Look the want up and read its samples; for a thread that reads ahead."""
+    def prepare(self, want: Want, begin: Callable[[int], None] = _unwatched) -> Prepared:
+        """Look the want up and read its samples, each after saying which; for a thread that reads ahead."""
         began_ns = time.perf_counter_ns()
         epoch = self._epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
             raise DataError(
                 expected=f"a batch number below {epoch.batches}",
                 got=str(want.number),
-                where=f"epoch {want.epoch} of {self._stream.name}",
+                where=f"epoch {want.epoch} of {self.stream.name}",
                 remedy="Trainer and worker disagree on the plan: report this.",
             )
         planned = epoch.batch(want.number)
         shape, layout = self._laid_out(planned.shape)
-        samples = [] if want.empty else planned.samples.tolist()
-        raw = self._read(samples) if self.reads else [b""] * len(samples)
-        return Prepared(planned, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+        samples = planned.samples[:0] if want.empty else planned.samples
+        raw = None if self._is_gathered(want, samples) else self._read(samples.tolist(), begin)
+        return Prepared(planned, samples, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+
+    def _is_gathered(self, want: Want, samples: NDArray[np.int64]) -> bool:
+        """A batch that may hold a sample that kills is built sample by sample: only so it can be tried, and masked."""
+        if self._gathering is None or want.attempt > 0:
+            return False
+        return not self.culprits.keys or not any(map(self.is_culprit, samples.tolist()))
 
     def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout]:
         """The whole shape of a batch, and its layout: worked out once for each of a bucket's own shapes."""
@@ -131,104 +167,106 @@ class Builder:
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
                 self._layouts.clear()
-            shape = self._stream.shape(planned)
-            known = self._layouts[id(planned)] = (planned, shape, layout_of(self._stream.fields, shape))
+            shape = self.stream.shape(planned)
+            known = self._layouts[id(planned)] = (planned, shape, layout_of(self.stream.fields, shape))
         return known[1:]
 
-    def _read(self, samples: Sequence[int]) -> list[bytes]:
-        read = self._stream.source.read
-        return [b"" if self.is_culprit(sample) else read_patiently(read, sample) for sample in samples]
+    def _read(self, samples: Sequence[int], begin: Callable[[int], None]) -> list[bytes | None]:
+        read, raw = self.stream.source.read, list[bytes | None]()
+        for sample in samples:
+            begin(sample)
+            raw.append(None if self.is_culprit(sample) else read_patiently(read, sample))
+        return raw
 
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""
-        return bool(self.culprits) and key_of(sample) in self.culprits
+        keys = self.culprits.keys
+        return bool(keys) and key_of(self.stream.identity(sample)) in keys
 
-    def build(self, want: Want, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool = True) -> Built:
-        """Write the batch into `payload`, all of it."""
+    def build(
+        self,
+        want: Want,
+        prepared: Prepared,
+        payload: NDArray[np.uint8],
+        *,
+        digest: bool = True,
+        convicted: AbstractSet[int] = frozenset(),
+    ) -> Built:
+        """Write the batch into `payload`, all of it; samples `convicted` just now are masked like known culprits."""
         began_ns = time.perf_counter_ns()
-        arrays: Any = prepared.layout.arrays(payload)
-        samples = prepared.planned.samples[:0] if want.empty else prepared.planned.samples
-        if self._stream.packed:
-            rows, masked, decode_ns = self._pack(want, prepared, arrays)
-        elif self._gathering is not None and not (self.culprits and any(map(self.is_culprit, samples.tolist()))):
-            masked, decode_ns = self._gather(self._gathering, samples, arrays), 0
-            rows = self._leave_empty(arrays, len(samples)) - masked
+        self._deadline.begin(began_ns)
+        arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        tally = _Tally(want.epoch, convicted)
+        if self._gathering is not None and prepared.raw is None:
+            rows = self._gather(self._gathering, prepared.samples, arrays)
+        elif self.stream.packed:
+            rows = self._pack(prepared, arrays, tally)
         else:
-            masked, decode_ns = self._fill(want.epoch, samples, prepared.raw, arrays)
-            rows = self._leave_empty(arrays, len(samples)) - masked
+            rows = self._fill(prepared, arrays, tally)
+        self._deadline.begin(time.perf_counter_ns())
         self._clear_gaps(prepared.layout, payload)
-        round_in_place(payload, prepared.layout, self._stream.float32)
-        key = self._stream.settings.length
+        round_in_place(payload, prepared.layout, self.stream.float32)
+        key = self.stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(
             rows=rows,
-            masked=masked,
+            masked=tally.masked,
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
-            decode_us=decode_ns // 1000,
+            reason=tally.reason,
+            decode_us=tally.decode_ns // 1000,
             read_us=prepared.read_us,
             cells=space * length,
             sample_cells=int(arrays[f"{key}_length"].sum()),
             masked_cells=(space - rows) * length,
         )
 
-    @staticmethod
-    def _gather(source: Gathering, samples: NDArray[np.int64], arrays: Any) -> int:  # noqa: ANN401 - arrays by key
-        """Let the source write all rows at once; how many of them are masked: none."""
+    def _gather(self, source: Gathering, samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int:
+        """Let the source write all rows at once; how many are valid: all that have a sample."""
         source.gather(samples, {key: array[: len(samples)] for key, array in arrays.items()})
         arrays["weight"][: len(samples)] = 1
         arrays["tag"][: len(samples)] = samples
-        return 0
+        self._leave_empty(arrays, len(samples))
+        return len(samples)
 
-    def _fill(
-        self,
-        epoch: int,
-        samples: NDArray[np.int64],
-        raws: Sequence[bytes],
-        arrays: Any,  # noqa: ANN401 - arrays by key
-    ) -> tuple[int, int]:
-        """Write row after row; how many of them are masked, and the nanoseconds of decoding and transforming."""
-        masked = decode_ns = 0
-        for row, (sample, raw) in enumerate(zip(samples.tolist(), raws, strict=True)):
-            began_ns = time.perf_counter_ns()
-            values = self._values(epoch, sample, raw, arrays)
-            decode_ns += time.perf_counter_ns() - began_ns
+    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], tally: _Tally) -> int:
+        """Write row after row; how many are valid."""
+        assert prepared.raw is not None
+        samples = prepared.samples.tolist()
+        for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
+            values = self._values(sample, raw, arrays, tally)
             if values is None:
-                masked += 1
                 self._mask(arrays, row, sample)
             else:
                 self._write(arrays, row, sample, values)
-        return masked, decode_ns
+        self._leave_empty(arrays, len(samples))
+        return len(samples) - tally.masked
 
     @staticmethod
-    def _leave_empty(arrays: Any, rows: int) -> int:  # noqa: ANN401 - arrays by key
+    def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
         """No sample belongs into the rows after these."""
         for array in arrays.values():
             array[rows:] = 0
         arrays["tag"][rows:] = -1
-        return rows
 
-    def _pack(self, want: Want, prepared: Prepared, arrays: Any) -> tuple[int, int, int]:  # noqa: ANN401 - arrays by key
-        """Write several samples into each row; valid rows, masked samples, nanoseconds of decoding and transforming.
+    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], tally: _Tally) -> int:
+        """Write several samples into each row; how many rows are valid.
 
         A masked sample leaves its place in the row empty; `tag` is the row's first sample.
         """
-        planned, key = prepared.planned, self._stream.settings.length
+        planned, key = prepared.planned, self.stream.settings.length
         self._leave_empty(arrays, 0)
-        masked = decode_ns = 0
-        if want.empty or planned.rows is None or planned.offsets is None:
-            return 0, 0, 0
-        places = zip(planned.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
+        if not len(prepared.samples) or planned.rows is None or planned.offsets is None:
+            return 0
+        assert prepared.raw is not None
+        places = zip(prepared.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
         segments: dict[int, int] = {}
         for (sample, row, offset), raw in zip(places, prepared.raw, strict=True):
-            began_ns = time.perf_counter_ns()
-            values = self._values(want.epoch, sample, raw, arrays)
-            decode_ns += time.perf_counter_ns() - began_ns
+            values = self._values(sample, raw, arrays, tally)
             if row not in segments:
                 arrays["tag"][row] = sample
             segments[row] = segments.get(row, 0) + 1
             if values is None:
-                masked += 1
                 continue
             stop = offset + len(values[key])
             arrays[key][row, offset:stop] = values[key]
@@ -236,34 +274,45 @@ class Builder:
             arrays[f"{key}_position"][row, offset:stop] = np.arange(stop - offset)
             arrays[f"{key}_length"][row] = stop
             arrays["weight"][row] = 1
-        return int(arrays["weight"].sum()), masked, decode_ns
+        return int(arrays["weight"].sum())
 
-    def _values(self, epoch: int, sample: int, raw: bytes, arrays: Any) -> dict[str, NDArray[np.generic]] | None:  # noqa: ANN401
+    def _values(
+        self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], tally: _Tally
+    ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None where it has to be masked."""
+        began_ns = time.perf_counter_ns()
+        self._deadline.begin(began_ns)
+        values = None
         try:
-            if self.is_culprit(sample):
-                raise _kills(self._stream.source.name(sample))
-            decoded = self._stream.source.decode(sample, raw)
-            values = self._stream.chain.apply(decoded, self._stream.chain.generator(self._stream.seed, epoch, sample))
+            if raw is None or sample in tally.convicted or self.is_culprit(sample):
+                raise _kills(self.stream.source.name(sample))
+            values = values_of(self.stream, tally.epoch, sample, raw)
             self._refuse_too_long(values, arrays, sample)
         except SampleError as error:
-            self._quarantine.note(self._stream.name, sample, self._stream.source.name(sample), error)
-            return None
+            name = self.stream.source.name(sample)
+            self._quarantine.note(self.stream.name, sample, name, error)
+            tally.mask(name, error)
+            values = None
+        tally.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
-    def _refuse_too_long(self, values: dict[str, NDArray[np.generic]], arrays: Any, sample: int) -> None:  # noqa: ANN401
-        for field in self._stream.chain.fields:
+    def _refuse_too_long(
+        self, values: dict[str, NDArray[np.generic]], arrays: Mapping[str, NDArray[Any]], sample: int
+    ) -> None:
+        for field in self.stream.chain.fields:
             if field.padded and len(values[field.key]) > arrays[field.key].shape[1]:
                 raise SampleError(
                     reason="longer_than_planned",
                     expected=f'at most {arrays[field.key].shape[1]} steps of "{field.key}", as planned',
                     got=str(len(values[field.key])),
-                    where=self._stream.source.name(sample),
+                    where=self.stream.source.name(sample),
                     remedy="A transform makes samples longer than it declares: mend its lengths, or index again.",
                 )
 
-    def _write(self, arrays: Any, row: int, sample: int, values: dict[str, NDArray[np.generic]]) -> None:  # noqa: ANN401
-        for field in self._stream.chain.fields:
+    def _write(
+        self, arrays: Mapping[str, NDArray[Any]], row: int, sample: int, values: dict[str, NDArray[np.generic]]
+    ) -> None:
+        for field in self.stream.chain.fields:
             value, place = values[field.key], arrays[field.key][row]
             if field.padded:
                 place[: len(value)] = value
@@ -275,7 +324,7 @@ class Builder:
         arrays["tag"][row] = sample
 
     @staticmethod
-    def _mask(arrays: Any, row: int, sample: int) -> None:  # noqa: ANN401
+    def _mask(arrays: Mapping[str, NDArray[Any]], row: int, sample: int) -> None:
         for array in arrays.values():
             array[row] = 0
         arrays["tag"][row] = sample
@@ -288,35 +337,39 @@ class Builder:
             payload[tensor.offset + tensor.nbytes : end] = 0
 
 
-def read_patiently(read: Callable[[int], bytes], sample: int) -> bytes:
-    """Read a sample, again after pauses if the disk fails; a file that is not the indexed one fails at once."""
-    for pause_s in (*_READ_PAUSES_S, None):
-        try:
-            return read(sample)
-        except ReadError:
-            raise
-        except OSError as error:
-            if pause_s is None:
-                raise ReadError(
-                    expected="to read the sample",
-                    got=f"{type(error).__name__}: {error}",
-                    where=str(error.filename or f"sample {sample}"),
-                    remedy="Check the disk or mount on every loader machine; the job goes on from its checkpoint.",
-                ) from error
-            time.sleep(pause_s)
-    raise AssertionError("unreachable")
+def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
+    """Decode and transform a sample whose bytes are whole; a SampleError says why it cannot be used."""
+    try:
+        decoded = stream.source.decode(sample, raw)
+        return stream.chain.apply(decoded, stream.chain.generator(stream.seed, epoch, sample))
+    except (StokerError, MemoryError):
+        raise
+    except BaseException as error:
+        raise _undecoded(error, stream.source.name(sample)) from error
 
 
-def key_of(sample: int) -> int:
-    """What a culprit is known by."""
-    return digest64(str(sample).encode())
+def _undecoded(error: BaseException, name: str) -> SampleError | ReadError:
+    if is_the_samples(error):
+        return SampleError(
+            reason="undecodable",
+            expected="to decode the sample",
+            got=told(error),
+            where=name,
+            remedy="Mend or remove the file, then run loader-server index.",
+        )
+    return ReadError(
+        expected="the decoder to read what it needs",
+        got=told(error),
+        where=name,
+        remedy="Make that file readable on every loader machine.",
+    )
 
 
 def _kills(name: str) -> SampleError:
     return SampleError(
         reason="kills_decoder",
         expected="a sample that can be decoded",
-        got="one that ended the process that decoded it, twice",
+        got="one that the process which decodes it dies of or hangs at, twice",
         where=name,
-        remedy="Remove it from the manifest, or mend the file.",
+        remedy="Mend or remove the file. The loaders' log says how; loader-server forgive tries it again as it is.",
     )

@@ -295,6 +295,7 @@ def _coordinator(options: argparse.Namespace) -> int:
 
 def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
+    from loader_server.deadline import let_deadlines_end_us
     from loader_server.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
     from loader_server.worker import Worker, WorkerSettings
     from shared.endpoints import check_endpoint, port_of
@@ -304,6 +305,7 @@ def _worker(options: argparse.Namespace) -> int:
     if options.parent:
         end_with_parent(options.parent)
     keep_memory()
+    let_deadlines_end_us()
     job = _job(options.job)
     listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)

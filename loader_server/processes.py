@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["end_with_parent", "keep_memory", "keep_ports_from_children", "say_ready"]
+__all__ = ["end_with_parent", "how_it_ended", "keep_memory", "keep_ports_from_children", "say_ready"]
 
 # <malloc.h>: numbers of mallopt parameters.
 _M_TRIM_THRESHOLD = -1
@@ -75,3 +75,13 @@ def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON
     if ready_fd >= 0:
         os.write(ready_fd, (json.dumps(facts) + "\n").encode())
         os.close(ready_fd)
+
+
+def how_it_ended(code: int) -> str:
+    """A process's return code in words; real-time signals have no names."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

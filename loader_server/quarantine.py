@@ -1,16 +1,20 @@
 """The quarantine log: each sample that could not be used, once a worker, with the reason, for whoever mends the data.
 
-JSON lines, appended whole, by all workers of a machine to one file.
+JSON lines, appended whole, by all workers of a machine to one file. What cannot be written there (the disk is full,
+the file is not ours) goes to the process log.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from collections import Counter
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+
+from shared.logs import Log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +28,22 @@ class Quarantine:
     """Notes samples; `counts` are masked rows by reason, repeats included."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._log = Log("quarantine")
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
+        #: What a full disk cut off ends with the next line.
+        self._torn = b""
         self.counts: Counter[str] = Counter()
+        self._file = self._opened()
+
+    def _opened(self) -> int | None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self._log.warning("quarantine log cannot be opened", quarantine=f"{self._path}: {error}")
+            return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
         """A row was masked."""
@@ -38,16 +53,22 @@ class Quarantine:
             if key in self._known:
                 return
             self._known.add(key)
-        line = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "stream": stream,
-            "sample": sample,
-            "name": name,
-            "reason": error.reason,
-            "error": str(error),
-        }
-        os.write(self._file, (json.dumps(line) + "\n").encode())
+        facts = {"stream": stream, "sample": sample, "name": name, "reason": error.reason, "error": str(error)}
+        try:
+            self._append({"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), **facts})
+        except OSError as failure:
+            self._log.warning("sample is masked", **facts, quarantine=f"{self._path}: {failure.strerror}")
+
+    def _append(self, line: dict[str, object]) -> None:
+        if self._file is None:
+            raise OSError(errno.EBADF, "it could not be opened")
+        data = self._torn + (json.dumps(line) + "\n").encode()
+        while data:
+            written = os.write(self._file, data)
+            data = data[written:]
+            self._torn = b"\n" if data else b""
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)

@@ -19,7 +19,7 @@ import numpy as np
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan, PlanSettings
 from loader_server.sources.index import open_index
-from loader_server.sources.source import SOURCES
+from loader_server.sources.source import SOURCES, Identifying
 from loader_server.transforms.chain import Chain
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from shared.config import JobSettings
 
 __all__ = ["JobFile", "Stream", "StreamRecipe"]
+
+#: More does not cross.
+_LONGEST_IDENTITY = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,8 @@ class Stream:
         self.samples = index.samples
         self.bad_rows = index.meta.bad
         self.source: Source = kind.open(index, job.base)
+        self._identify = self.source.identity if isinstance(self.source, Identifying) else None
+        self._index = index
         self.chain = index.bound(recipe.chain(index.rate))
         sources = _source_starts(index, recipe) if recipe.plan.weights else (0,)
         self.table = _Lengths(index, self.chain, sources)
@@ -213,6 +218,18 @@ class Stream:
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
         return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features())
+
+    @property
+    def opened(self) -> str:
+        """The fingerprint of what is open here, this very index included: one that is made anew has another."""
+        return fingerprint(self._index.meta.folder, self.builder)
+
+    def identity(self, sample: int) -> str:
+        """What a conviction names: what the source knows the sample by, or else its number in data like these."""
+        if self._identify is None:
+            return f"sample {sample} of {self._index.fingerprint}"
+        own = self._identify(sample)
+        return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
         """Give back what is open."""

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from loader_server import deadline
+from loader_server.processes import how_it_ended
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.sockets import Waker
@@ -244,13 +246,9 @@ class Supervisor:
 
 
 def _cause(code: int) -> str:
-    """How a process ended; real-time signals have no names."""
-    if code >= 0:
-        return f"exit {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    if code == -deadline.SIGNAL:
+        return "a sample missed its build_timeout; the stacks above say where"
+    return how_it_ended(code)
 
 
 def _signal(child: Child, number: int) -> None:

@@ -1,98 +1,223 @@
-"""A batch that kills workers is first tried in a child process, sample by sample, to find which of them does it.
+"""A batch that killed a worker is first tried in a child process, sample by sample, to find which of them does it.
 
-The child reads `stream epoch sample` lines, decodes and transforms that sample, throws the result away and answers
-with a line. If it dies, the sample is tried once more alone, in a fresh child, for a child may be killed by others
-too; if that dies as well, the sample is the culprit, and its row is masked from then on. Only wants whose last
-builder died are tried, so it costs nothing else.
+The child opens the job, says so, and from then on has one sample at a time in hand: it decodes and transforms it,
+throws away the result and answers. The bytes come from the worker, so nothing is read there.
+
+Rules: a sample is convicted only if two children that had said that they were ready ended while they had it in hand,
+and if it can be the reason: a crash, an exit that nobody asked for, or our own kill at the deadline. All else (no
+child starts, another index lies there by now, somebody killed the child) is the machine's failure: it convicts nobody,
+and ends the trial with a MachineError. Used in the building thread only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.builder import read_patiently
-from loader_server.processes import end_with_parent
+from loader_server.blame import told
+from loader_server.builder import values_of
+from loader_server.processes import end_with_parent, how_it_ended
 from loader_server.stream import JobFile, Stream
-from loader_server.transforms.chain import generator_for
-from shared.errors import DataError
+from shared.errors import MachineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Trial"]
+__all__ = ["Conviction", "Trial", "judged"]
+
+#: Signals that a process brings upon itself.
+_CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
+
+#: A start takes a second; this is for a machine that is busy.
+_READY_TIMEOUT_S = 60.0
+
+#: After a stop of the whole process everything looks late, and an answer is there at once.
+_LAST_MOMENT_S = 0.5
+
+_PASSED = b"passed\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Conviction:
+    """A sample that kills, and how the children ended that had it in hand."""
+
+    sample: int
+    identity: str
+    ends: str
+
+
+def judged(returncode: int) -> tuple[str, bool]:
+    """How a child ended that we did not end, in a word, and whether what it had in hand can be the reason."""
+    return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
+
+
+class _Child:
+    """One child process, trying samples of one stream."""
+
+    def __init__(self, job_path: Path, stream: str) -> None:
+        self.stream = stream
+        self._bytes = os.memfd_create("stoker-sample")
+        try:
+            command = [sys.executable, "-m", "loader_server.trial", str(job_path), stream]
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid()), str(self._bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[self._bytes],
+            )
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            os.close(self._bytes)
+            raise
+
+    def hand(self, epoch: int, sample: int, raw: bytes) -> None:
+        """Give it a sample; a child that is gone is noticed by whoever waits for the answer."""
+        os.ftruncate(self._bytes, len(raw))
+        os.pwrite(self._bytes, raw, 0)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{epoch} {sample}\n".encode())
+            self._process.stdin.flush()
+
+    def wait_for_line(self, timeout_s: float) -> bytes | None:
+        """What it says; b"" if it ended, None if it did neither in time."""
+        assert self._process.stdout is not None
+        answers = self._process.stdout.fileno()
+        poller = select.poll()
+        # Its end as well, since a process that a transform left behind may hold the pipe open.
+        poller.register(answers, select.POLLIN)
+        poller.register(self._pidfd, select.POLLIN)
+        ready = dict(poller.poll(1000 * timeout_s) or poller.poll(1000 * _LAST_MOMENT_S))
+        if not ready:
+            return None
+        return os.read(answers, 2**16) if ready.get(answers, 0) & select.POLLIN else b""
+
+    def end(self, patience_s: float = 0.0) -> int:
+        """Its return code; it is killed if it does not end by itself in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+        code = self._process.wait()
+        os.close(self._pidfd)
+        os.close(self._bytes)
+        return code
 
 
 class Trial:
-    """The worker's side; the child starts with the first trial and lives until `close`."""
+    """The worker's side; a child starts with the first sample, and lives until it dies of one or until `close`."""
 
-    def __init__(self, job_path: Path) -> None:
+    def __init__(self, job_path: Path, timeout_s: float) -> None:
         self._job_path = job_path
-        self._child: subprocess.Popen[str] | None = None
+        self._timeout_s = timeout_s
+        self._child: _Child | None = None
 
-    def culprits(self, stream: str, epoch: int, samples: Iterable[int]) -> list[int]:
-        """The samples that end the process that decodes them, twice."""
-        return [sample for sample in samples if not self._survives(stream, epoch, sample)]
+    def convictions(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
+        """Try samples one by one; those that end the process that decodes them, twice, as soon as they are found."""
+        for sample, raw in samples:
+            ends: list[str] = []
+            while len(ends) < 2 and (end := self._try(stream, epoch, sample, raw, ends)):
+                ends.append(end)
+            if len(ends) == 2:
+                yield Conviction(sample, stream.identity(sample), ", ".join(ends))
 
-    def _survives(self, stream: str, epoch: int, sample: int) -> bool:
-        return any(self._try(stream, epoch, sample) for _ in range(2))
+    def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes, before: list[str]) -> str:
+        """How a child ended that had this sample in hand; empty if it did not."""
+        child = self._ready(stream, sample)
+        child.hand(epoch, sample, raw)
+        answer = child.wait_for_line(self._timeout_s)
+        if answer == _PASSED:
+            return ""
+        self._child = None
+        if answer is None:
+            child.end()
+            return f"no end in {self._timeout_s:g} s"
+        end, convicts = judged(child.end(_LAST_MOMENT_S))
+        if not convicts:
+            raise _failed(stream, sample, f"{', '.join([*before, end])}, which came from outside")
+        return end
 
-    def _try(self, stream: str, epoch: int, sample: int) -> bool:
-        child = self._started()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(f"{stream} {epoch} {sample}\n")
-            child.stdin.flush()
-        survived = child.stdout.readline() == f"{sample}\n"
-        if not survived:
+    def _ready(self, stream: Stream, sample: int) -> _Child:
+        """A child that has opened what this worker has open."""
+        if self._child is not None and self._child.stream != stream.name:
             self.close()
-        return survived
-
-    def _started(self) -> subprocess.Popen[str]:
         if self._child is None:
-            command = [sys.executable, "-m", "loader_server.trial", str(self._job_path), str(os.getpid())]
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
+            try:
+                child = _Child(self._job_path, stream.name)
+            except OSError as error:
+                raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
+            said = child.wait_for_line(_READY_TIMEOUT_S)
+            problem = _unready(said, stream)
+            if problem:
+                end = child.end(_LAST_MOMENT_S)
+                raise _failed(stream, sample, problem if said else f"{problem}: {how_it_ended(end)}")
+            self._child = child
         return self._child
 
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
+            child, self._child = self._child, None
+            child.end()
 
 
-def _main(job_path: str, parent: str) -> None:
+def _unready(said: bytes | None, stream: Stream) -> str:
+    """Why a child can try nothing; empty: it can."""
+    if not said:
+        return "a child that was not ready in time" if said is None else "a child that ended before it was ready"
+    words: dict[str, str] = json.loads(said)
+    if "error" in words:
+        return f"a child that could not open the job: {words['error']}"
+    return "" if words["opened"] == stream.opened else "another index, or other transforms, on disk by now"
+
+
+def _failed(stream: Stream, sample: int, got: str) -> MachineError:
+    return MachineError(
+        expected="child processes that try the samples of a batch which a worker died of",
+        got=f"{stream.source.name(sample)} in hand: {got}",
+        where=f"stream {stream.name} on {os.uname().nodename}",
+        remedy="Look at memory, data and index on that machine: no sample was judged.",
+    )
+
+
+# --- the child ---
+
+
+def _main(job_path: str, name: str, parent: str, handed: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a transform prints must not be taken for an answer
+    try:
+        stream = _opened(job_path, name)
+    except BaseException as error:
+        os.write(answers, json.dumps({"error": told(error)}).encode())
+        return
+    os.write(answers, json.dumps({"opened": stream.opened}).encode())
+    for line in sys.stdin:
+        epoch, sample = map(int, line.split())
+        # Whatever can be raised is no reason to die of it: the worker will meet it again, and mask or report it.
+        with contextlib.suppress(BaseException):
+            values_of(stream, epoch, sample, os.pread(int(handed), os.fstat(int(handed)).st_size, 0))
+        os.write(answers, _PASSED)
+
+
+def _opened(job_path: str, name: str) -> Stream:
     job = JobFile(job_path)
     job.make_importable()
-    streams: dict[str, Stream] = {}
-    # What a transform prints must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        name, epoch, sample = line.split()
-        if name not in streams:
-            streams[name] = job.open(name)
-        _try(streams[name], int(epoch), int(sample))
-        answers.write(f"{sample}\n")
-        answers.flush()
-
-
-def _try(stream: Stream, epoch: int, sample: int) -> None:
-    """Whatever can be raised is no reason to die of it: the worker will meet it again and report it."""
-    with contextlib.suppress(DataError):
-        decoded = stream.source.decode(sample, read_patiently(stream.source.read, sample))
-        stream.chain.apply(decoded, generator_for(stream.seed, epoch, sample))
+    return job.open(name)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ from loader_server import refusals
 from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread, Job, Outcome
 from loader_server.builder import Builder
+from loader_server.deadline import Deadline
 from loader_server.guard import Guard
 from loader_server.outgoing import Outgoing
 from loader_server.quarantine import Quarantine
+from loader_server.read_ahead import ReadAhead
 from loader_server.registration import Registration, advertised
 from loader_server.sending import Sending
 from loader_server.session import Session
@@ -30,7 +32,7 @@ from loader_server.trial import Trial
 from loader_server.want_queue import WantQueue
 from shared import messages as m
 from shared.codec import VersionError, decode, encode_refusal
-from shared.errors import ProtocolError, StokerError
+from shared.errors import MachineError, ProtocolError, StokerError
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.memory import boot_id
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from loader_server.trial import Conviction
     from shared.keys import ClientKeys, ServerKeys
     from shared.layout import BucketShape
     from shared.messages import Message
@@ -97,12 +100,21 @@ class Worker:
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
         #: Rows masked so far, by reason.
         self.masked_by_reason = self._quarantine.counts
-        self._builders = {name: Builder(stream, self._quarantine) for name, stream in self._streams.items()}
+        build_timeout_s = self._job.settings.build_timeout_s
+        deadline = Deadline(build_timeout_s)
+        self._builders = {name: Builder(stream, self._quarantine, deadline) for name, stream in self._streams.items()}
         self._waker = Waker()
         packing = self._job.packing
         require_library(packing)
         self._outgoing = Outgoing(packing, self._job.settings.queue_bytes)
-        self._thread = BuildThread(self._builders, Trial(settings.job_path), self._outgoing, self._waker.wake)
+        self._thread = BuildThread(
+            self._builders,
+            trial=Trial(settings.job_path, build_timeout_s),
+            outgoing=self._outgoing,
+            readers=ReadAhead(build_timeout_s),
+            deadline=deadline,
+            wake=self._waker.wake,
+        )
         self._queue: WantQueue[bytes, Job] = WantQueue()
         self._sessions: dict[bytes, Session] = {}
         self._draining = False
@@ -204,7 +216,7 @@ class Worker:
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
         for culprits in self._registration.turn(now_s, self._beat, spoken_to=spoken_to):
             if culprits.stream in self._builders:
-                self._builders[culprits.stream].culprits |= frozenset(culprits.keys)
+                self._builders[culprits.stream].culprits.hear(culprits.keys)
         if self._draining:
             self._registration.leave()
 
@@ -400,11 +412,8 @@ class Worker:
         session = self._sessions.get(job.trainer)
         if outcome.built is not None and outcome.payload is not None:
             self.build_counts[job.want.stream].add(outcome.built, outcome.payload.nbytes)
-        for sample in outcome.culprits:
-            self.log.warning("sample kills its decoder", stream=job.want.stream, sample=sample)
-            self._registration.tell(
-                m.Culprit(worker=self.settings.name, stream=job.want.stream, identity=str(sample), ends="")
-            )
+        for one in outcome.convictions:
+            self._convict(job.want.stream, one)
         if session is None or session.jobs.get(job.want.ticket) is not job:
             return  # a trainer that is gone, or came back as another incarnation
         self._end(session, job)
@@ -416,6 +425,15 @@ class Worker:
             self._sending.say(job.trainer, m.Cancelled(ticket=job.want.ticket))
         if not session.jobs and self._is_gone(session, time.monotonic()):
             self._forget(job.trainer)
+
+    def _convict(self, stream: str, one: Conviction) -> None:
+        self.log.warning(
+            "sample kills its decoder", stream=stream, sample=one.sample, identity=one.identity, ends=one.ends
+        )
+        self._builders[stream].culprits.find(one.identity)
+        self._registration.tell(
+            m.Culprit(worker=self.settings.name, stream=stream, identity=one.identity, ends=one.ends)
+        )
 
     def _end(self, session: Session, job: Job) -> None:
         session.tickets.answer(job.want.ticket)
@@ -453,7 +471,9 @@ class Worker:
 
     def _report(self, job: Job, error: BaseException) -> None:
         self.counts.refused += 1
-        if not isinstance(error, StokerError):
+        if isinstance(error, MachineError):
+            self.log.warning("samples cannot be tried", number=job.want.number, error=str(error))
+        elif not isinstance(error, StokerError):
             self.log.error("defect while building", number=job.want.number, error=repr(error))
         self._sending.say(job.trainer, refusals.failed(job.want, error))
 

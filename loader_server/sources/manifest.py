@@ -20,6 +20,7 @@ from loader_server.sources.probe import RAW_FIELDS, Chunk, decoded_audio
 from loader_server.sources.rows import BadRow, Columns, Row, columns_of, read_rows
 from shared.config import setting, texts
 from shared.errors import DataError, ReadError, SampleError
+from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,6 +228,15 @@ class ManifestSource:
     def name(self, sample: int) -> str:
         """The path as the manifest says it."""
         return self._paths[sample]
+
+    def identity(self, sample: int) -> str:
+        """The file as it was indexed, and what the rest of its row said."""
+        columns = self._index.columns
+        origin = self._index.origin[columns["manifest"][sample]]["path"]
+        place = os.path.join(os.path.dirname(origin), self._paths[sample])  # noqa: PTH118, PTH120
+        row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
+        nbytes, mtime_ns = columns["bytes"][sample], columns["mtime_ns"][sample]
+        return f"{place}, {nbytes} bytes, changed at {mtime_ns} ns, row {fingerprint(*row)[:8]}"
 
     def read(self, sample: int) -> bytes:
         """The bytes of the file, which must be the one that was indexed."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loader_server.sources.probe import Chunk
     from shared.layout import Field
 
-__all__ = ["SOURCES", "Gathering", "Source", "SourceKind", "Survey"]
+__all__ = ["SOURCES", "Gathering", "Identifying", "Source", "SourceKind", "Survey"]
 
 
 class Source(Protocol):
@@ -49,6 +49,16 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give back what is open."""
+
+
+@runtime_checkable
+class Identifying(Protocol):
+    """A source that knows its samples by more than their numbers."""
+
+    def identity(self, sample: int) -> str:
+        """What stays the same for as long as the sample does, whatever its number, and is another text once somebody
+        mended it; for a file its path, size and time of change. For people too, and compared as it is.
+        """
 
 
 @runtime_checkable

@@ -1,10 +1,10 @@
 """The transforms of one stream, in order: what they make, how long it is, and making it.
 
 Rules: what comes out is checked against what was declared, so a batch never meets another dtype or shape; a transform
-that fails masks the sample, but input and output errors and exhausted memory pass on, for they say nothing about the
-sample; random numbers come from the generator that is handed in. A chain that holds an undeclared transform is
-`measured`: its fields are found while indexing and bound to it with `bound`. Nothing here knows of sources, plans or
-batches.
+that raises anything masks the sample, but input and output errors and exhausted memory pass on, for they say nothing
+about it (see blame); random numbers come from the generator that is handed in. A chain that holds an undeclared
+transform is `measured`: its fields are found while indexing and bound to it with `bound`. Nothing here knows of
+sources, plans or batches.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.blame import is_the_samples, told
 from loader_server.transforms.audio import LogMel, LogMelSettings
 from loader_server.transforms.declare import declaration_of
 from loader_server.transforms.text import Characters, CharactersSettings
@@ -159,21 +161,27 @@ def _applied(step: _Step, sample: dict[str, Any], rng: np.random.Generator, wher
         return _sample(step.function(sample, rng), sample)
     except (StokerError, MemoryError):
         raise
-    except OSError as error:
-        raise ReadError(
-            expected=f"the transform {step.name} to read what it needs",
-            got=f"{type(error).__name__}: {error}",
-            where=where,
-            remedy="Make that file readable on every loader machine.",
-        ) from error
-    except Exception as error:
-        raise SampleError(
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, which no other thread gets
+        raise _failed(step, error, where) from error
+
+
+def _failed(step: _Step, error: BaseException, where: str) -> SampleError | ReadError:
+    if is_the_samples(error):
+        return SampleError(
             reason="transform",
             expected=f"the transform {step.name} to succeed",
-            got=f"{type(error).__name__}: {error}",
+            got=told(error),
             where=where,
             remedy="Mend the transform, or remove the sample.",
-        ) from error
+        )
+    return ReadError(
+        expected=f"the transform {step.name} to read what it needs",
+        got=told(error),
+        where=where,
+        remedy="Make that file readable on every loader machine.",
+    )
 
 
 def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[str, Any]:

@@ -5,29 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import trainer_client
+from loader_server.status import ask
+from tests.support.bad_samples import job_with_texts, quarantined, rows_of
 from tests.support.corpora import utterances
-from tests.support.loaders import running, write_job
+from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.loaders import Loaders
-
-
-def _quarantine(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / ".stoker/tones/quarantine.jsonl").read_text().splitlines()]
-
-
-def _rows(loaders: Loaders) -> dict[int, float]:
-    """The weight of each sample, masked rows included."""
-    with trainer_client.connect(loaders.endpoint) as feed:
-        rows = [row for batch in feed for row in zip(batch["tag"].tolist(), batch["weight"].tolist(), strict=True)]
-    return {tag: weight for tag, weight in rows if tag >= 0}
 
 
 @pytest.mark.fault(7)
@@ -36,16 +25,55 @@ def test_a_transform_that_raises_masks_its_row_and_names_it(tmp_path: Path) -> N
     with running(
         write_job(tmp_path, transforms=("tests.support.transforms:raises", "logmel", "characters"))
     ) as loaders:
-        rows = _rows(loaders)
+        rows = rows_of(loaders)
     bad = {number for number, one in enumerate(utterances(120)) if one.text.startswith("three")}
     assert bad
     assert {tag for tag, weight in rows.items() if not weight} == bad
     assert sorted(rows) == list(range(120))
-    named = _quarantine(tmp_path)
+    named = quarantined(tmp_path)
     assert {line["sample"] for line in named} == bad
     assert {(line["reason"], line["stream"]) for line in named} == {("transform", "train")}
     assert "ValueError: three is too many" in named[0]["error"]
     assert named[0]["name"].startswith("clips/")
+
+
+@pytest.mark.fault(33)
+def test_what_is_no_exception_masks_its_row_like_any_other(tmp_path: Path) -> None:
+    bad = {5: "exit", 17: "interrupt", 43: "panic"}
+    with running(job_with_texts(tmp_path, bad, transform="raises_no_exception")) as loaders:
+        rows = rows_of(loaders)
+        assert "died" not in loaders.text()
+    assert sorted(rows) == list(range(60))
+    assert {tag for tag, weight in rows.items() if not weight} == set(bad)
+    named = {line["sample"]: line["error"] for line in quarantined(tmp_path)}
+    assert named.keys() == set(bad)
+    for sample, said in ((5, "got SystemExit: 3"), (17, "got KeyboardInterrupt"), (43, "got Panic: at the disco")):
+        assert said in named[sample]
+
+
+def test_content_that_a_decoder_does_not_like_is_told_from_a_disk_that_fails(tmp_path: Path) -> None:
+    with running(job_with_texts(tmp_path, {7: "content"}, transform="raises_os_errors")) as loaders:
+        rows = rows_of(loaders)
+    assert [tag for tag, weight in rows.items() if not weight] == [7]
+    with (
+        running(job_with_texts(tmp_path / "disk", {7: "disk"}, transform="raises_os_errors")) as loaders,
+        pytest.raises(trainer_client.RefusedError, match=r"to read what it needs, got .*lexicon\.txt"),
+    ):
+        rows_of(loaders)
+
+
+@pytest.mark.fault(46)
+def test_with_a_full_disk_under_the_quarantine_log_the_process_log_names_what_was_masked(tmp_path: Path) -> None:
+    job = job_with_texts(tmp_path, {7: "content"}, transform="raises_os_errors")
+    (tmp_path / ".stoker/tones").mkdir(parents=True)
+    (tmp_path / ".stoker/tones/quarantine.jsonl").symlink_to("/dev/full")
+    with running(job) as loaders:
+        rows = rows_of(loaders)
+        wait_until(lambda: sum(worker["masked"] for worker in ask(loaders.endpoint)["workers"]) == 1, "it is counted")
+        said = [json.loads(line) for line in loaders.text().splitlines() if "quarantine.jsonl" in line]
+    assert [tag for tag, weight in rows.items() if not weight] == [7]
+    assert [(line["level"], line["sample"], line["name"]) for line in said] == [("warning", 7, "clips/00007.wav")]
+    assert "No space left on device" in said[0]["quarantine"]
 
 
 def test_bytes_that_are_no_audio_mask_their_row(tmp_path: Path) -> None:
@@ -57,9 +85,9 @@ def test_bytes_that_are_no_audio_mask_their_row(tmp_path: Path) -> None:
     victim.write_bytes(b"\0" * stat.st_size)
     os.utime(victim, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with running(job) as loaders:
-        rows = _rows(loaders)
+        rows = rows_of(loaders)
     assert [tag for tag, weight in rows.items() if not weight] == [7]
-    named = {(line["sample"], line["name"], line["reason"]) for line in _quarantine(tmp_path)}
+    named = {(line["sample"], line["name"], line["reason"]) for line in quarantined(tmp_path)}
     assert named == {(7, "clips/00007.wav", "undecodable")}
 
 
@@ -71,7 +99,7 @@ def test_a_file_that_changed_since_indexing_stops_the_job_and_is_named(tmp_path:
     victim = tmp_path / "clips/00007.wav"
     victim.write_bytes(victim.read_bytes() + b"more")
     with running(job) as loaders, pytest.raises(trainer_client.RefusedError, match=r"clips/00007\.wav"):
-        _rows(loaders)
+        rows_of(loaders)
 
 
 @pytest.mark.fault(31)
@@ -82,7 +110,7 @@ def test_a_file_that_cannot_be_read_is_tried_elsewhere_and_then_stops_the_job(tm
         with pytest.raises(
             trainer_client.RefusedError, match=r"clips/00007\.wav.*expected to read the sample, got .*No such file"
         ) as caught:
-            _rows(loaders)
+            rows_of(loaders)
         assert "Check the disk" in str(caught.value)
 
 
@@ -91,18 +119,14 @@ def test_a_sample_that_kills_its_decoder_costs_one_restart_and_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text says which it is; unique, so that only one sample dies."""
-    job = write_job(tmp_path, samples=400, transforms=("tests.support.transforms:aborts", "logmel", "characters"))
-    manifest = tmp_path / "csv.csv"
-    lines = manifest.read_text().splitlines()
-    lines[43] = lines[43].split(",")[0] + ",culprit"
-    manifest.write_text("\n".join(lines) + "\n")
+    job = job_with_texts(tmp_path, {42: "culprit"}, transform="aborts", samples=400)
     (tmp_path / "culprit").write_text("culprit")
     monkeypatch.setenv("STOKER_TEST_CULPRIT", str(tmp_path / "culprit"))
     with running(job) as loaders:
-        rows = _rows(loaders)
-        again = _rows(loaders)
+        rows = rows_of(loaders)
+        again = rows_of(loaders)
         text = loaders.text()
     assert [tag for tag, weight in rows.items() if not weight] == [42]
     assert again == rows
     assert text.count("died and is started again") <= 1
-    assert {(line["sample"], line["reason"]) for line in _quarantine(tmp_path)} == {(42, "kills_decoder")}
+    assert {(line["sample"], line["reason"]) for line in quarantined(tmp_path)} == {(42, "kills_decoder")}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +42,55 @@ def raises(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Fails on texts that begin with "three"."""
     if sample["text"].startswith("three"):
         raise ValueError("three is too many")
+
+
+class Panic(BaseException):
+    """What extensions in other languages raise: no Exception, so nobody catches it."""
+
+
+_NOT_EXCEPTIONS = {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "panic": Panic("at the disco")}
+
+
+@transform()
+def raises_no_exception(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Raises what is no Exception on the texts that name it."""
+    if sample["text"] in _NOT_EXCEPTIONS:
+        raise _NOT_EXCEPTIONS[sample["text"]]
+
+
+@transform()
+def raises_os_errors(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """On "content" what decoders raise for bytes that they do not like, on "disk" what a disk raises."""
+    if sample["text"] == "content":
+        raise OSError("cannot identify image file")
+    if sample["text"] == "disk":
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "lexicon.txt")
+
+
+@transform()
+def aborts_on_silence(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Kills the process on a file that holds nothing but zeros: what kills is in the file."""
+    if not sample["audio"].any():
+        os.abort()
+
+
+@transform()
+def killed_in_trials(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Slow; the first process that tries samples is killed, as the system does where memory is short."""
+    time.sleep(0.004)
+    marker = Path(os.environ["STOKER_TEST_KILLED"])
+    if not marker.exists() and b"loader_server.trial" in Path("/proc/self/cmdline").read_bytes():
+        marker.write_text(sample["text"])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@transform()
+def never_ends(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Sleeps for ever on "sleeps"; on "spins" it never leaves C code that holds the interpreter."""
+    if sample["text"] == "sleeps":
+        threading.Event().wait()
+    if sample["text"] == "spins":
+        re.match(r"(a+)+$", "a" * 64 + "b")
 
 
 @transform()

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.builder import Builder, key_of
+from loader_server.builder import Builder
+from loader_server.deadline import Deadline
 from loader_server.quarantine import Quarantine
 from loader_server.sources.index import IndexRequest, make_index, open_index
 from loader_server.sources.source import SOURCES, Gathering, Source
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 TOKENS = SyntheticSettings(samples=500)
 FEATURES = SyntheticSettings(samples=200, kind="features", median_length=9, bands=5)
+
+#: A timer that nobody sets: the test runner has its own.
+UNHURRIED = Deadline(60.0, set_timer=lambda seconds: None)
 
 JOB = """
 [job]
@@ -69,7 +73,7 @@ def job_file(folder: Path, key: str = "tokens", more: str = "") -> JobFile:
 
 
 def builder(folder: Path, **how: str) -> Builder:
-    return Builder(job_file(folder, **how).open("train"), Quarantine(folder / "quarantine.jsonl"))
+    return Builder(job_file(folder, **how).open("train"), Quarantine(folder / "quarantine.jsonl"), UNHURRIED)
 
 
 def want(number: int, *, empty: bool = False) -> m.Want:
@@ -90,18 +94,11 @@ def want(number: int, *, empty: bool = False) -> m.Want:
     )
 
 
-def built(of: Builder, number: int, *, empty: bool = False, dirt: int = 0) -> tuple[bytes, int, int, int]:
-    asked = want(number, empty=empty)
+def built(of: Builder, asked: m.Want, *, dirt: int = 0) -> tuple[bytes, int, int, int]:
     prepared = of.prepare(asked)
     payload = np.full(prepared.layout.nbytes, dirt, np.uint8)
     said = of.build(asked, prepared, payload)
     return payload.tobytes(), said.rows, said.masked, said.digest
-
-
-def one_by_one(of: Builder) -> Builder:
-    """The same builder without its short cut."""
-    of._gathering = None
-    return of
 
 
 def test_the_same_samples_on_every_machine_for_ever() -> None:
@@ -163,23 +160,21 @@ def test_gathering_a_batch_gives_the_samples_and_zeros_behind_them(
 
 
 @pytest.fixture(scope="module", params=["tokens", "features"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, Builder]:
-    how = {"key": request.param, "more": f'kind = "{request.param}"\nbands = 3'}
-    fast = builder(tmp_path_factory.mktemp("fast"), **how)
-    slow = one_by_one(builder(tmp_path_factory.mktemp("slow"), **how))
-    assert not fast.reads
-    assert slow.reads
-    return fast, slow
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    return builder(tmp_path_factory.mktemp("job"), key=request.param, more=f'kind = "{request.param}"\nbands = 3')
 
 
 @settings(max_examples=50, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), empty=st.booleans(), dirt=st.integers(0, 255))
 def test_a_batch_built_at_once_has_the_bytes_of_one_built_row_by_row(
-    pair: tuple[Builder, Builder], place: float, empty: bool, dirt: int
+    made: Builder, place: float, empty: bool, dirt: int
 ) -> None:
-    fast, slow = pair
-    number = int(place * fast.batches(1, 2))
-    assert built(fast, number, empty=empty, dirt=dirt) == built(slow, number, empty=empty, dirt=255 - dirt)
+    """Row by row is how a batch is built that a worker died of."""
+    at_once = want(int(place * made.batches(1, 2)), empty=empty)
+    by_rows = replace(at_once, attempt=1)
+    assert (made.reads(at_once), made.reads(by_rows)) == (False, True)
+    assert made.prepare(at_once).raw is None
+    assert built(made, at_once, dirt=dirt) == built(made, by_rows, dirt=255 - dirt)
 
 
 def test_an_epoch_holds_every_sample_once(tmp_path: Path) -> None:
@@ -199,9 +194,11 @@ def test_an_epoch_holds_every_sample_once(tmp_path: Path) -> None:
 def test_a_sample_that_was_found_to_kill_its_decoder_is_masked_all_the_same(tmp_path: Path) -> None:
     made = builder(tmp_path)
     victim = int(made.prepare(want(0)).planned.samples[0])
-    made.culprits = frozenset([key_of(victim)])
-    _, _, masked, _ = built(made, 0)
-    assert masked == 1
+    made.culprits.find(made.stream.identity(victim))
+    other = want(made.batches(1, 2) - 1)
+    assert made.reads(want(0))
+    assert made.prepare(other).raw is None
+    assert [built(made, asked)[2] for asked in (want(0), other)] == [1, 0]
 
 
 TRANSFORMS = """
@@ -225,8 +222,8 @@ def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_transforms_see_every_sample(tmp_path: Path, transforms: str) -> None:
     job = job_file(tmp_path, more=f'transforms = ["{transforms}:zeros"]')
-    made = Builder(job.open("train"), Quarantine(tmp_path / "quarantine.jsonl"))
-    assert made.reads
+    made = Builder(job.open("train"), Quarantine(tmp_path / "quarantine.jsonl"), UNHURRIED)
+    assert made.reads(want(0))
     prepared = made.prepare(want(0))
     payload = np.zeros(prepared.layout.nbytes, np.uint8)
     assert made.build(want(0), prepared, payload).masked == 0

@@ -1,0 +1,33 @@
+"""Whose fault is it when decoding or transforming a sample raises: the sample's, or the machine's?
+
+Rules: pure. What is raised speaks about the sample, whatever its class; exhausted memory and errors of input and
+output do not. Decoders raise OSError for content that they do not like as well, but then without one of the system's
+numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+
+__all__ = ["is_the_samples", "told"]
+
+#: Numbers that a decoder's wrong seeks bring about, and a failing disk never.
+_OF_CONTENT = frozenset((errno.EINVAL,))
+
+_MOST_CHARACTERS = 1000
+
+
+def is_the_samples(error: BaseException) -> bool:
+    """Whether an exception says that the sample cannot be used, and not that the machine failed."""
+    if isinstance(error, OSError):
+        return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
+    return not isinstance(error, MemoryError)
+
+
+def told(error: BaseException) -> str:
+    """An exception in words, even where its own words fail."""
+    try:
+        words = str(error)
+    except BaseException as another:
+        words = f"(its text raised {type(another).__name__})"
+    return f"{type(error).__name__}: {words}"[:_MOST_CHARACTERS] if words else type(error).__name__

@@ -1,0 +1,179 @@
+"""The few threads that read ahead for the building thread, and what becomes of a read that never ends.
+
+Rules: reading one sample has a deadline; past it the want ends in an error, for that says nothing about the sample.
+The thread cannot be stopped: another takes its place, and when it comes back after all, it ends. So many hanging
+threads are borne and no more: from then on reads are refused at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from shared.errors import ReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ReadAhead", "Reading", "read_patiently"]
+
+T = TypeVar("T")
+
+#: Threads that read: enough to keep a disk busy, few enough to leave the core to the builder.
+_READERS = 4
+
+#: Threads whose read hangs, beside those.
+_MOST_HANGING = 16
+
+#: After a stop of the whole process every read looks late, and ends at once.
+_LAST_MOMENT_S = 0.5
+
+#: Pauses between tries to read a file: disks and network mounts hiccup for about so long.
+_READ_PAUSES_S = (0.05, 0.2, 0.8)
+
+
+class Reading(Generic[T]):
+    """What one want reads, on its way."""
+
+    def __init__(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> None:
+        self.future: Future[T] = Future()
+        #: Another thread has this one's place.
+        self.given_up = False
+        self._work = work
+        self._name = name
+        #: The sample that is being read, and since when.
+        self._at: tuple[int, float] | None = None
+
+    def begin(self, sample: int) -> None:
+        """The next sample is read now."""
+        self._at = (sample, time.monotonic())
+
+    def since_s(self) -> float | None:
+        """Since when this sample is being read."""
+        at = self._at
+        return at[1] if at is not None else None
+
+    def run(self) -> tuple[T | None, BaseException | None]:
+        """Read: what came of it."""
+        try:
+            return self._work(self.begin), None
+        except BaseException as error:
+            return None, error
+
+    def late(self, timeout_s: float) -> ReadError:
+        """The error that it did not end in time."""
+        return ReadError(
+            expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
+            got="a read that had not ended by then",
+            where=self._name(self._at[0]) if self._at is not None else "before the first sample",
+            remedy="Check the disk or mount on this machine, or raise build_timeout in [job].",
+        )
+
+
+class ReadAhead:
+    """`submit` reads in a thread; `result` waits for that, no longer than the deadline allows."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._tasks: SimpleQueue[Reading[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._underway: set[Reading[Any]] = set()
+        #: Threads whose place another has.
+        self.hanging = 0
+        for _ in range(_READERS):
+            self._start()
+
+    def _start(self) -> None:
+        # Daemons: nobody waits at the end of the process for a read that hangs.
+        threading.Thread(target=self._run, name="stoker-read", daemon=True).start()
+
+    def submit(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> Reading[T]:
+        """Read in a thread: `work` calls what it is given with each sample before reading it; `name` is for errors."""
+        reading = Reading(work, name)
+        if self.hanging >= _MOST_HANGING:
+            reading.future.set_exception(_too_many(self.hanging))
+        else:
+            self._tasks.put(reading)
+        return reading
+
+    def result(self, reading: Reading[T]) -> T:
+        """What was read; ReadError past the deadline. For one thread, which is the only one that waits."""
+        while not reading.future.done():
+            pause_s = self._give_up_late(time.monotonic())
+            if reading.given_up and not wait((reading.future,), _LAST_MOMENT_S).done:
+                raise reading.late(self._timeout_s)
+            wait((reading.future,), pause_s)
+        return reading.future.result()
+
+    def _give_up_late(self, now_s: float) -> float:
+        """Replace the threads of all reads that hang, also of those nobody waits for; when to look again."""
+        next_s = now_s + self._timeout_s
+        with self._lock:
+            for reading in self._underway:
+                since_s = reading.since_s()
+                if since_s is None or reading.given_up:
+                    continue
+                if since_s + self._timeout_s <= now_s:
+                    reading.given_up = True
+                    self.hanging += 1
+                    self._start()
+                else:
+                    next_s = min(next_s, since_s + self._timeout_s)
+        return next_s - now_s
+
+    def _run(self) -> None:
+        while self._read_next():
+            pass
+
+    def _read_next(self) -> bool:
+        """Read what is wanted next; whether this thread is to go on. Nothing of it is kept here."""
+        reading = self._tasks.get()
+        if reading is None:
+            return False
+        with self._lock:
+            self._underway.add(reading)
+        result, error = reading.run()
+        with self._lock:
+            self._underway.remove(reading)
+            self.hanging -= reading.given_up
+        if error is None:
+            reading.future.set_result(result)
+        else:
+            reading.future.set_exception(error)
+        return not reading.given_up
+
+    def close(self) -> None:
+        """End the threads, but for those that hang."""
+        for _ in range(_READERS):
+            self._tasks.put(None)
+
+
+def read_patiently(read: Callable[[int], bytes], sample: int) -> bytes:
+    """Read a sample, again after pauses if the disk fails; a file that is not the indexed one fails at once."""
+    for pause_s in (*_READ_PAUSES_S, None):
+        try:
+            return read(sample)
+        except ReadError:
+            raise
+        except OSError as error:
+            if pause_s is None:
+                raise ReadError(
+                    expected="to read the sample",
+                    got=f"{type(error).__name__}: {error}",
+                    where=str(error.filename or f"sample {sample}"),
+                    remedy="Check the disk or mount on every loader machine; the job goes on from its checkpoint.",
+                ) from error
+            time.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+def _too_many(hanging: int) -> ReadError:
+    return ReadError(
+        expected=f"fewer than {_MOST_HANGING} reads that hang",
+        got=f"{hanging}",
+        where="this worker",
+        remedy="Check its disks and mounts, then restart it.",
+    )

@@ -1,0 +1,104 @@
+"""Nothing is convicted on suspicion, and a conviction names a file as it was, not a number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import soundfile
+
+import trainer_client
+from loader_server.status import ask
+from tests.support.bad_samples import index, quarantined, rows_in, rows_of
+from tests.support.loaders import running, write_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_SLOW = ("tests.support.transforms:slow", "logmel", "characters")
+
+
+def _append(job: Path) -> None:
+    """A row more in the manifest; the index is still that of the old one."""
+    with (job.parent / "csv.csv").open("a") as manifest:
+        manifest.write("clips/00000.wav,another row\n")
+
+
+def _index_anew(job: Path) -> None:
+    _append(job)
+    index(job)
+
+
+@pytest.mark.fault(35)
+@pytest.mark.parametrize(
+    ("change", "said"), [(_append, "manifest that the index was made from"), (_index_anew, "another index")]
+)
+def test_a_worker_that_is_killed_while_the_data_changed_convicts_nobody(
+    tmp_path: Path, change: Callable[[Path], None], said: str
+) -> None:
+    job = write_job(tmp_path, samples=300, transforms=_SLOW)
+    manifest = tmp_path / "csv.csv"
+    before = manifest.read_text()
+    with running(job) as loaders:
+        with trainer_client.connect(loaders.endpoint) as feed, feed.open() as reading:
+            change(job)
+            got = [next(reading) for _ in range(4)]  # so that wants are open
+            loaders.workers()[0].kill()
+            with pytest.raises(trainer_client.StokerError, match=f"child processes that try the samples.*{said}"):
+                got.extend(reading)
+        assert set(rows_in(got).values()) == {1.0}
+        assert ask(loaders.endpoint)["culprits"] == []
+    manifest.write_text(before)
+    index(job)
+    with running(job) as loaders:
+        assert rows_of(loaders) == dict.fromkeys(range(300), 1.0)
+    assert quarantined(tmp_path) == []
+
+
+@pytest.mark.fault(35)
+def test_a_child_that_is_killed_for_memory_convicts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_TEST_KILLED", str(tmp_path / "killed"))
+    transforms = ("tests.support.transforms:killed_in_trials", "logmel", "characters")
+    job = write_job(tmp_path, samples=300, transforms=transforms)
+    with running(job) as loaders:
+        with trainer_client.connect(loaders.endpoint) as feed, feed.open() as reading:
+            got = [next(reading) for _ in range(4)]
+            loaders.workers()[0].kill()
+            got.extend(reading)
+        assert rows_in(got) == dict.fromkeys(range(300), 1.0)
+        assert ask(loaders.endpoint)["culprits"] == []
+        assert "in hand: signal SIGKILL, which came from outside" in loaders.text()
+    assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.fault(36)
+def test_a_convicted_file_is_masked_under_any_number_and_used_again_once_it_is_mended(tmp_path: Path) -> None:
+    transforms = ("tests.support.transforms:aborts_on_silence", "logmel", "characters")
+    job = write_job(tmp_path, samples=60, transforms=transforms)
+    victim, manifest = tmp_path / "clips/00023.wav", tmp_path / "csv.csv"
+    audio, rate = soundfile.read(victim, dtype="float32")
+    soundfile.write(victim, np.zeros_like(audio), rate)
+    with running(job) as loaders:
+        assert rows_of(loaders) == {**dict.fromkeys(range(60), 1.0), 23: 0.0}
+        (culprit,) = ask(loaders.endpoint)["culprits"]
+        assert culprit["identity"].startswith(f"clips/00023.wav, {victim.stat().st_size} bytes, changed at ")
+        assert culprit["ends"] == "signal SIGABRT, signal SIGABRT"
+
+    first, *rows = manifest.read_text().splitlines()
+    manifest.write_text("\n".join([first, *reversed(rows)]) + "\n")
+    index(job)
+    with running(job) as loaders:
+        assert rows_of(loaders) == {**dict.fromkeys(range(60), 1.0), 59 - 23: 0.0}
+        assert "died" not in loaders.text()
+
+    soundfile.write(victim, audio, rate)
+    index(job)
+    with running(job) as loaders:
+        assert rows_of(loaders) == dict.fromkeys(range(60), 1.0)
+        assert "died" not in loaders.text()
+    assert {(line["sample"], line["name"]) for line in quarantined(tmp_path)} == {
+        (23, "clips/00023.wav"),
+        (36, "clips/00023.wav"),
+    }

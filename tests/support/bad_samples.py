@@ -1,0 +1,55 @@
+"""Jobs with samples that misbehave, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import trainer_client
+from loader_server.indexing import index_streams
+from loader_server.stream import JobFile
+from tests.support.loaders import write_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.support.loaders import Loaders
+
+__all__ = ["index", "job_with_texts", "quarantined", "rows_in", "rows_of"]
+
+
+def quarantined(folder: Path) -> list[dict[str, Any]]:
+    """What the quarantine log names."""
+    return [json.loads(line) for line in (folder / ".stoker/tones/quarantine.jsonl").read_text().splitlines()]
+
+
+def job_with_texts(folder: Path, texts: dict[int, str], *, transform: str, samples: int = 60, job: str = "") -> Path:
+    """A job whose samples of these numbers have these texts, which tell the transform what to do."""
+    transforms = (f"tests.support.transforms:{transform}", "logmel", "characters")
+    path = write_job(folder, samples=samples, transforms=transforms, job=job)
+    manifest = folder / "csv.csv"
+    lines = manifest.read_text().splitlines()
+    for sample, text in texts.items():
+        lines[1 + sample] = lines[1 + sample].split(",")[0] + "," + text
+    manifest.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def index(job: Path) -> None:
+    """Make the indexes of a job anew."""
+    file = JobFile(job)
+    file.make_importable()
+    index_streams(file, list(file.recipes))
+
+
+def rows_of(loaders: Loaders) -> dict[int, float]:
+    """The weight of each sample of an epoch, masked rows included."""
+    with trainer_client.connect(loaders.endpoint) as feed:
+        return rows_in(feed)
+
+
+def rows_in(batches: Iterable[trainer_client.Batch]) -> dict[int, float]:
+    """The weight of each sample, masked rows included."""
+    rows = [row for batch in batches for row in zip(batch["tag"].tolist(), batch["weight"].tolist(), strict=True)]
+    return {tag: weight for tag, weight in rows if tag >= 0}
