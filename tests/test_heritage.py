@@ -221,8 +221,6 @@ FAULTS = {
 
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
-    9: "later: a hostile worker",
-    10: "later: trainers without shared memory",
     12: "later: queue mode",
     13: "later: real coordinators on a damaged journal",
     14: "later: a real coordinator on a full disk",
@@ -233,19 +231,11 @@ FAULTS_LATER = {
     23: "later: a relay that replays",
     24: "later: a relay that delays and repeats",
     27: "later: a clock that jumps, under the whole system",
-    37: "later: the trainer's core",
     38: "later: sockets",
-    39: "later: the trainer's core",
-    40: "later: the trainer's core",
-    41: "later: the trainer's core",
     42: "later: the worker's sessions",
     43: "later: the trainer's core",
-    44: "later: shared memory",
-    45: "later: the trainer's core",
     47: "later: the coordinator",
     48: "later: the coordinator",
-    50: "later: the planner",
-    51: "later: the trainer's core",
     52: "later: the coordinator",
 }
 

@@ -303,6 +303,8 @@ class Receiver:
         """The first answer: now it is known how large a slot is."""
         self.log = self.log.bind(job=order.spec.job)
         self._memory = SlotMemory(order.slots, order.spec.largest_bytes())
+        if self.settings.core.shared_memory and not self._memory.shareable:
+            self.log.warning("batches come by TCP", reason=self._memory.why_not_shared)
         self._workers = WorkerConnections(
             WorkerConnectionsParts(
                 context=self._context,

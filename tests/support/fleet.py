@@ -1,0 +1,115 @@
+"""A real loader side whose processes are started one by one: a coordinator, and workers that may be odd.
+
+Where `loaders` runs what users run, this is for tests that need each process in a place or a state of its own: behind a
+relay, with another clock, with a lie to tell (see `odd_worker`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from loader_server.status import ask
+from tests.support.loaders import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["Fleet", "fleet"]
+
+_NOTHING: Mapping[str, str] = {}
+
+
+class Fleet:
+    """A coordinator and its workers, by name."""
+
+    def __init__(self, job: Path, *, environment: Mapping[str, str] = _NOTHING) -> None:
+        self.job = job
+        self.log = job.parent / f"fleet-{os.getpid()}.log"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}", **environment}
+        assert self._start("loader_server", "index", str(job)).wait(60) == 0, self.text()
+        self.endpoint = ""
+        self.coordinate()
+
+    def coordinate(self, *, environment: Mapping[str, str] = _NOTHING) -> subprocess.Popen[bytes]:
+        """Start the coordinator, or its successor at the same endpoint; returns when it serves."""
+        read, write = os.pipe()
+        listen = ("--listen", self.endpoint) if self.endpoint else ()
+        command = ("loader_server", "coordinator", str(self.job), *listen, "--ready-fd", str(write))
+        process = self._start(*command, environment=environment, pass_fds=(write,))
+        os.close(write)
+        with os.fdopen(read) as ready:
+            line = ready.readline()
+        assert line, self.text()
+        self.endpoint = json.loads(line)["endpoint"]
+        self.processes["coordinator"] = process
+        return process
+
+    def join(
+        self, name: str, *arguments: str, odd: tuple[str, ...] = (), environment: Mapping[str, str] = _NOTHING
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker; returns when the coordinator knows it."""
+        module = ("tests.support.odd_worker", *odd) if odd else ("loader_server",)
+        more = ("--name", name, "--coordinator", self.endpoint, *arguments)
+        process = self._start(*module, "worker", str(self.job), *more, environment=environment)
+        self.processes[name] = process
+        wait_until(lambda: name in self.members() or process.poll() is not None, f"{name} has registered", 60)
+        assert process.poll() is None, self.text()
+        return process
+
+    def members(self) -> list[str]:
+        """The workers that the coordinator knows."""
+        return [worker["name"] for worker in ask(self.endpoint)["workers"]]
+
+    def text(self) -> str:
+        """All that the processes have said."""
+        return self.log.read_text()
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        """The lines of this name in their logs."""
+        lines = (json.loads(line) for line in self.text().splitlines() if line.startswith("{"))
+        return [line for line in lines if line.get("event") == name]
+
+    def _start(
+        self, *command: str, environment: Mapping[str, str] = _NOTHING, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                stdout=log,
+                stderr=log,
+                env={**self._environment, **environment},
+                cwd=self.job.parent,
+                pass_fds=pass_fds,
+            )
+
+    def close(self) -> dict[str, int]:
+        """End all in good order; their exit codes."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        try:
+            return {name: process.wait(20) for name, process in self.processes.items()}
+        finally:
+            for process in self.processes.values():
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def fleet(job: Path, *workers: str, environment: Mapping[str, str] = _NOTHING) -> Iterator[Fleet]:
+    """A fleet for the length of a block, with these workers."""
+    made = Fleet(job, environment=environment)
+    try:
+        for name in workers:
+            made.join(name)
+        yield made
+    finally:
+        made.close()
