@@ -10,18 +10,12 @@ import pytest
 
 from shared.logs import Log, start_logging
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-@pytest.fixture(autouse=True)
-def _put_back():
-    logger = logging.getLogger("stoker")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def test_json_lines_for_machines():
