@@ -22,7 +22,7 @@ from tests.mutants.cover import Cover, files_of_tests, is_fresh, measure
 from tests.mutants.equivalent import read_equivalents, require_fresh
 from tests.mutants.modules import KINDS, modules_of
 from tests.mutants.sampling import Sample, draw, mutants_in
-from tests.mutants.trial import EFFORT, Crew, Verdict, try_out
+from tests.mutants.trial import Crew, Verdict, try_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,8 @@ def _cover(crew: Crew, say: Callable[[str], None]) -> Cover:
 
 
 def _judge(sample: Sample, kind: str, cover: Cover, crew: Crew, say: Callable[[str], None]) -> dict[str, float]:
-    work = functools.partial(try_out, cover=cover, effort=EFFORT[kind])
     verdicts = []
-    for verdict in crew.each(lambda mutant, place: work(mutant, workplace=place), sample.mutants):
+    for verdict in crew.each(functools.partial(try_out, cover=cover), sample.mutants):
         verdicts.append(verdict)
         say(f"{kind} {len(verdicts)} of {len(sample.mutants)}: {_line(verdict)}")
     for mutant, known in sample.left_out:

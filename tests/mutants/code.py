@@ -88,7 +88,7 @@ def _statement(node: ast.stmt, *, function: str, around: tuple[str, ...]) -> Ite
 
 
 def _expression(node: ast.AST, here: Place) -> Iterator[Place]:
-    if isinstance(node, ast.JoinedStr) or _is_error(node):
+    if isinstance(node, ast.JoinedStr) or _is_error(node) or _is_strict(node):
         return
     yield Place(node, here.statement, here.function, here.defines)
     for child in ast.iter_child_nodes(node):
@@ -141,3 +141,8 @@ def is_log_call(node: ast.AST, levels: tuple[str, ...] = _LOG_LEVELS) -> bool:
 def _is_error(node: ast.AST) -> bool:
     """An error that is made without being raised on the spot."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error")
+
+
+def _is_strict(node: ast.AST) -> bool:
+    """`zip(strict=True)` is an assertion."""
+    return isinstance(node, ast.keyword) and node.arg == "strict" and ast.unparse(node.value) == "True"

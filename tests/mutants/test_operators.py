@@ -70,6 +70,7 @@ def test_an_operator_makes_its_mistake(operator, source, expected):
         "x = f'{a + 1}'",
         "x = 'a' + b",
         "x = SettingsError(got=a[:40])",
+        "x = zip(a, b, strict=True)",
     ],
 )
 def test_what_only_people_read_is_left_alone(source):

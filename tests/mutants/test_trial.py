@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.cover import Cover, files_of_tests, is_fresh, measure
 from tests.mutants.operators import mutants_of
-from tests.mutants.trial import EFFORT, Crew, try_out
+from tests.mutants.trial import EFFORT_S, Crew, try_out
 from tests.mutants.workplace import Ending, Limits
 
 GATE = """
@@ -93,9 +93,9 @@ def mutant(before, after):
     return found[0]
 
 
-def verdict(toy, *change, effort=EFFORT["pure"]):
+def verdict(toy, *change, effort_s=EFFORT_S):
     _, crew, cover = toy
-    (found,) = crew.each(lambda one, place: try_out(one, cover, effort, place), [mutant(*change)])
+    (found,) = crew.each(lambda one, place: try_out(one, place, cover, effort_s), [mutant(*change)])
     return found
 
 
@@ -141,7 +141,7 @@ def test_a_loop_without_an_end_is_found(toy):
 
 
 def test_slow_tests_are_left_aside(toy):
-    survivor = verdict(toy, RESULT, RESULT.replace("and", "or"), effort=Limits(0, 20))
+    survivor = verdict(toy, RESULT, RESULT.replace("and", "or"), effort_s=0)
     assert (survivor.found, survivor.tests) == (False, 0)
 
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tests.mutants.cover import Cover, Test
     from tests.mutants.operators import Mutant
 
-__all__ = ["EFFORT", "Crew", "Verdict", "try_out"]
+__all__ = ["EFFORT_S", "Crew", "Verdict", "try_out"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-#: What the tests of a mutant may take: a mistake in a decision is found at once, one in a shell may need a socket.
-EFFORT = {"pure": Limits(test_s=2, all_s=20), "shells": Limits(test_s=20, all_s=20)}
+#: What all tests of a mutant may take together.
+EFFORT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class Crew:
             self._places.put(place)
 
 
-def try_out(mutant: Mutant, cover: Cover, effort: Limits, workplace: Workplace) -> Verdict:
+def try_out(mutant: Mutant, workplace: Workplace, cover: Cover, effort_s: float = EFFORT_S) -> Verdict:
     """Run the tests of one mutant until one fails; those with TensorFlow only if the others did not notice."""
     begin_s = time.monotonic()
-    tests = _affordable(cover.tests_for(mutant), effort)
+    tests = _affordable(cover.tests_for(mutant), effort_s)
     ending = Ending("")
     with workplace.holding(mutant):
         for slow in (False, True):
@@ -80,10 +80,10 @@ def try_out(mutant: Mutant, cover: Cover, effort: Limits, workplace: Workplace) 
     return Verdict(mutant=mutant, tests=len(tests), ending=ending, seconds=time.monotonic() - begin_s)
 
 
-def _affordable(tests: list[Test], effort: Limits) -> list[Test]:
+def _affordable(tests: list[Test], effort_s: float) -> list[Test]:
     chosen, total_s = [], 0.0
     for test in tests:
-        if test.seconds <= effort.test_s and total_s + test.seconds <= effort.all_s:
+        if total_s + test.seconds <= effort_s:
             chosen.append(test)
             total_s += test.seconds
     return chosen

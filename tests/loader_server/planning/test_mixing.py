@@ -15,15 +15,16 @@ def trained(plan, epoch=0, group=1):
 
 
 @pytest.mark.heritage("R11")
-def test_each_window_has_the_weights_share_of_each_source():
-    plan = plan_of(BOTH, sources=SOURCES, weights=[1, 1], window=640)
+@pytest.mark.parametrize(("weights", "windows", "share"), [([1, 1], 4, 0.5), ([3, 1], 5, 0.75)])
+def test_each_window_has_the_weights_share_of_each_source(weights, windows, share):
+    plan = plan_of(BOTH, sources=SOURCES, weights=weights, window=640)
     epoch = plan.epoch(0, 1)
     shares = {}
     for number in range(epoch.batches):
         shares.setdefault(epoch.window_of(number), []).append(epoch.batch(number).samples < SOURCES[1])
     means = [np.concatenate(of).mean() for of in shares.values()]
-    assert len(means) == 4
-    assert all(0.4 <= mean <= 0.6 for mean in means)
+    assert len(means) == windows
+    assert all(share - 0.1 <= mean <= share + 0.1 for mean in means)
 
 
 def test_the_epoch_ends_with_the_first_source_that_does_not_cycle():
@@ -41,6 +42,11 @@ def test_a_cycling_source_starts_over_until_the_other_is_through():
     assert (times[SOURCES[1] :] == 2).all()
     assert plan.epoch(0, 1).batches <= plan.most_batches(1)
     assert len(list(plan.epoch(0, 1).find(len(BOTH) - 1))) == 2
+
+
+def test_a_source_of_one_sample_cycles_like_any_other():
+    samples = np.concatenate(trained(plan_of(BOTH[:65], sources=(0, 64), weights=[1, 1], cycle=[False, True])))
+    assert np.bincount(samples).tolist() == [1] * 64 + [64]
 
 
 def test_batches_mix_sources_by_sample():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loader_server.planning.order import Pass, arranged, group_order, sample_order
+from loader_server.planning.order import Pass, arranged, group_order, row_order, sample_order
 
 
 def way(order="shuffled", number=0, seed=7):
@@ -46,6 +46,13 @@ def test_repeated_samples_are_told_apart():
     cycles = np.array([0, 1])
     orders = {tuple(sample_order(way(number=number), twice, cycles).tolist()) for number in range(20)}
     assert orders == {(0, 1), (1, 0)}
+
+
+def test_packed_rows_are_dealt_as_they_were_filled_unless_the_order_shuffles():
+    assert row_order(way("as_is"), 0, 50).tolist() == row_order(way("sorted"), 0, 50).tolist() == list(range(50))
+    shuffled = [row_order(way(), window, 50).tolist() for window in (0, 0, 1)]
+    assert shuffled[0] == shuffled[1] != shuffled[2]
+    assert sorted(shuffled[0]) == list(range(50)) != shuffled[0]
 
 
 @pytest.mark.heritage("R12")

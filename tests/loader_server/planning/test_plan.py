@@ -129,6 +129,12 @@ def test_windows_of_a_large_corpus_share_the_epoch():
     assert plan.most_batches(4) < 1.15 * epoch.batches
 
 
+def test_the_bound_holds_where_every_window_leaves_a_sample_over():
+    plan = plan_of(np.full(610, 500), segment=61, window=61, shapes=1)
+    assert plan.buckets[0].rows == 60
+    assert plan.epoch(0, 1).batches == 20 <= plan.most_batches(1) <= 21
+
+
 def test_epochs_differ_and_repeat_themselves():
     plan = plan_of(SPEECH)
     first, again, second = (samples_of(batches_of(plan.epoch(number, 2))).tolist() for number in (0, 0, 1))
@@ -187,6 +193,12 @@ def test_epoch_parts_make_one_pass_together():
 def test_the_largest_shape_can_come_first():
     plan = plan_of(SPEECH, largest_first=True)
     assert plan.epoch(0, 2).batch(0).bucket == len(plan.buckets) - 1
+
+
+def test_nothing_comes_first_in_a_window_whose_samples_are_all_dropped():
+    lengths = np.concatenate([np.zeros(64, int), SPEECH[:64]])
+    plan = plan_of(lengths, largest_first=True, order="as_is", window=64)
+    assert sorted(samples_of(batches_of(plan.epoch(0, 1)))) == list(range(64, 128))
 
 
 @pytest.mark.heritage("R12")
@@ -305,6 +317,8 @@ def test_the_digest_names_index_settings_key_and_seed():
     ]
     assert len({plan.digest for plan in plans}) == len(plans)
     assert plan_of(SPEECH).digest == plans[0].digest
+    unnamed = Plan.make(Lengths(64, audio=SPEECH), settings_of(), key="audio", per_second=RATES, seed=7)
+    assert unnamed.digest == plans[0].digest, "one source that starts at 0 is what goes without saying"
 
 
 def test_progress_rises_to_the_end():
@@ -321,11 +335,12 @@ def test_progress_rises_to_the_end():
     assert told[-1] == (6_000, 6_000)
 
 
-def test_a_survey_does_not_hang_on_how_much_is_read_at_once(monkeypatch):
+@pytest.mark.parametrize("block", [500, 10])
+def test_a_survey_does_not_hang_on_how_much_is_read_at_once(block, monkeypatch):
     both = {"audio": log_normal(3_000, 10_000, 0.6), "text": SPEECH // 8}
     table = {"min_length": "30 s", "max_length": "400 s", "sub_buckets": {"text": 2}}
     whole = plan_of(both, **table).recipe.survey.arrays()
-    monkeypatch.setattr(survey, "_BLOCK", 500)
+    monkeypatch.setattr(survey, "_BLOCK", block)
     pieces = plan_of(both, **table).recipe.survey.arrays()
     assert whole["above"] > 0
     assert whole["dropped"].sum() > 0
@@ -370,6 +385,12 @@ def test_sub_buckets_pad_a_second_key_less(group, window):
     assert len(plan.buckets) == 18
     if group == 1:
         assert cells[1] < 0.9 * cells[0]
+
+
+def test_sub_buckets_end_where_they_pad_least():
+    both = {"audio": np.full(101, 100), "text": np.array([10] + [20] * 50 + [100] * 50)}
+    plan = plan_of(both, shapes=1, sub_buckets={"text": 2})
+    assert [bucket.lengths["text"] for bucket in plan.buckets] == [20, 100]
 
 
 def test_sub_buckets_need_another_key_and_buckets():
