@@ -222,9 +222,7 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     12: "later: queue mode",
-    13: "later: real coordinators on a damaged journal",
     14: "later: a real coordinator on a full disk",
-    15: "later: two real coordinators",
     20: "later: real ranks that come and go",
     21: "later: a relay that cuts",
     22: "later: a relay that holds back one way",
