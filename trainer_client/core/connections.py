@@ -332,7 +332,7 @@ class Connections:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
         connection.incarnation, worker.link = worker.incarnation, link
-        if locked:
+        if locked and connection.lock_byte:  # else it answers a Hello that was said twice
             worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
         worker.in_slot = came.shared and (locked or worker.in_slot)
         worker.leaving, worker.unlisted = False, True

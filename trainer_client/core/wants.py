@@ -179,7 +179,7 @@ class Wants:
         """A batch is said to be in its slot, or in this payload."""
         self.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
-        if ask is None or worker.link is None:
+        if ask is None or ask.arrived or worker.link is None:
             self.counts.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
@@ -190,10 +190,12 @@ class Wants:
         elif came.in_slot and not self._settings.verify:
             self._accept(worker, came, now_s)
         elif came.in_slot:
+            ask.arrived = True
             self._out.append(i.Check(worker.link, came))
         elif payload is None:
             self._reject(worker, came.ticket)
         else:
+            ask.arrived = True
             self._out.append(i.Write(worker.link, came, payload))
 
     def settle(self, worker: Worker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
@@ -283,7 +285,7 @@ class Wants:
         self.hear(worker, now_s)
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):
-            if ask.after_ping < pong.number and ticket not in held:
+            if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
                 self.counts.lost_on_the_way += 1
                 self._slots.release(ticket)
                 self._close(worker, ticket)

@@ -28,6 +28,8 @@ class Ask:
     after_ping: int
     #: Its batch is already held to be one that may kill.
     blamed: bool = False
+    #: Its answer is here, and is being looked at.
+    arrived: bool = False
 
 
 @dataclass(slots=True, eq=False)

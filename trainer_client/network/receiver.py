@@ -330,7 +330,7 @@ class Receiver:
         self.outbox.serve(order.reader, order.head, ended=order.ended)
 
     def _restart(self, order: i.Restart) -> None:
-        self._offers = []
+        self._flush_offers()  # what was offered in this very turn is thrown away there, and handed back like the rest
         self.outbox.restart(order.reader, order.head)
 
     def _wake_for(self, order: i.WakeFor) -> None:

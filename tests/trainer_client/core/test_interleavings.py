@@ -1,0 +1,127 @@
+"""Interleavings that the simulated world found, each by its name, told to the core event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared import messages as m
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.core import Core
+from trainer_client.core.settings import CoreSettings
+from trainer_client.core.slot_states import SlotState
+from trainer_client.core.upcoming import Position, Ranks
+
+SHAPE = m.WireShape(2, ())
+START = Position(0, 0, 1)
+
+
+def settings(**other) -> CoreSettings:
+    given = {"job": "job", "stream": "train", "ranks": Ranks(rank=0, replicas=1, world=1), "incarnation": 1}
+    given |= {"name": "trainer", "boot_id": "here", "prefetch": 2, "workers": 16}
+    return CoreSettings(**{**given, **other})
+
+
+def address(worker: int, boot_id: str = "") -> m.WorkerAddress:
+    return m.WorkerAddress(f"w{worker}", worker, f"tcp://10.0.0.{worker}:1", boot_id, 0)
+
+
+class Told:
+    """A core that is attached, with what it ordered last; `tell` hands it events as one turn."""
+
+    def __init__(self, *workers: m.WorkerAddress, batches: int = 8, **other) -> None:
+        self.core = Core(settings(**other))
+        self.now_s = 0.0
+        self.orders: list[i.Instruction] = []
+        self.tell(e.AttachAsked(1, None))
+        self.tell(
+            e.CoordinatorSaid(
+                m.Attached(
+                    serial=1, job="job", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 1, "plan"),
+                    next_group=1, batches=batches, most_batches=batches, max_bad=0.5, members=1, workers=workers,
+                    fields=(m.WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
+                )
+            )
+        )  # fmt: skip
+
+    def tell(self, *events: e.Event, after_s: float = 0.001) -> list[i.Instruction]:
+        self.now_s += after_s
+        self.orders = self.core.handle(events, self.now_s)
+        return self.orders
+
+    def ordered(self, kind: type) -> list:
+        return [one for one in self.orders if type(one) is kind]
+
+    def said(self, kind: type[m.Message]) -> list:
+        return [one.message for one in self.ordered(i.ToWorker) if isinstance(one.message, kind)]
+
+    def greet(self, link: int, worker: int, *, shared: bool) -> None:
+        """The connection is up, and the worker welcomes us."""
+        self.tell(e.LinkUp(link))
+        self.tell(welcome(link, worker, shared=shared))
+
+    def states(self, state: SlotState) -> int:
+        assert self.core.line is not None
+        return self.core.line.slots.count(state)
+
+
+def welcome(link: int, worker: int, *, shared: bool, locked: bool = True) -> e.Came:
+    said = m.Welcome(
+        worker=f"w{worker}", incarnation=worker, shared=shared, reason="", float32="float32", compression="none",
+        sealed_port=0,
+    )  # fmt: skip
+    return e.Came(link, said, shared and locked)
+
+
+def pushed(want: m.Want) -> m.Pushed:
+    return m.Pushed(
+        ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=want.in_slot, shape=SHAPE,
+        nbytes=64, digest=0, rows=2, masked=0, reason="", build_us=1, waiting=0,
+    )  # fmt: skip
+
+
+def pong(number: int, *tickets: m.Ticket) -> m.Pong:
+    return m.Pong(number=number, tickets=tickets, sealed=0, waiting=0)
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_pong_that_comes_in_one_turn_with_the_batch_does_not_deny_it(verify):
+    """The batch was here and was to be looked at, but the worker held its ticket no more: it was asked for again."""
+    told = Told(address(7, "here" if verify else ""), verify=verify)
+    told.greet(1, 7, shared=verify)
+    wants = told.said(m.Want)
+    assert len(wants) == 2
+    told.tell(after_s=0.3)
+    (ping,) = told.said(m.Ping)
+    told.tell(e.Came(1, pushed(wants[0]), b"payload"), e.Came(1, pong(ping.number, wants[1].ticket)))
+    assert told.core.line.wants.counts.lost_on_the_way == 0
+    assert told.said(m.Want) == []
+    told.tell(e.Checked(1, pushed(wants[0]), valid=True))
+    assert [one.seq for one in told.ordered(i.Offer)] == [0]
+
+
+@pytest.mark.fault(24)
+def test_a_batch_that_comes_twice_in_one_turn_is_looked_at_once():
+    told = Told(address(7))
+    told.greet(1, 7, shared=False)
+    want = told.said(m.Want)[0]
+    told.tell(*[e.Came(1, pushed(want), b"payload")] * 2)
+    assert len(told.ordered(i.Write)) == 1
+    assert told.core.line.wants.counts.stale == 1
+
+
+@pytest.mark.fault(4)
+def test_a_worker_that_welcomes_us_twice_keeps_its_lock():
+    """A Hello that is answered late is said twice, and so is the answer: the second one took the lock byte away, and the
+    worker was held to be dead when it fell silent, with a thread that wrote into its slots.
+    """
+    told = Told(address(7, "here"))
+    told.tell(e.LinkUp(1))
+    (greeting,) = told.ordered(i.Greet)
+    told.tell(welcome(1, 7, shared=True), welcome(1, 7, shared=True))
+    told.tell(after_s=0.4)
+    for _ in range(4):
+        told.tell(after_s=0.4)
+    assert {one.lock_byte for one in told.ordered(i.Probe)} == {greeting.lock_byte}
+    assert told.states(SlotState.LENT) == 2

@@ -1,0 +1,32 @@
+"""What the receive thread makes of orders that come in one turn, without its thread and sockets."""
+
+from __future__ import annotations
+
+from shared import messages as m
+from shared.memory import SlotMemory
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.upcoming import Position, UpcomingBatch
+from trainer_client.network.receiver import Receiver
+from trainer_client.outbox import Outbox
+
+START = Position(0, 0, 1)
+
+
+def offer(seq: int, slot: int) -> i.Offer:
+    header = m.Pushed(
+        ticket=m.Ticket(slot, 1), epoch=0, number=seq, empty=False, in_slot=True, shape=m.WireShape(2, ()), nbytes=64,
+        digest=0, rows=2, masked=0, reason="", build_us=1, waiting=0,
+    )  # fmt: skip
+    return i.Offer(seq, slot, UpcomingBatch(START, 0, 0, seq, empty=False), header)
+
+
+def test_what_is_offered_in_the_turn_of_a_restart_is_handed_back():
+    """Its slot was never free again: an offer that had not reached the outbox was forgotten."""
+    receiver = object.__new__(Receiver)
+    receiver.outbox, receiver._offers, receiver._workers = Outbox(lambda: None), [], None
+    receiver._memory = SlotMemory(2, 64)
+    events = receiver._carry_out([offer(0, 1), i.Restart(0, 1)])
+    assert events == []
+    assert list(receiver.outbox.facts) == [e.HandedBack(0, 1)]
+    receiver._memory.close()
