@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loader_server.blame import told
 from shared import messages as m
 from shared.errors import MachineError, StokerError
 
@@ -64,7 +65,7 @@ def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
         return _unbuilt(want.ticket, "machine", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, StokerError):
         return _unbuilt(want.ticket, "failed", error.expected, error.got, error.where, error.remedy)
-    got, where = f"{type(error).__name__}: {error}", f"batch {want.number} of epoch {want.epoch}"
+    got, where = told(error), f"batch {want.number} of epoch {want.epoch}"
     return _unbuilt(want.ticket, "failed", "the batch to be built", got, where, "Look at the worker's log.")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.loaders import Loaders
 
-__all__ = ["index", "job_with_texts", "quarantined", "rows_in", "rows_of"]
+__all__ = ["index", "job_with_texts", "quarantined", "rows_in", "rows_of", "write_texts"]
 
 
 def quarantined(folder: Path) -> list[dict[str, Any]]:
@@ -28,12 +28,17 @@ def job_with_texts(folder: Path, texts: dict[int, str], *, transform: str, sampl
     """A job whose samples of these numbers have these texts, which tell the transform what to do."""
     transforms = (f"tests.support.transforms:{transform}", "logmel", "characters")
     path = write_job(folder, samples=samples, transforms=transforms, job=job)
+    write_texts(folder, texts)
+    return path
+
+
+def write_texts(folder: Path, texts: dict[int, str]) -> None:
+    """Let samples have other texts in the manifest."""
     manifest = folder / "csv.csv"
     lines = manifest.read_text().splitlines()
     for sample, text in texts.items():
         lines[1 + sample] = lines[1 + sample].split(",")[0] + "," + text
     manifest.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def index(job: Path) -> None:

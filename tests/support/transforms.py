@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -82,6 +83,32 @@ def killed_in_trials(sample: dict[str, Any], rng: np.random.Generator) -> None:
     if not marker.exists() and b"loader_server.trial" in Path("/proc/self/cmdline").read_bytes():
         marker.write_text(sample["text"])
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leaves_a_child() -> None:
+    """Which holds all that its parent had open."""
+    if not os.fork():
+        signal.pause()
+    os.abort()
+
+
+_ORDERS = {
+    "abort": os.abort,
+    "segv": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda: threading.Event().wait(),
+    "close": lambda: os.closerange(3, 256),
+    "leave": _leaves_a_child,
+    "quit": lambda: sys.exit(3),
+    "print": lambda: print("passed", flush=True),
+}
+
+
+@transform()
+def obeys(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Does what the text says."""
+    _ORDERS.get(sample["text"], bool)()
 
 
 @transform()

@@ -169,3 +169,55 @@ def test_a_transcript_in_some_manifests_only_is_refused(tmp_path):
         DataError, match=r"expected a transcript in all manifests or in none, got no such column in .*other.csv"
     ):
         indexed(tmp_path, first.name, "other.csv")
+
+
+# --- what a sample is known by ---
+
+
+def identities(base, *names):
+    """By path, in the order in which they are numbered."""
+    source = indexed(base, *names)
+    return {source.name(sample): source.identity(sample) for sample in range(source.samples)}
+
+
+def test_a_sample_keeps_its_identity_under_another_number(tmp_path):
+    manifest = make_corpus(tmp_path, samples=4)
+    before = identities(tmp_path, manifest.name)
+    first, *rows = manifest.read_text().splitlines()
+    manifest.write_text("\n".join([first, *reversed(rows)]) + "\n")
+    after = identities(tmp_path, manifest.name)
+    assert list(after) == list(reversed(before))
+    assert after == before
+    assert len(set(before.values())) == 4
+
+
+@pytest.mark.parametrize("change", ["size", "time", "text", "folder"])
+def test_a_sample_that_somebody_mended_has_another_identity_and_no_other_has(tmp_path, change):
+    (tmp_path / "data").mkdir()
+    manifest = make_corpus(tmp_path / "data", samples=3)
+    name, victim, folder = "clips/00001.wav", tmp_path / "data/clips/00001.wav", "data"
+    before = identities(tmp_path, "data/csv.csv")
+    status = victim.stat()
+    if change == "size":
+        soundfile.write(victim, np.zeros(99, np.float32), 8000)
+        os.utime(victim, ns=(0, status.st_mtime_ns))
+    elif change == "time":
+        os.utime(victim, ns=(0, status.st_mtime_ns + 1))
+    elif change == "text":
+        lines = manifest.read_text().splitlines()
+        lines[2] += " mended"
+        manifest.write_text("\n".join(lines) + "\n")
+    else:
+        folder = "other"
+        (tmp_path / "data").rename(tmp_path / folder)
+    after = identities(tmp_path, f"{folder}/csv.csv")
+    changed = {one for one in before if before[one] != after[one]}
+    assert changed == (set(before) if change == "folder" else {name})
+
+
+def test_an_identity_says_to_people_which_file_it_is(tmp_path):
+    (tmp_path / "data").mkdir()
+    manifest = make_corpus(tmp_path / "data", samples=1)
+    status = (tmp_path / "data/clips/00000.wav").stat()
+    (said,) = identities(tmp_path, f"data/{manifest.name}").values()
+    assert said.startswith(f"data/clips/00000.wav, {status.st_size} bytes, changed at {status.st_mtime_ns} ns, row ")

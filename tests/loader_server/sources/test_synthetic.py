@@ -201,6 +201,13 @@ def test_a_sample_that_was_found_to_kill_its_decoder_is_masked_all_the_same(tmp_
     assert [built(made, asked)[2] for asked in (want(0), other)] == [1, 0]
 
 
+def test_a_sample_without_a_file_is_known_by_its_number_in_this_very_data(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    stream, other = job_file(tmp_path).open("train"), job_file(tmp_path / "other", more="vocabulary = 9").open("train")
+    assert stream.identity(3) == job_file(tmp_path).open("train").identity(3)
+    assert len({stream.identity(3), stream.identity(4), other.identity(3)}) == 3
+
+
 TRANSFORMS = """
 from loader_server.transforms.declare import transform
 

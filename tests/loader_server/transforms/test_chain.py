@@ -2,10 +2,12 @@
 
 import pickle
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 
+from loader_server.blame import told
 from loader_server.transforms.chain import Chain, generator_for
 from shared.errors import ReadError, SampleError, SettingsError
 from shared.layout import Field
@@ -54,6 +56,10 @@ def raising(sample, rng):
     raise KeyError("speaker")
 
 @transform()
+def raising_what(sample, rng):
+    raise sample["what"]
+
+@transform()
 def reading(sample, rng):
     open("/nowhere/noise.wav")
 
@@ -88,8 +94,8 @@ def sample():
     return {"audio": tone(2, 1000, 8000), "audio_rate": 8000, "text": "two"}
 
 
-def applied(chain, seed=1):
-    return chain.apply(sample(), generator_for(seed, 0, 0))
+def applied(chain, seed=1, **more):
+    return chain.apply({**sample(), **more}, generator_for(seed, 0, 0))
 
 
 def lengths():
@@ -178,6 +184,32 @@ def test_what_does_not_fit_is_a_sample_error_with_its_reason(users, name, reason
 def test_a_transform_that_cannot_read_stops_the_job_and_masks_nothing(users):
     with pytest.raises(ReadError, match=r":reading to read what it needs, got FileNotFoundError: .*/nowhere/noise.wav"):
         applied(made(users, "reading"))
+
+
+@pytest.mark.fault(33)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), OSError("no image")], ids=repr)
+def test_whatever_a_transform_raises_is_a_sample_error_where_batches_are_built(users, error):
+    def building():
+        try:
+            applied(made(users, "raising_what"), what=error)
+        except SampleError as caught:
+            outcome.append((caught.reason, caught.got))
+
+    outcome = []
+    thread = threading.Thread(target=building)
+    thread.start()
+    thread.join()
+    assert outcome == [("transform", told(error))]
+
+
+def test_ctrl_c_in_the_middle_of_a_transform_ends_an_indexing(users):
+    with pytest.raises(KeyboardInterrupt):
+        applied(made(users, "raising_what"), what=KeyboardInterrupt())
+
+
+def test_exhausted_memory_says_nothing_about_a_sample(users):
+    with pytest.raises(MemoryError):
+        applied(made(users, "raising_what"), what=MemoryError())
 
 
 def test_an_undeclared_function_is_measured(users):

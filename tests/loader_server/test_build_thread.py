@@ -1,0 +1,269 @@
+"""The building thread alone: every job ends as one outcome, whatever happens, and nothing holds it up for ever."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loader_server.build_thread import BuildThread, Job, Outcome
+from loader_server.builder import Builder
+from loader_server.outgoing import Outgoing
+from loader_server.quarantine import Quarantine
+from loader_server.read_ahead import ReadAhead
+from loader_server.trial import Conviction
+from shared.errors import MachineError, ReadError
+from shared.packing import Packing
+from shared.sealing import Sealer
+from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+
+class Verdicts:
+    """In a trial's place: convicts whom the test names, and notes who was tried."""
+
+    def __init__(self) -> None:
+        self.kill: set[int] = set()
+        self.error: Exception | None = None
+        self.tried: list[tuple[int, int, bytes]] = []
+        self.after_each: Callable[[int], object] = bool
+        self.closed = 0
+
+    def convictions(
+        self, stream: MemoryStream, epoch: int, samples: Iterable[tuple[int, bytes]]
+    ) -> Iterator[Conviction]:
+        for sample, raw in samples:
+            self.tried.append((epoch, sample, raw))
+            if sample in self.kill:
+                yield Conviction(sample, stream.identity(sample), "signal SIGSEGV, signal SIGSEGV")
+            self.after_each(sample)
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Bench:
+    """A building thread with all that it works with."""
+
+    def __init__(self, folder: Path, source: MemorySource, read_timeout_s: float) -> None:
+        self.builder = Builder(MemoryStream(source), Quarantine(folder / "quarantine.jsonl"), Steps())
+        self.trial = Verdicts()
+        self.steps = Steps()
+        self.woken = threading.Semaphore(0)
+        self.buffers: list[np.ndarray] = []
+        self.thread = BuildThread(
+            {"train": self.builder},
+            trial=self.trial,
+            outgoing=Outgoing(Packing(), 0),
+            readers=ReadAhead(read_timeout_s),
+            deadline=self.steps,
+            wake=self.woken.release,
+        )
+
+    def job(self, number: int = 1, **how: Any) -> Job:
+        sealer = how.pop("sealer", None)
+        return Job(b"trainer", memory_want(number, **how), self._buffer, sealer=sealer)
+
+    def _buffer(self, nbytes: int) -> np.ndarray:
+        self.buffers.append(np.full(nbytes, 0xA5, np.uint8))
+        return self.buffers[-1]
+
+    def outcomes(self, *jobs: Job) -> list[Outcome]:
+        """Of these jobs."""
+        for job in jobs:
+            self.thread.submit(job)
+        for _ in jobs:
+            assert self.woken.acquire(timeout=20)
+        done = self.thread.taken()
+        assert [outcome.job for outcome in done] == list(jobs)
+        assert self.thread.load == 0
+        return done
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(source: MemorySource | None = None, read_timeout_s: float = 60.0) -> Bench:
+        made.append(Bench(tmp_path, source or MemorySource(), read_timeout_s))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.thread.close(20.0)
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+# --- outcomes ---
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_jobs_end_in_their_order_built_into_their_places(
+    bench: Callable[..., Bench], source: type[MemorySource]
+) -> None:
+    made = bench(source())
+    for number, outcome in enumerate(made.outcomes(*(made.job(number) for number in range(4)))):
+        assert outcome.built.rows == 4
+        assert outcome.payload is made.buffers[number]
+        assert outcome.shape.rows == 5
+        assert (outcome.sent, outcome.sealed, outcome.error, outcome.convictions) == (None, None, None, ())
+        tags = made.builder.prepare(outcome.job.want).layout.arrays(outcome.payload)["tag"]
+        assert tags.tolist() == [4 * number, 4 * number + 1, 4 * number + 2, 4 * number + 3, -1]
+
+
+def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    plain, sealed = made.outcomes(made.job(in_slot=False), made.job(in_slot=False, sealer=Sealer(bytes(32))))
+    assert bytes(plain.sent) == plain.payload.tobytes()
+    assert plain.sealed is None
+    number, buffer = sealed.sealed
+    assert number == 1
+    assert buffer.nbytes == sealed.payload.nbytes + 16
+
+
+def test_a_cancelled_job_ends_as_neither(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    job = made.job()
+    job.cancelled = True
+    (outcome,) = made.outcomes(job)
+    assert (outcome.built, outcome.error) == (None, None)
+    assert made.buffers == []
+
+
+@pytest.mark.parametrize("error", [ReadError(expected="a", got="b", where="c", remedy="d"), SystemExit(3)])
+def test_whatever_is_raised_is_an_outcome_and_the_next_job_is_built(
+    bench: Callable[..., Bench], error: BaseException
+) -> None:
+    made = bench(MemorySource(on_read={5: raising(error)}))
+    failed, built = made.outcomes(made.job(1), made.job(2))
+    assert (failed.error, failed.built) == (error, None)
+    assert built.built.rows == 4
+
+
+def test_what_a_place_to_build_in_raises_is_an_outcome_too(bench: Callable[..., Bench]) -> None:
+    def no_place(_nbytes: int) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    made = bench()
+    job = made.job()
+    job.buffer = no_place
+    failed, built = made.outcomes(job, made.job(2))
+    assert isinstance(failed.error, KeyboardInterrupt)
+    assert built.built.rows == 4
+
+
+def test_a_read_that_hangs_is_an_error_and_the_next_job_is_built(bench: Callable[..., Bench]) -> None:
+    gate = threading.Event()
+    made = bench(MemorySource(on_read={5: gate.wait}), read_timeout_s=0.05)
+    failed, built = made.outcomes(made.job(1), made.job(2))
+    gate.set()
+    assert isinstance(failed.error, ReadError)
+    assert failed.error.where == "sample-5"
+    assert built.built.rows == 4
+
+
+# --- the deadline ---
+
+
+def test_the_deadline_ends_with_each_batch_also_with_one_that_fails(bench: Callable[..., Bench]) -> None:
+    made = bench(MemorySource(on_decode={5: raising(MemoryError())}))
+    made.outcomes(made.job(1), made.job(2))
+    assert made.steps.of_batches == [0, 1]  # packing and sealing is a step
+
+
+def test_it_does_not_run_while_samples_are_tried(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.trial.after_each = lambda sample: made.steps.of_batches.append(f"tried {sample}")
+    made.outcomes(made.job(2), made.job(1, attempt=1))
+    assert made.steps.of_batches == [1, "tried 4", "tried 5", "tried 6", "tried 7", 1]
+
+
+# --- trials ---
+
+
+def test_a_first_attempt_tries_nobody(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.outcomes(made.job())
+    assert made.trial.tried == []
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_after_a_death_the_samples_are_tried_with_their_bytes_and_the_convicted_masked(
+    bench: Callable[..., Bench], source: type[MemorySource]
+) -> None:
+    made = bench(source(on_decode={5: raising(AssertionError("it was decoded"))}))
+    made.trial.kill = {5}
+    (outcome,) = made.outcomes(made.job(attempt=1, epoch=3))
+    assert made.trial.tried == [(3, 4, b"\5"), (3, 5, b"\6"), (3, 6, b"\7"), (3, 7, b"\x08")]
+    assert outcome.convictions == (Conviction(5, "file-5", "signal SIGSEGV, signal SIGSEGV"),)
+    assert (outcome.built.rows, outcome.built.masked) == (3, 1)
+    assert outcome.built.reason.startswith("sample-5: kills_decoder")
+
+
+def test_an_empty_place_has_nobody_to_try(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    (outcome,) = made.outcomes(made.job(attempt=1, empty=True))
+    assert outcome.built.rows == 0
+    assert made.trial.tried == []
+
+
+def test_known_culprits_are_not_tried_nor_those_that_become_known_meanwhile(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.builder.culprits.find("file-4")
+    made.trial.after_each = lambda sample: made.builder.culprits.find("file-6")
+    (outcome,) = made.outcomes(made.job(attempt=1))
+    assert [sample for _, sample, _ in made.trial.tried] == [5, 7]
+    assert outcome.built.masked == 2
+
+
+def test_a_job_that_is_cancelled_while_it_is_tried_ends_soon_and_what_was_found_counts(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench()
+    made.trial.kill = {5}
+    job = made.job(attempt=1)
+    made.trial.after_each = lambda sample: setattr(job, "cancelled", sample == 5)
+    (outcome,) = made.outcomes(job)
+    assert [sample for _, sample, _ in made.trial.tried] == [4, 5]
+    assert (outcome.built, outcome.error, len(outcome.convictions)) == (None, None, 1)
+    assert made.buffers == []
+
+
+def test_a_machine_that_fails_while_it_is_tried_builds_nothing_and_what_was_found_counts(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench()
+    made.trial.kill = {5}
+    made.trial.error = MachineError(expected="a", got="b", where="c", remedy="d")
+    (outcome,) = made.outcomes(made.job(attempt=1))
+    assert outcome.error is made.trial.error
+    assert [one.sample for one in outcome.convictions] == [5]
+    assert made.buffers == []
+
+
+# --- its end ---
+
+
+def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callable[..., Bench]) -> None:
+    gate = threading.Event()
+    made = bench(MemorySource(on_decode={5: gate.wait}))
+    made.thread.submit(made.job())
+    assert not made.thread.close(0.01)
+    assert made.trial.closed == 0  # it may be in use
+    gate.set()
+    assert made.thread.close(20.0)
+    assert made.trial.closed == 1
+    assert len(made.thread.taken()) == 1

@@ -1,0 +1,223 @@
+"""The builder alone, on a stream in memory: what it writes, what it masks, what it raises."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loader_server import read_ahead
+from loader_server.builder import Builder, Built
+from loader_server.quarantine import Quarantine
+from shared.errors import DataError, ReadError
+from shared.hashing import digest64
+from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shared import messages as m
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "_READ_PAUSES_S", (0.0,))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Builder]:
+    def make(source: MemorySource | None = None, *transforms: str) -> Builder:
+        stream = MemoryStream(source, transforms)
+        return Builder(stream, Quarantine(tmp_path / "quarantine.jsonl"), Steps())
+
+    return make
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+def build(builder: Builder, want: m.Want, **how: Any) -> tuple[Built, dict[str, np.ndarray]]:
+    """The batch, written over memory that holds something else."""
+    prepared = builder.prepare(want)
+    payload = np.full(prepared.layout.nbytes, 0xA5, np.uint8)
+    built = builder.build(want, prepared, payload, **how)
+    assert built.digest == (digest64(payload.data) if how.get("digest", True) else 0)
+    return built, prepared.layout.arrays(payload)
+
+
+def quarantined(folder: Path) -> list[tuple[int, str]]:
+    lines = (folder / "quarantine.jsonl").read_text().splitlines()
+    return [(line["sample"], line["reason"]) for line in map(json.loads, lines)]
+
+
+# --- what it writes ---
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_a_batch_holds_its_samples_and_nothing_else(make: Callable[..., Builder], source: type[MemorySource]) -> None:
+    built, arrays = build(make(source()), memory_want(1))
+    assert arrays["tokens"].tolist() == [
+        [5, 5, 5, 5, 0, 0],
+        [6, 6, 6, 6, 6, 0],
+        [7, 7, 7, 7, 7, 0],
+        [8, 8, 8, 8, 8, 0],
+        [0] * 6,
+    ]
+    assert arrays["tokens_length"].tolist() == [4, 5, 5, 5, 0]
+    assert arrays["weight"].tolist() == [1, 1, 1, 1, 0]
+    assert arrays["tag"].tolist() == [4, 5, 6, 7, -1]
+    assert (built.rows, built.masked, built.reason) == (4, 0, "")
+    assert (built.cells, built.sample_cells, built.masked_cells) == (30, 19, 6)
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_an_empty_place_has_the_shape_and_no_sample(make: Callable[..., Builder], source: type[MemorySource]) -> None:
+    built, arrays = build(make(source()), memory_want(1, empty=True))
+    assert arrays["tag"].tolist() == [-1] * 5
+    assert not any(arrays[key].any() for key in ("tokens", "tokens_length", "weight"))
+    assert (built.rows, built.masked, built.masked_cells) == (0, 0, 30)
+
+
+def test_no_digest_is_made_that_nobody_wants(make: Callable[..., Builder]) -> None:
+    build(make(), memory_want(), digest=False)
+
+
+def test_a_number_past_the_epoch_is_refused(make: Callable[..., Builder]) -> None:
+    with pytest.raises(DataError, match="epoch 0 of train: expected a batch number below 4, got 4"):
+        make().prepare(memory_want(4))
+
+
+def test_whoever_watches_is_told_each_sample_before_it_is_read(make: Callable[..., Builder]) -> None:
+    events: list[object] = []
+    source = MemorySource(on_read={5: lambda: events.append("read")})
+    make(source).prepare(memory_want(1), events.append)
+    assert events == [4, 5, "read", 6, 7]
+
+
+# --- samples that cannot be used ---
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), OSError("cannot identify image"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+    ids=repr,
+)
+def test_whatever_a_decoder_raises_masks_the_row(
+    make: Callable[..., Builder], tmp_path: Path, error: BaseException
+) -> None:
+    built, arrays = build(make(MemorySource(on_decode={5: raising(error)})), memory_want(1))
+    assert arrays["weight"].tolist() == [1, 0, 1, 1, 0]
+    assert arrays["tag"].tolist() == [4, 5, 6, 7, -1]
+    assert not arrays["tokens"][1].any()
+    assert (built.rows, built.masked) == (3, 1)
+    assert built.reason.startswith(f"sample-5: undecodable: {type(error).__name__}")
+    assert quarantined(tmp_path) == [(5, "undecodable")]
+
+
+def test_the_reason_of_a_batch_is_that_of_its_first_masked_sample_and_short(make: Callable[..., Builder]) -> None:
+    source = MemorySource(on_decode={5: raising(ValueError("x" * 999)), 6: raising(ValueError("later"))})
+    built, _ = build(make(source), memory_want(1))
+    assert built.masked == 2
+    assert built.reason == f"sample-5: undecodable: ValueError: {'x' * 999}"[:200]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()], ids=repr)
+def test_what_says_nothing_about_the_sample_masks_nothing(
+    make: Callable[..., Builder], tmp_path: Path, error: BaseException
+) -> None:
+    with pytest.raises((ReadError, MemoryError)):
+        build(make(MemorySource(on_decode={5: raising(error)})), memory_want(1))
+    assert quarantined(tmp_path) == []
+
+
+def test_a_read_that_fails_masks_nothing(make: Callable[..., Builder], tmp_path: Path) -> None:
+    source = MemorySource(on_read={5: raising(OSError(errno.EIO, "Input/output error"))})
+    with pytest.raises(ReadError, match="sample 5: expected to read the sample"):
+        make(source).prepare(memory_want(1))
+    assert quarantined(tmp_path) == []
+
+
+def test_a_sample_that_became_longer_than_planned_is_masked(make: Callable[..., Builder], tmp_path: Path) -> None:
+    built, _ = build(make(None, f"{__name__}:seven_times"), memory_want(0))
+    assert (built.rows, built.masked) == (1, 3)  # the first has no token at all
+    assert quarantined(tmp_path) == [(sample, "longer_than_planned") for sample in (1, 2, 3)]
+
+
+def seven_times(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    sample["tokens"] = np.tile(sample["tokens"], 7)
+
+
+# --- samples that kill ---
+
+
+def never(sample: int) -> dict[int, Callable[[], object]]:
+    return {sample: raising(AssertionError(f"sample {sample} was touched"))}
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_a_culprit_is_neither_read_nor_decoded(
+    make: Callable[..., Builder], tmp_path: Path, source: type[MemorySource]
+) -> None:
+    builder = make(source(on_read=never(5), on_decode=never(5)))
+    builder.culprits.find("file-5")
+    built, arrays = build(builder, memory_want(1))
+    assert arrays["weight"].tolist() == [1, 0, 1, 1, 0]
+    assert built.masked == 1
+    assert built.reason.startswith("sample-5: kills_decoder: ")
+    assert quarantined(tmp_path) == [(5, "kills_decoder")]
+
+
+def test_one_that_is_convicted_after_it_was_read_is_not_decoded(make: Callable[..., Builder]) -> None:
+    builder = make(MemorySource(on_decode=never(5)))
+    want = memory_want(1)
+    prepared = builder.prepare(want)
+    payload = np.empty(prepared.layout.nbytes, np.uint8)
+    assert builder.build(want, prepared, payload, convicted=frozenset({5})).masked == 1
+    builder.culprits.find("file-5")
+    assert builder.build(want, prepared, payload).masked == 1
+
+
+def test_one_that_is_forgiven_is_used_again(make: Callable[..., Builder]) -> None:
+    builder = make()
+    builder.culprits.hear([next(iter(found(builder, "file-5")))])
+    assert build(builder, memory_want(1))[0].masked == 1
+    builder.culprits.hear([])
+    assert build(builder, memory_want(1))[0].masked == 0
+
+
+def found(builder: Builder, identity: str) -> frozenset[int]:
+    builder.culprits.find(identity)
+    return builder.culprits.keys
+
+
+def test_a_batch_is_gathered_unless_a_worker_died_of_it_or_it_holds_a_culprit(make: Callable[..., Builder]) -> None:
+    builder = make(GatheringSource())
+    assert not builder.reads(memory_want())
+    assert builder.prepare(memory_want()).raw is None
+    assert builder.prepare(memory_want(attempt=1)).raw == [b"\1", b"\2", b"\3", b"\4"]
+    builder.culprits.find("file-5")
+    assert builder.reads(memory_want())
+    assert builder.prepare(memory_want()).raw is None
+    assert builder.prepare(memory_want(1)).raw == [b"\5", None, b"\7", b"\x08"]
+
+
+# --- the deadline ---
+
+
+@pytest.mark.parametrize(("source", "steps"), [(MemorySource, 1 + 4 + 1), (GatheringSource, 1 + 1)])
+def test_each_sample_and_the_end_of_the_batch_are_steps_of_their_own(
+    make: Callable[..., Builder], source: type[MemorySource], steps: int
+) -> None:
+    builder = make(source())
+    build(builder, memory_want(1))
+    builder._deadline.end()
+    assert builder._deadline.of_batches == [steps]

@@ -1,0 +1,33 @@
+"""Which samples are masked unread: those that the coordinator names, and those that were found here."""
+
+from __future__ import annotations
+
+from loader_server.culprits import Culprits, key_of
+from shared.hashing import digest64
+
+
+def test_the_coordinators_list_replaces_its_last_one() -> None:
+    culprits = Culprits()
+    culprits.hear((1, 2))
+    culprits.hear((2, 3))
+    assert culprits.keys == {2, 3}
+    culprits.hear(())
+    assert culprits.keys == frozenset()
+
+
+def test_what_was_found_here_stays_until_the_coordinator_names_it_and_goes_when_it_is_forgiven() -> None:
+    culprits = Culprits()
+    culprits.hear((1,))
+    culprits.find("a.wav")
+    assert culprits.keys == {1, key_of("a.wav")}
+    culprits.hear((1, 2))  # sent before it heard of ours
+    assert culprits.keys == {1, 2, key_of("a.wav")}
+    culprits.hear((1, key_of("a.wav")))
+    culprits.find("b.wav")
+    culprits.hear((1,))
+    assert culprits.keys == {1, key_of("b.wav")}
+
+
+def test_the_key_is_the_digest_of_the_text_as_it_crosses() -> None:
+    assert key_of("clips/é.wav") == digest64("clips/é.wav".encode())
+    assert key_of("\udce9.wav") == digest64(rb"\udce9.wav")

@@ -1,0 +1,186 @@
+"""Reading ahead: what hangs is given up and its thread replaced, what fails is told, nothing waits without end."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loader_server import read_ahead
+from loader_server.read_ahead import ReadAhead, read_patiently
+from shared.errors import ReadError
+from tests.support.loaders import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "_LAST_MOMENT_S", 0.01)
+    monkeypatch.setattr(read_ahead, "_READ_PAUSES_S", (0.0, 0.0))
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hanging reads wait for."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+    wait_until(lambda: threads() == 0, "all readers have ended")
+
+
+@pytest.fixture
+def readers(gate: threading.Event) -> Iterator[ReadAhead]:
+    """They find at once that something hangs."""
+    readers = ReadAhead(timeout_s=0.05)
+    yield readers
+    readers.close()
+
+
+@pytest.fixture
+def patient(gate: threading.Event) -> Iterator[ReadAhead]:
+    """They never do."""
+    readers = ReadAhead(timeout_s=600.0)
+    yield readers
+    readers.close()
+
+
+def name(sample: int) -> str:
+    return f"sample-{sample}"
+
+
+def threads() -> int:
+    return sum(thread.name == "stoker-read" for thread in threading.enumerate())
+
+
+def hanging(gate: threading.Event, sample: int = 3) -> Callable[[Callable[[int], None]], str]:
+    def work(begin: Callable[[int], None]) -> str:
+        begin(sample)
+        gate.wait()
+        return "late"
+
+    return work
+
+
+def test_what_was_read_comes_back(patient: ReadAhead) -> None:
+    readings = [patient.submit(lambda begin, n=n: begin(n) or n * n, name) for n in range(20)]
+    assert [patient.result(reading) for reading in readings] == [n * n for n in range(20)]
+    assert patient.hanging == 0
+
+
+@pytest.mark.parametrize("error", [ReadError(expected="a", got="b", where="c", remedy="d"), SystemExit(3)])
+def test_what_was_raised_is_raised_where_it_is_waited_for(readers: ReadAhead, error: BaseException) -> None:
+    def work(begin: Callable[[int], None]) -> None:
+        raise error
+
+    reading = readers.submit(work, name)
+    with pytest.raises(type(error)) as caught:
+        readers.result(reading)
+    assert caught.value is error
+    assert readers.result(readers.submit(lambda begin: "next", name)) == "next"
+
+
+def test_a_read_past_its_deadline_is_an_error_that_names_the_sample(readers: ReadAhead, gate: threading.Event) -> None:
+    reading = readers.submit(hanging(gate), name)
+    with pytest.raises(ReadError, match=r"sample-3: expected to read the sample within 0.05 s \(build_timeout\)"):
+        readers.result(reading)
+
+
+def test_each_sample_has_the_whole_time(patient: ReadAhead, gate: threading.Event) -> None:
+    second = threading.Event()
+
+    def work(begin: Callable[[int], None]) -> None:
+        begin(1)
+        second.wait()
+        begin(2)
+        gate.wait()
+
+    reading = patient.submit(work, name)
+    wait_until(reading.since_s, "the first is being read")
+    began_s = reading.since_s()
+    assert patient._give_up_late(began_s + 599.0) == pytest.approx(1.0)
+    second.set()
+    wait_until(lambda: reading.since_s() > began_s, "the second is being read")
+    patient._give_up_late(began_s + 600.0)
+    assert not reading.given_up
+    patient._give_up_late(reading.since_s() + 600.0)
+    assert reading.given_up
+
+
+def test_what_comes_late_but_before_anybody_looked_is_taken(readers: ReadAhead, gate: threading.Event) -> None:
+    late, other = (readers.submit(hanging(gate, sample), name) for sample in (1, 2))
+    with pytest.raises(ReadError, match="sample-2"):
+        readers.result(other)
+    gate.set()
+    assert readers.result(late) == "late"
+
+
+def test_hanging_threads_are_replaced_also_if_nobody_waits_for_them_and_end_when_they_come_back(
+    readers: ReadAhead, gate: threading.Event
+) -> None:
+    before = threads()
+    for _ in range(before):  # of jobs that were cancelled
+        readers.submit(hanging(gate), name)
+    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+    assert (readers.hanging, threads()) == (before, 2 * before)
+    gate.set()
+    wait_until(lambda: readers.hanging == 0 and threads() == before, "the spare threads have ended")
+    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+
+
+def test_so_many_hang_and_no_more(readers: ReadAhead, gate: threading.Event) -> None:
+    before = threads()
+    for _ in range(16):
+        with pytest.raises(ReadError, match="had not ended"):
+            readers.result(readers.submit(hanging(gate), name))
+    refused = readers.submit(hanging(gate), name)
+    with pytest.raises(ReadError, match="expected fewer than 16 reads that hang, got 16"):
+        readers.result(refused)
+    assert threads() == before + 16
+    gate.set()
+    wait_until(lambda: readers.hanging == 0, "they came back")
+    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+
+
+def test_close_ends_the_threads(gate: threading.Event) -> None:
+    readers = ReadAhead(timeout_s=1.0)
+    assert threads() == 4
+    readers.close()
+    wait_until(lambda: threads() == 0, "they have ended")
+
+
+# --- one sample ---
+
+
+def test_a_disk_that_hiccups_is_tried_again() -> None:
+    outcomes = [OSError(5, "Input/output error"), OSError(5, "Input/output error"), b"bytes"]
+
+    def read(_sample: int) -> bytes:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    assert read_patiently(read, 3) == b"bytes"
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "a.wav"), 3, "a.wav: expected to read the sample, got File"),
+        (OSError(5, "Input/output error"), 3, "sample 7: expected to read the sample, got OSError"),
+        (ReadError(expected="the file", got="another", where="a.wav", remedy="Index."), 1, "a.wav: expected the file"),
+    ],
+)
+def test_a_disk_that_fails_is_an_error_and_another_file_is_one_at_once(error: OSError, tries: int, said: str) -> None:
+    tried = []
+
+    def read(sample: int) -> bytes:
+        tried.append(sample)
+        raise error
+
+    with pytest.raises(ReadError, match=said):
+        read_patiently(read, 7)
+    assert tried == [7] * tries

@@ -1,0 +1,29 @@
+"""What a worker answers when it cannot build: whose fault it was, in one word, and the error in its own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from loader_server import refusals
+from shared.codec import decode, encode
+from shared.errors import MachineError, ReadError
+from tests.support.in_memory import memory_want
+
+SAID = {"expected": "a", "got": "b", "where": "c", "remedy": "d"}
+
+
+@pytest.mark.parametrize(("error", "code"), [(ReadError(**SAID), "failed"), (MachineError(**SAID), "machine")])
+def test_an_error_of_ours_crosses_in_its_own_words(error: Exception, code: str) -> None:
+    answer = refusals.failed(memory_want(3), error)
+    assert (answer.code, answer.expected, answer.got, answer.where, answer.remedy) == (code, "a", "b", "c", "d")
+    assert answer.ticket == memory_want(3).ticket
+
+
+def test_any_other_error_names_the_batch() -> None:
+    answer = refusals.failed(memory_want(3, epoch=2), SystemExit(5))
+    assert (answer.code, answer.got, answer.where) == ("failed", "SystemExit: 5", "batch 3 of epoch 2")
+
+
+def test_a_long_error_still_crosses() -> None:
+    answer = refusals.failed(memory_want(), MachineError(**{**SAID, "got": "x" * 10**6}))
+    assert decode(encode(answer)).got == "x" * 4000

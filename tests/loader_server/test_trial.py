@@ -1,0 +1,173 @@
+"""Trials, with real children: what convicts a sample, and what is the machine's failure."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from loader_server.stream import JobFile, Stream
+from loader_server.trial import Trial, judged
+from shared.errors import MachineError
+from tests.support.bad_samples import index, job_with_texts, write_texts
+from tests.support.loaders import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ORDERS = ("abort", "segv", "exit", "hang", "close", "leave", "kill", "quit", "print")
+NUMBER = {order: 1 + place for place, order in enumerate(ORDERS)}
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
+    folder = tmp_path_factory.mktemp("job")
+    texts = {number: order for order, number in NUMBER.items()}
+    path = job_with_texts(folder, texts, transform="obeys", samples=12)
+    index(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        stream = JobFile(path).open("train")
+        stream.path = path
+        yield stream
+        stream.close()
+
+
+@pytest.fixture
+def trial(stream: Stream) -> Iterator[Trial]:
+    trial = Trial(stream.path, timeout_s=1.0)
+    yield trial
+    trial.close()
+
+
+def convicted(trial: Trial, stream: Stream, *samples: int) -> dict[int, str]:
+    found = trial.convictions(stream, 0, ((sample, stream.source.read(sample)) for sample in samples))
+    return {one.sample: one.ends for one in found}
+
+
+def children() -> set[int]:
+    return {one.pid for one in psutil.Process().children()}
+
+
+# --- verdicts ---
+
+
+def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: Trial, stream: Stream) -> None:
+    before = children()
+    assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 11) == {}
+    (child,) = children() - before
+    assert convicted(trial, stream, 10) == {}
+    assert children() - before == {child}
+    trial.close()
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        ("abort", "signal SIGABRT, signal SIGABRT"),
+        ("segv", "signal SIGSEGV, signal SIGSEGV"),
+        ("exit", "exit 0, exit 0"),
+        ("close", "exit 1, exit 1"),
+        ("hang", "no end in 1 s, no end in 1 s"),
+    ],
+)
+def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
+    trial: Trial, stream: Stream, order: str, ends: str
+) -> None:
+    victim = NUMBER[order]
+    found = trial.convictions(stream, 0, ((sample, stream.source.read(sample)) for sample in (0, victim, 11)))
+    (one,) = found
+    assert (one.sample, one.ends) == (victim, ends)
+    assert one.identity == stream.identity(victim)
+
+
+def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial: Trial, stream: Stream) -> None:
+    try:
+        assert convicted(trial, stream, NUMBER["leave"]) == {NUMBER["leave"]: "signal SIGABRT, signal SIGABRT"}
+    finally:
+        mine = [one for one in psutil.process_iter(["cmdline"]) if "loader_server.trial" in (one.info["cmdline"] or [])]
+        for one in mine:
+            if str(stream.path) in one.info["cmdline"]:
+                one.kill()
+
+
+def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: Trial, stream: Stream) -> None:
+    name = stream.source.name(NUMBER["kill"])
+    with pytest.raises(MachineError, match=f"got {name} in hand: signal SIGKILL, which came from outside"):
+        convicted(trial, stream, 0, NUMBER["kill"])
+
+
+def test_one_that_died_while_it_had_nothing_in_hand_speaks_against_nobody(trial: Trial, stream: Stream) -> None:
+    assert convicted(trial, stream, 0) == {}
+    (child,) = (one for one in psutil.Process().children() if "loader_server.trial" in one.cmdline())
+    child.send_signal(signal.SIGSEGV)
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it has died")
+    assert convicted(trial, stream, 0) == {}  # a fresh child has the last word
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (0, ("exit 0", True)),
+        (1, ("exit 1", True)),
+        (-signal.SIGSEGV, ("signal SIGSEGV", True)),
+        (-signal.SIGBUS, ("signal SIGBUS", True)),
+        (-signal.SIGABRT, ("signal SIGABRT", True)),
+        (-signal.SIGILL, ("signal SIGILL", True)),
+        (-signal.SIGFPE, ("signal SIGFPE", True)),
+        (-signal.SIGKILL, ("signal SIGKILL", False)),
+        (-signal.SIGTERM, ("signal SIGTERM", False)),
+        (-signal.SIGALRM, ("signal SIGALRM", False)),
+        (-(signal.SIGRTMIN + 3), (f"signal {signal.SIGRTMIN + 3}", False)),
+    ],
+)
+def test_a_crash_and_an_exit_are_its_own_other_signals_are_not(code: int, verdict: tuple[str, bool]) -> None:
+    assert judged(code) == verdict
+
+
+# --- children that cannot try anything ---
+
+
+def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    path = job_with_texts(tmp_path, {}, transform="obeys", samples=4)
+    index(path)
+    stream = JobFile(path).open("train")
+    write_texts(tmp_path, {1: "another text"})
+    with pytest.raises(
+        MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
+    ):
+        convicted(Trial(path, 1.0), stream, 0)
+
+
+def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    path = job_with_texts(tmp_path, {}, transform="obeys", samples=4)
+    index(path)
+    stream = JobFile(path).open("train")
+    index(path)
+    with pytest.raises(MachineError, match="another index, or other transforms, on disk by now"):
+        convicted(Trial(path, 1.0), stream, 0)
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("/nowhere/python", "no child that starts: FileNotFoundError"),
+        ("/bin/false", "a child that ended before it was ready: exit 1"),
+    ],
+)
+def test_a_child_that_does_not_start_is_the_machines_failure(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, python: str, said: str
+) -> None:
+    monkeypatch.setattr("sys.executable", python)
+    before, open_files = children(), len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(MachineError, match=said):
+        convicted(Trial(stream.path, 1.0), stream, 0)
+    assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == (before, open_files)
