@@ -141,7 +141,7 @@ def another_builder(register: m.Register) -> m.Refused:
     """The worker would build other bytes. Neither fingerprint is told: one opens the door here, the other it knows."""
     remedy = (
         "Give every loader machine the same job file, index and own transforms, and the same releases of "
-        "stoker, numpy, soundfile and soxr. The coordinator's log has both fingerprints."
+        "stoker, numpy, soundfile, soxr and what own transforms import. The coordinator's log has both fingerprints."
     )
     expected = "a worker that builds the same bytes as the coordinator's machine would"
     return _refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)

@@ -17,7 +17,6 @@ import importlib.metadata
 import inspect
 import threading
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from loader_server.blame import is_the_samples, told
 from loader_server.transforms.audio import LogMel, LogMelSettings
 from loader_server.transforms.declare import declaration_of
+from loader_server.transforms.own_code import own_code
 from loader_server.transforms.text import Characters, CharactersSettings
 from shared.config import read_table
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.transforms.declare import Declaration, LengthRule, Lengths, Transform
+    from loader_server.transforms.own_code import OwnCode
     from shared.config import Table
 
 __all__ = ["BUILT_INS", "Chain", "generator_for"]
@@ -72,6 +73,8 @@ class _Step:
     function: Transform
     declaration: Declaration | None
     identity: str
+    #: The versions of installed packages that a user's own transform imports.
+    packages: Mapping[str, str]
     draws: bool
 
 
@@ -115,7 +118,8 @@ class Chain:
     @property
     def fingerprint(self) -> str:
         """Of all that shapes the bytes which this chain makes."""
-        versions = (f"{name} {version}" for name, version in _versions().items())
+        own = {name: version for step in self.steps for name, version in step.packages.items()}
+        versions = (f"{name} {version}" for name, version in sorted((own | _versions()).items()))
         return fingerprint(self.recipe, f"bytes {_BYTES_VERSION}", *versions)
 
     def generator(self, seed: int, epoch: int, sample: int) -> np.random.Generator:
@@ -212,24 +216,27 @@ def _refuse_stray(table: str, names: tuple[str, ...], where: str) -> None:
 
 
 def _step(name: str, table: Table, where: str) -> _Step:
+    packages: Mapping[str, str] = {}
     if name in BUILT_INS:
         kind, make = BUILT_INS[name]
         settings = read_table(kind, table, f"{where}, {name}")
         function = make(settings, f"{where}, {name}")
         identity = repr(sorted(asdict(settings).items()))
     else:
-        function, identity = _users(name, where)
+        function, code = _users(name, where)
+        identity, packages = code.sources, code.packages
     return _Step(
         name=name,
         function=function,
         declaration=declaration_of(function),
         identity=identity,
+        packages=packages,
         draws=name not in BUILT_INS,
     )
 
 
-def _users(name: str, where: str) -> tuple[Transform, str]:
-    """A user's function and the digest of the file that it stands in."""
+def _users(name: str, where: str) -> tuple[Transform, OwnCode]:
+    """A user's function, and what it is made of."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
         near = difflib.get_close_matches(name, BUILT_INS, n=1)
@@ -257,8 +264,8 @@ def _users(name: str, where: str) -> tuple[Transform, str]:
             where=f"{where}, transforms",
             remedy="Mend the name.",
         )
-    file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isroutine(function) else module.__file__
-    return function, fingerprint(Path(file).read_bytes()) if file else name
+    home = getattr(inspect.unwrap(function), "__module__", None)
+    return function, own_code(sorted({place, home or place}))
 
 
 def _after(fields: tuple[Field, ...], step: _Step, where: str) -> tuple[Field, ...]:

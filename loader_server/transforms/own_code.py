@@ -1,0 +1,124 @@
+"""What a user's own transform is made of: its module, all that this imports from beside it, and installed packages.
+
+Rules: a module that was installed goes by the version of its package, every other one by its source; imports are read
+from the sources, nothing is run for it, so all processes find the same whatever they have imported so far. What a
+module loads by a name made at run time is not found. Must not know chains.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.abc import PathEntryFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+
+__all__ = ["OwnCode", "own_code"]
+
+#: Our own packages: chains know the version of the bytes that they make.
+_OURS = frozenset(("loader_server", "shared", "trainer_client"))
+#: Folders that package managers install into.
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+_STANDARD_LIBRARY = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCode:
+    """A fingerprint of all sources, and the versions of the installed packages that they import."""
+
+    sources: str
+    packages: Mapping[str, str]
+
+
+def own_code(modules: Sequence[str]) -> OwnCode:
+    """All that these modules are made of; they themselves go by source even where they are installed."""
+    sources: dict[str, bytes] = {}
+    packages: dict[str, str] = {}
+    seen, waiting = set(modules), list(modules)
+    while waiting:
+        name = waiting.pop()
+        top, spec = name.partition(".")[0], _found(name)
+        if spec is None or spec.origin is None or not spec.has_location:
+            continue  # a folder without __init__.py, built in, or missing
+        file = Path(spec.origin)
+        if top in _OURS or _is_pythons(file) or not file.is_file():
+            continue
+        if _is_installed(file):
+            packages |= _versions(top)
+            if name not in modules:
+                continue
+        sources[name] = file.read_bytes()
+        found = set(_imported(sources[name], spec))
+        waiting += found - seen
+        seen |= found
+    return OwnCode(sources=fingerprint(*(sources[name] for name in sorted(sources))), packages=packages)
+
+
+def _is_installed(file: Path) -> bool:
+    return bool(_INSTALLED & set(file.parts))
+
+
+def _is_pythons(file: Path) -> bool:
+    return bool(_STANDARD_LIBRARY & set(file.parents)) and not _is_installed(file)
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """Where a module is; the packages that it is in are looked through one by one, without running them."""
+    top, *inner = name.split(".")
+    spec = _first(finder.find_spec(top, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None  # a name in a module, not a module in a package
+        importers = filter(None, map(pkgutil.get_importer, spec.submodule_search_locations))
+        path = f"{spec.name}.{part}"
+        spec = _first(importer.find_spec(path) for importer in importers if isinstance(importer, PathEntryFinder))
+    return spec
+
+
+def _first(specs: Iterable[ModuleSpec | None]) -> ModuleSpec | None:
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _imported(source: bytes, spec: ModuleSpec) -> Iterator[str]:
+    """Every module that a source may import: packages, and names that may be modules of them, too."""
+    for name in _named(source, spec.parent or ""):
+        parts = name.split(".")
+        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _named(source: bytes, package: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return  # compiled, or no Python: its bytes count
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            near = "." * node.level + (node.module or "")
+            with contextlib.suppress(ImportError):  # further up than its package: it could not be imported either
+                module = importlib.util.resolve_name(near, package)
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _versions(top: str) -> dict[str, str]:
+    """The versions of the packages that an installed module belongs to."""
+    return {name: importlib.metadata.version(name) for name in _distributions().get(top, ())}
+
+
+@functools.cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    return importlib.metadata.packages_distributions()
