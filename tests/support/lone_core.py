@@ -19,6 +19,9 @@ from trainer_client.core.upcoming import Position, Ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from trainer_client.core.core import Line
+    from trainer_client.core.upcoming import Entry
+
 __all__ = ["BATCHES", "DIGEST", "LoneCore", "address", "attached"]
 
 BATCHES = 40
@@ -50,11 +53,11 @@ def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) 
 class LoneCore:
     """A core, attached to a stream of BATCHES batches an epoch; `orders` are those of the last call."""
 
-    def __init__(self, *, slots: int = 14, prefetch: int = 4, **settings: object) -> None:
+    def __init__(self, *, slots: int = 14, prefetch: int = 4, incarnation: int = 1000, **settings: object) -> None:
         ranks = Ranks(rank=0, replicas=1, world=1)
         self.core = Core(
             CoreSettings(
-                job="digits", stream="train", ranks=ranks, incarnation=1000, name="here:1", boot_id="here",
+                job="digits", stream="train", ranks=ranks, incarnation=incarnation, name="here:1", boot_id="here",
                 prefetch=prefetch, prefetch_bytes=(slots + 1) * NBYTES, **settings,  # type: ignore[arg-type]
             )
         )  # fmt: skip
@@ -134,12 +137,14 @@ class LoneCore:
         )  # fmt: skip
         return self.tell(e.Came(self.link(number), said, shared))
 
-    def with_workers(self, number: int, *, shared: bool = True) -> LoneCore:
-        """Attached, with so many workers of this host that serve it, numbered from 1."""
-        self.attach(*(address(one) for one in range(1, number + 1)))
+    def with_workers(self, number: int, *, shared: bool = True, **said: object) -> list[m.Want]:
+        """Attach, with so many workers of this host that serve us, numbered from 1; what is asked for then."""
+        self.attach(*(address(one) for one in range(1, number + 1)), batches=0, **said)
         for one in range(1, number + 1):
             self.greet(one, shared=shared)
-        return self
+        answer = m.EpochAnswer(stream="train", epoch=1, group=4, batches=BATCHES)
+        self.say(1, answer)  # only now is there anything to ask for: all workers are there
+        return self.wants()
 
     def say(self, number: int, message: m.Message, payload: object = None) -> list[i.Instruction]:
         """Worker `number` says something."""
@@ -161,6 +166,45 @@ class LoneCore:
         """The worker that was asked will not build it."""
         said = m.Unbuilt(ticket=want.ticket, code=code, expected="a file", got=got, where="w", remedy="Look.")
         return self.say(want.worker, said)
+
+    # --- what the books say ---
+
+    @property
+    def books(self) -> Line:
+        """The core's books."""
+        assert self.core.line is not None
+        return self.core.line
+
+    def entry(self, seq: int) -> Entry:
+        """A batch of the line."""
+        return self.books.upcoming.entries[seq]
+
+    def offer(self, seq: int) -> i.Offer:
+        """The offer of a batch that has come."""
+        entry = self.entry(seq)
+        assert entry.header is not None
+        return i.Offer(seq, entry.slot, entry.batch, entry.header)
+
+    def heard(self, *numbers: int) -> None:
+        """A word of each of these workers, which says nothing about what they hold."""
+        for number in numbers:
+            self.pong(number, 0, *self.tickets(number))
+
+    def tickets(self, number: int) -> tuple[m.Ticket, ...]:
+        """What a worker holds, as it is written here."""
+        worker = self.books.connections.worker_at(self.link(number))
+        return tuple(worker.asks) if worker is not None else ()
+
+    def wait_hearing(self, seconds: float, *numbers: int, step_s: float = 0.25) -> list[i.Instruction]:
+        """Let time pass in which these workers are heard."""
+        until_s, orders = self.now_s + seconds, []
+        while self.now_s < until_s - 1e-9:
+            for number in numbers:
+                self.heard(number)
+                orders += self.orders
+            orders += self.tell(after_s=min(step_s, until_s - self.now_s))
+        self.orders = orders
+        return orders
 
     # --- consumers ---
 

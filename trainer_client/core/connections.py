@@ -83,6 +83,7 @@ class Connection:
     link: int
     endpoint: str
     local: bool
+    opened_s: float
     #: Since when the state is what it is.
     since_s: float
     state: LinkState = LinkState.DOWN
@@ -118,6 +119,8 @@ class Connections:
         out: list[i.Instruction],
     ) -> None:
         self.version = 0
+        #: Nobody who is there can build the head of the line: many others are tried at a time.
+        self.in_need = False
         self._settings = settings
         self._timeout_s = heartbeat_timeout_s
         self._upcoming = upcoming
@@ -180,7 +183,7 @@ class Connections:
     def _top_up_remote(self, now_s: float) -> None:
         remote = [one for one in self if not one.local]
         useful = sum(self._is_useful(one, now_s) for one in remote)
-        most = min(self._settings.workers, MOST_REMOTE)
+        most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
         if useful >= most:
             return
         for endpoint in self._order:
@@ -199,10 +202,11 @@ class Connections:
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
         """Whether it serves the head of the line, or may yet."""
         worker = self._worker_of(connection)
-        if worker is None or connection.state not in _SERVING:
-            return connection.endpoint in self._members and now_s - connection.since_s <= self._timeout_s
+        if worker is None:
+            return connection.endpoint in self._members and now_s - connection.opened_s <= self._timeout_s
         head = self._upcoming.entries.get(self._upcoming.head)
-        return worker.is_live(now_s) and not (head is not None and worker.incarnation in head.refused)
+        refuses = head is not None and worker.incarnation in head.refused
+        return connection.state in _SERVING and worker.is_live(now_s) and not refuses
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
         """Give up the connection that has been of no use for the longest; whether there was one."""
@@ -240,7 +244,7 @@ class Connections:
 
     def _open(self, endpoint: str, now_s: float, *, local: bool) -> Connection:
         self._links += 1
-        connection = Connection(self._links, endpoint, local, now_s)
+        connection = Connection(self._links, endpoint, local, now_s, now_s)
         connection.renew_pause_s = self._timeout_s
         self._by_link[connection.link] = self._by_endpoint[endpoint] = connection
         self._out.append(i.Open(connection.link, endpoint))
@@ -394,10 +398,14 @@ class Connections:
                 if connection.state in _SERVING:
                     self._out.append(i.ToWorker(worker.link, self._wants.ping(worker, now_s)))
         for connection in list(self):
-            if now_s >= connection.hello_s:
-                self._greet(connection, now_s)
             self._renew(connection, now_s)
         self.top_up(now_s)
+
+    def greet(self, now_s: float) -> None:
+        """Say Hello (again) where it is due."""
+        for connection in self:
+            if now_s >= connection.hello_s:
+                self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
         worker = self._worker_of(connection)
@@ -457,9 +465,11 @@ class Connections:
         connection = self._by_endpoint.get(endpoint)
         return connection is not None and not self._is_useful(connection, now_s)
 
-    def forget_tries(self) -> None:
-        """The head is in somebody's hands: whoever was given up may be tried again."""
-        self._given_up.clear()
+    def need(self, *, somebody: bool) -> None:
+        """Whether nobody can build the head; once somebody can, whoever was given up may be tried again."""
+        self.in_need = somebody
+        if not somebody:
+            self._given_up.clear()
 
     def refusals(self) -> list[StokerError]:
         """What was said by those that turned us away."""

@@ -103,6 +103,7 @@ class Core:
     def _decide(self, line: Line, now_s: float) -> None:
         if now_s >= self._tick_s:
             self._tick(line, now_s)
+        line.connections.greet(now_s)
         self._extend(line, now_s)
         line.wants.decide(now_s)
         self._watch_head(line, now_s)
@@ -296,8 +297,9 @@ class Core:
         refused = head.refused if head is not None else {}
         if self._failed or (head is not None and head.ready) or line.wants.somebody_can(refused):
             self._alone_since_s = None
-            line.connections.forget_tries()
+            line.connections.need(somebody=False)
             return
+        line.connections.need(somebody=True)
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         alone_s = now_s - self._alone_since_s

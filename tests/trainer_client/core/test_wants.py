@@ -1,0 +1,297 @@
+"""Each rule of asking, alone, through the core's one door. Workers are numbered from 1, batches of the line from 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared import messages as m
+from tests.support.lone_core import LoneCore, address, pushed
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.slot_states import SlotState
+from trainer_client.core.wants import HEDGED_SHARE
+
+
+def numbers(wants):
+    return [one.number for one in wants]
+
+
+class TestAsking:
+    def test_wants_go_out_in_order_as_far_as_prefetch(self):
+        wants = LoneCore(prefetch=4).with_workers(1)
+        assert numbers(wants) == [0, 1, 2, 3]
+        assert [(one.attempt, one.urgent) for one in wants] == [(0, False)] * 4
+
+    def test_a_want_says_whose_it_is_and_what_it_is_for(self):
+        want, *_ = LoneCore().with_workers(1)
+        assert (want.job, want.stream, want.plan_digest, want.epoch, want.group) == ("digits", "train", "plan-1", 1, 4)
+        assert (want.trainer, want.worker, want.empty) == (1000, 1, False)
+
+    def test_each_goes_to_the_worker_with_the_least_unanswered_work(self):
+        lone = LoneCore(prefetch=6)
+        wants = lone.with_workers(2)
+        assert [one.worker for one in wants] == 3 * [wants[0].worker, 3 - wants[0].worker]
+        quick = wants[1].worker
+        lone.push(wants[1])
+        lone.push(wants[3])
+        lone.push(wants[0])
+        lone.consume(lone.offer(0))
+        assert [one.worker for one in lone.wants()] == [quick]
+
+    def test_ties_are_broken_otherwise_for_each_trainer(self):
+        firsts = {LoneCore(prefetch=1, incarnation=one).with_workers(4)[0].worker for one in range(30)}
+        assert firsts == {1, 2, 3, 4}
+
+    def test_a_want_carries_the_way_that_its_worker_writes(self):
+        assert LoneCore().with_workers(1, shared=True)[0].in_slot
+        assert not LoneCore().with_workers(1, shared=False)[0].in_slot
+
+    def test_credit_ends_with_the_slots_and_goes_on_with_one_that_comes_back(self):
+        lone = LoneCore(slots=3, prefetch=9)
+        wants = lone.with_workers(1)
+        assert numbers(wants) == [0, 1]  # one fewer than slots
+        assert lone.books.slots.count(SlotState.LENT) == 2
+        lone.push(wants[0])
+        lone.tell(e.Took(0, wants[0].ticket.slot))
+        assert numbers(lone.wants()) == [2]
+        lone.push(wants[1])
+        lone.tell(e.Took(1, wants[1].ticket.slot))
+        assert lone.wants() == []
+        assert lone.core._wakes.slots
+        lone.tell(e.HandedBack(0, wants[0].ticket.slot))
+        assert [(one.number, one.ticket) for one in lone.wants()] == [(3, m.Ticket(wants[0].ticket.slot, 2))]
+
+    def test_the_first_valid_answer_is_offered_and_an_unasked_one_is_not(self):
+        lone = LoneCore()
+        want, *_ = lone.with_workers(1)
+        lone.push(want)
+        (offer,) = lone.ordered(i.Offer)
+        assert (offer.seq, offer.slot, offer.batch.number) == (0, want.ticket.slot, 0)
+        lone.push(want)
+        assert lone.ordered(i.Offer) == []
+        assert lone.books.wants.counts.stale == 1
+
+    def test_a_payload_is_written_before_it_counts(self):
+        lone = LoneCore()
+        want, *_ = lone.with_workers(1, shared=False)
+        lone.say(1, pushed(want), "payload")
+        (write,) = lone.ordered(i.Write)
+        assert (write.header.ticket, write.payload) == (want.ticket, "payload")
+        assert lone.ordered(i.Offer) == []
+        lone.tell(e.Checked(write.link, write.header, valid=True))
+        assert len(lone.ordered(i.Offer)) == 1
+
+    def test_what_is_in_its_slot_is_looked_at_where_that_is_wanted(self):
+        lone = LoneCore(verify=True)
+        want, *_ = lone.with_workers(1)
+        lone.say(1, pushed(want))
+        (check,) = lone.ordered(i.Check)
+        lone.tell(e.Checked(check.link, check.header, valid=True))
+        assert len(lone.ordered(i.Offer)) == 1
+
+    def test_a_frame_whose_slot_went_to_somebody_else_meanwhile_counts_for_nothing(self):
+        lone = LoneCore()
+        want, *_ = lone.with_workers(1, shared=False)
+        lone.say(1, pushed(want), "payload")
+        (write,) = lone.ordered(i.Write)
+        lone.tell(e.LinkDown(lone.link(1)), e.Checked(write.link, write.header, valid=True))
+        assert lone.ordered(i.Offer) == []
+        assert lone.books.wants.counts.stale == 1
+
+    def test_consumers_wake_us_only_for_what_we_wait_for(self):
+        lone = LoneCore(prefetch=4)
+        wants = lone.with_workers(1)
+        assert lone.core._wakes == i.WakeFor(room=False, slots=False)
+        for want in wants[:3]:
+            lone.push(want)
+        assert lone.ordered(i.WakeFor) == [i.WakeFor(room=True, slots=False)]
+
+
+class TestHead:
+    def full(self, *, shared=True):
+        """Three slots, two at worker 1, which is silent; worker 2 comes then."""
+        lone = LoneCore(slots=3, prefetch=9)
+        wants = lone.with_workers(1, shared=shared)
+        third = lone.books.slots.lend()  # held by somebody
+        assert third is not None
+        lone.wait(2.5)
+        lone.members(2, address(1), address(2))
+        return lone, wants
+
+    @pytest.mark.fault(4)
+    def test_with_all_slots_at_silent_workers_it_goes_by_tcp_through_the_reserve(self):
+        lone, _ = self.full()
+        lone.greet(2)
+        (want,) = lone.wants()
+        assert (want.number, want.ticket.slot, want.in_slot) == (0, lone.books.slots.reserve, False)
+        assert want.urgent
+
+    def test_a_slot_that_a_silent_worker_cannot_write_into_is_taken_back(self):
+        lone = LoneCore(slots=2, prefetch=9)
+        (held,) = lone.with_workers(1, shared=False)
+        lone.books.slots.lend()
+        lone.books.slots.lend_reserve()
+        lone.wait(1.9)
+        lone.books.wants.suspect(lone.books.connections.worker_at(lone.link(1)))
+        lone.members(2, address(1), address(2))
+        lone.greet(2)
+        cancel, want = lone.sent(m.Cancel)[0], lone.wants()[0]
+        assert cancel.ticket == held.ticket
+        assert (want.number, want.ticket.slot, want.worker) == (0, held.ticket.slot, 2)
+        lone.say(1, pushed(held), "payload")
+        assert lone.ordered(i.Offer) == []
+
+    def test_the_furthest_ready_batch_makes_room(self):
+        lone = LoneCore(slots=4, prefetch=3)
+        wants = lone.with_workers(2)
+        lone.books.slots.lend()
+        head = wants[0]
+        for want in wants[1:]:
+            lone.push(want)
+        other = 3 - head.worker
+        orders = lone.wait_hearing(2.5, other)
+        assert [one for one in orders if isinstance(one, i.TakeBack)] == [i.TakeBack(2)]
+        lone.tell(e.TakenBack(2, won=True))
+        assert [(one.number, one.worker) for one in lone.wants()] == [(0, other)]
+        assert lone.books.wants.counts.retracted == 1
+        assert not lone.entry(2).ready
+
+    def test_a_consumer_that_was_faster_keeps_the_batch(self):
+        lone = LoneCore(slots=4, prefetch=3)
+        wants = lone.with_workers(2)
+        lone.books.slots.lend()
+        for want in wants[1:]:
+            lone.push(want)
+        lone.wait_hearing(2.5, 3 - wants[0].worker)
+        lone.tell(e.TakenBack(2, won=False))
+        assert lone.books.wants.counts.retracted == 0
+        assert lone.entry(2).ready
+
+
+class TestHedging:
+    def slow_head(self, before=0):
+        lone = LoneCore(slots=20, prefetch=1)
+        wants = lone.with_workers(2)
+        for number in range(before):
+            lone.tell(after_s=0.05)
+            lone.push(wants[0])
+            lone.consume(lone.offer(number))
+            wants = lone.wants()
+        return lone, wants[0]
+
+    @pytest.mark.fault(6)
+    def test_a_head_that_waits_long_is_asked_of_a_second_worker_once(self):
+        lone, want = self.slow_head(before=3)
+        lone.wait_hearing(6, 1, 2)
+        assert [(one.number, one.worker, one.urgent) for one in lone.wants()] == [(want.number, 3 - want.worker, True)]
+        assert lone.books.wants.counts.hedged == 1
+
+    def test_not_before_the_floor_and_three_usual_answers(self):
+        lone, _ = self.slow_head(before=3)
+        lone.books.wants._usual_answer_s = 1.0
+        lone.wait_hearing(2.75, 1, 2)
+        assert lone.wants() == []
+        lone.wait_hearing(0.5, 1, 2)
+        assert len(lone.wants()) == 1
+
+    @pytest.mark.fault(6)
+    def test_at_most_one_want_in_twenty(self):
+        lone, want = self.slow_head()
+        for number in range(38):
+            lone.books.wants._usual_answer_s = 0.01
+            lone.wait_hearing(0.5, 1, 2)
+            lone.push(want)
+            assert lone.books.wants.counts.hedged <= 1 + lone.books.wants.counts.asked // HEDGED_SHARE
+            lone.consume(lone.offer(number))
+            (want, *_) = lone.wants()
+            for other in (1, 2):  # the cancelled ones come back
+                for ticket in lone.tickets(other):
+                    if ticket != want.ticket:
+                        lone.say(other, m.Cancelled(ticket=ticket))
+        assert lone.books.wants.counts.hedged >= 2
+
+    def test_not_where_all_others_are_silent(self):
+        lone, want = self.slow_head()
+        lone.wait_hearing(0.2, 1, 2)
+        lone.books.wants.suspect(lone.books.connections.worker_at(lone.link(3 - want.worker)))
+        lone.wait_hearing(5, want.worker)
+        assert lone.books.wants.counts.hedged == 0
+
+
+class TestTakingOver:
+    def test_an_idle_worker_takes_over_what_another_has_not_begun(self):
+        lone = LoneCore(slots=20, prefetch=6)
+        wants = lone.with_workers(1)
+        lone.members(2, address(1), address(2))
+        lone.greet(2)
+        assert lone.wants() == []
+        lone.entry(0).hedged = True
+        lone.wait_hearing(1, 1, 2)
+        taken = lone.wants()
+        assert taken[0].worker == 2
+        assert taken[0].number > 0, "the one in hand stays"
+        assert lone.sent(m.Cancel)[0].ticket == wants[taken[0].number].ticket
+        assert lone.books.wants.counts.taken_over >= 1
+
+    def test_not_what_it_refused(self):
+        lone = LoneCore(slots=20, prefetch=3)
+        lone.with_workers(1)
+        lone.members(2, address(1), address(2))
+        lone.greet(2)
+        for seq in range(3):
+            lone.entry(seq).refused[2] = ValueError()
+        lone.wait_hearing(1, 1, 2)
+        assert lone.wants() == []
+
+
+class TestTurning:
+    def test_what_was_asked_is_cancelled_and_late_answers_are_stale(self):
+        lone = LoneCore(slots=20, prefetch=2)
+        first, second = lone.with_workers(1)
+        lone.open(7, at=(1, 10))
+        assert [one.ticket for one in lone.sent(m.Cancel)] == [first.ticket, second.ticket]
+        assert numbers(lone.wants()) == [10, 11]
+        assert {one.ticket.slot for one in lone.wants()}.isdisjoint({first.ticket.slot, second.ticket.slot})
+        lone.push(first)
+        assert lone.ordered(i.Offer) == []
+        assert lone.books.wants.counts.stale == 1
+        lone.say(1, m.Cancelled(ticket=second.ticket))
+        assert lone.books.slots.count(SlotState.LENT) == 2
+
+    def test_what_lay_ahead_is_begun_anew_under_new_numbers(self):
+        lone = LoneCore(prefetch=2)
+        want, _ = lone.with_workers(1)
+        lone.push(want)
+        lone.open(7, at=(1, 10))
+        (restart,) = lone.ordered(i.Restart)
+        assert (restart.reader, restart.head) == (7, 2)
+        lone.tell(e.HandedBack(0, want.ticket.slot))  # the offer was thrown away
+        assert lone.books.upcoming.head == 2
+
+
+class TestPassing:
+    def test_taking_a_batch_says_that_those_before_it_were_taken(self):
+        """A signal may come between taking a batch and saying so: what follows from later facts is inferred."""
+        lone = LoneCore(prefetch=3)
+        wants = lone.with_workers(1)
+        for want in wants:
+            lone.push(want)
+        lone.tell(e.Took(2, wants[2].ticket.slot))
+        assert lone.books.upcoming.head == 3
+        lone.tell(*(e.HandedBack(seq, wants[seq].ticket.slot) for seq in range(3)))
+        assert lone.books.slots.count(SlotState.OUT) == lone.books.slots.count(SlotState.OFFERED) == 0
+
+    def test_handing_back_says_that_it_had_been_taken(self):
+        lone = LoneCore(prefetch=3)
+        want, *_ = lone.with_workers(1)
+        lone.push(want)
+        lone.tell(e.HandedBack(0, want.ticket.slot))
+        assert lone.books.upcoming.head == 1
+
+    def test_late_facts_of_an_earlier_line_move_nothing(self):
+        lone = LoneCore(prefetch=2)
+        want, _ = lone.with_workers(1)
+        lone.push(want)
+        lone.open(7, at=(1, 10))
+        lone.tell(e.Took(0, want.ticket.slot), e.HandedBack(0, want.ticket.slot))
+        assert lone.books.upcoming.head == 2
