@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, wait
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,9 @@ class View:
         self._plan = stream.plan
         self._counting = counting
         self._counts: dict[tuple[int, int], Future[int]] = {}
+        # Each takes 20 ms at a billion samples, and every rank that attaches asks for the same.
+        self._most = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
+        self._objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
@@ -100,8 +103,8 @@ class View:
 
     def most_batches(self, group: int) -> int:
         """No epoch has more."""
-        return self._plan.most_batches(group)
+        return self._most(group)
 
     def objection(self, group: int) -> SettingsError | None:
         """Why batches cannot come in groups of `group`; None where they can."""
-        return self._plan.objection(group)
+        return self._objection(group)

@@ -18,6 +18,7 @@ from loader_server.coordinator import journal as journal_module
 from loader_server.coordinator.events import Advanced, CulpritFound, Forgot, GroupFixed, RankTaken
 from loader_server.coordinator.journal import HeldError, Journal, JournalWriter, WriteError
 from shared.errors import DataError
+from tests.support.disk import small_disk
 
 ROOT = Path(__file__).parents[3]
 
@@ -281,41 +282,24 @@ def test_a_full_disk_is_said_and_what_was_kept_stays_whole(tmp_path):
 
 
 @pytest.fixture
-def full_disk(tmp_path):
-    """A small file system, and a function that fills it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-
-    def fill() -> Path:
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(512))
-        return filler
-
-    yield disk, fill
-    subprocess.run(["umount", "--lazy", disk], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 @pytest.mark.fault(14)
-def test_a_full_file_system_loses_nothing_and_facts_wait_for_room(full_disk, caplog):
-    disk, fill = full_disk
-    path = disk / "state" / "journal.sqlite"
+def test_a_full_file_system_loses_nothing_and_facts_wait_for_room(disk, caplog):
+    path = disk.folder / "state" / "journal.sqlite"
     journal = Journal(path)
     writer = JournalWriter(journal)
     assert writer.write([GroupFixed("train", 4), Advanced("train", 0, 1)])
-    filler = fill()
+    make_room = disk.fill()
     for number in range(2, 40):
         found = CulpritFound("train", "x" * 3000 + str(number), "SIGSEGV")
         writer.write([Advanced("train", 0, number), found])
     assert not writer.write([Advanced("train", 0, 40)])
     assert writer.errors > 2
-    filler.unlink()
+    make_room()
     assert writer.write([])
     assert writer.waiting == 0
     journal.close()
@@ -330,16 +314,15 @@ def test_a_full_file_system_loses_nothing_and_facts_wait_for_room(full_disk, cap
 
 @pytest.mark.fault(14)
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_coordinator_comes_back_on_a_full_file_system(full_disk, killed):
+def test_a_coordinator_comes_back_on_a_full_file_system(disk, killed):
     """After kill -9 the log is still there; after an end in good order it would have to be made anew."""
-    disk, fill = full_disk
-    path = written(disk / "journal.sqlite", GroupFixed("train", 4))
+    path = written(disk.folder / "journal.sqlite", GroupFixed("train", 4))
     if killed:
         process = child(WRITER, str(path))
         process.stdout.readline()
         process.kill()
         process.communicate()
-    fill()
+    disk.fill()
     journal = Journal(path)
     assert GroupFixed("train", 4) in set(journal.facts())
     with pytest.raises(WriteError):
@@ -348,12 +331,11 @@ def test_a_coordinator_comes_back_on_a_full_file_system(full_disk, killed):
 
 
 @pytest.mark.fault(14)
-def test_no_room_for_a_first_journal_is_an_error_with_the_remedy(full_disk):
-    disk, fill = full_disk
-    fill()
+def test_no_room_for_a_first_journal_is_an_error_with_the_remedy(disk):
+    disk.fill()
     for _ in range(2):  # the refusal leaves no lock behind
         with pytest.raises(WriteError, match=r"expected to write the journal, got .* Make room on its disk"):
-            Journal(disk / "journal.sqlite")
+            Journal(disk.folder / "journal.sqlite")
 
 
 class FullJournal:

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-import zmq
 
 from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator
 from shared import messages as m
-from shared.codec import VERSION, decode, encode
-from shared.sockets import connect_dealer
+from shared.codec import VERSION, encode
 from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
 from tests.support.loaders import wait_until
+from tests.support.peer import Peer, peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-class Peer:
-    """Somebody who talks to the coordinator."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> None:
-        self.socket = connect_dealer(context, endpoint, None, identity)
-
-    def send(self, message: m.Message | bytes) -> None:
-        assert self.socket.poll(20_000, zmq.POLLOUT)
-        self.socket.send(message if isinstance(message, bytes) else encode(message))
-
-    def hear(self) -> m.Message:
-        assert self.socket.poll(20_000), "no answer"
-        return decode(self.socket.recv())
-
-    def ask(self, message: m.Message | bytes) -> m.Message:
-        self.send(message)
-        return self.hear()
-
-    def register(self, register: m.Register) -> list[m.Message]:
-        """Its answers: one, and one for each of the two streams."""
-        self.send(register)
-        return [self.hear() for _ in range(3)]
 
 
 class Served:
@@ -55,8 +31,8 @@ class Served:
     def __init__(self, path, settings=SETTINGS) -> None:
         self.path = path
         self._settings = settings
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._peers: list[Peer] = []
+        self._guard = ExitStack()
+        self._make_peer = self._guard.enter_context(peers())
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -70,8 +46,7 @@ class Served:
         self.coordinator.run()
 
     def peer(self) -> Peer:
-        self._peers.append(Peer(self._context, self.coordinator.endpoint, b"peer-%d" % len(self._peers)))
-        return self._peers[-1]
+        return self._make_peer(self.coordinator.endpoint)
 
     def report(self) -> dict[str, object]:
         return json.loads(self.peer().ask(m.StatusQuery()).report)
@@ -81,13 +56,17 @@ class Served:
         self.coordinator.stop()
         self._thread.join(20)
         assert not self._thread.is_alive()
-        for peer in self._peers:
-            peer.socket.close()
-        self._context.term()
+        self._guard.close()
         journal = Journal(self.path)
         facts = list(journal.facts())
         journal.close()
         return facts
+
+
+def enroll(worker: Peer) -> list[m.Message]:
+    """Its answers: one, and one for each of the two streams."""
+    worker.send(register())
+    return [worker.hear() for _ in range(3)]
 
 
 @pytest.fixture
@@ -107,7 +86,7 @@ def serve(tmp_path) -> Iterator[Callable[..., Served]]:
 def test_it_answers_and_what_it_promised_is_in_the_journal(serve):
     served = serve()
     trainer, worker = served.peer(), served.peer()
-    registered, *culprits = worker.register(register())
+    registered, *culprits = enroll(worker)
     assert (type(registered), len(culprits)) == (m.Registered, 2)
     assert isinstance(trainer.ask(attach(serial=3)), m.Attached)
     assert isinstance(trainer.ask(progress(0, 1, 8)), m.Members)
@@ -213,7 +192,7 @@ def test_what_waits_is_tried_a_last_time_at_the_end(serve):
 def test_who_forgives_is_told_if_a_restart_would_undo_it(serve):
     served = serve()
     worker, person = served.peer(), served.peer()
-    worker.register(register())
+    enroll(worker)
     worker.send(culprit("a"))
     worker.hear()
     full = Full(served.coordinator._journal)
@@ -237,7 +216,7 @@ def test_what_the_state_wants_said_is_in_the_log(serve, caplog):
 
 def test_the_silent_are_given_up_by_its_own_clock(serve):
     served = serve(replace(SETTINGS, heartbeat_timeout_s=0.1))
-    served.peer().register(register())
+    enroll(served.peer())
     served.peer().ask(attach())
     wait_until(lambda: served.coordinator.counts.workers_gone, "the worker is gone")
     wait_until(lambda: served.coordinator.report["streams"]["train"]["attached"] == 0, "the trainer is gone")
@@ -250,7 +229,7 @@ def test_nobody_expires_for_a_stall_of_its_own(serve, monkeypatch):
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.offset_s))
     served = serve(replace(SETTINGS, heartbeat_timeout_s=0.4))
     worker, other = served.peer(), served.peer()
-    worker.register(register())
+    enroll(worker)
     for now_s in (30.0, 30.3):  # a stall of 30 s, and what comes first is from others
         clock.offset_s = now_s
         other.ask(m.StatusQuery())

@@ -19,6 +19,7 @@ class Plan:
         self.dropped: dict[str, int] = {}
         self.may_end = threading.Event()
         self.may_end.set()
+        self.asked = 0
         self.counted: list[tuple[int, int]] = []
         self.failure: Exception | None = None
 
@@ -31,9 +32,11 @@ class Plan:
         return SimpleNamespace(batches=100 * epoch + group)
 
     def most_batches(self, group: int) -> int:
+        self.asked += 1
         return 1000 * group
 
     def objection(self, group: int) -> str:
+        self.asked += 1
         return f"no {group}"
 
 
@@ -71,7 +74,9 @@ def test_a_long_one_is_begun_once_and_told_when_it_is_known(view, plan):
 def test_what_needs_no_count_is_answered_meanwhile(view, plan):
     plan.may_end.clear()
     assert view.batches(3, 8) is None
-    assert (view.most_batches(2), view.objection(9)) == (2000, "no 9")
+    for _ in range(3):
+        assert (view.most_batches(2), view.objection(9)) == (2000, "no 9")
+    assert plan.asked == 2, "every rank of a world asks the same"
 
 
 def test_counts_are_bounded_and_the_oldest_goes_first(view, plan, monkeypatch):

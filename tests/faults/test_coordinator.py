@@ -1,0 +1,301 @@
+"""The coordinator's faults, each with a real one: lost answers, stale and doubled traffic, restarts, its disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+import psutil
+import pytest
+
+import trainer_client
+from loader_server.coordinator.events import Advanced
+from loader_server.coordinator.journal import Journal
+from loader_server.status import ask
+from shared import messages as m
+from tests.support.coordinator import attach, culprit, progress, register
+from tests.support.disk import small_disk
+from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.peer import Peer, peers
+from tests.support.relay import Relay
+from tests.support.scraping import scraped, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+#: As messages of `tests.support.coordinator` are, but for this job.
+JOB = {"job": "tones"}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"), job='heartbeat_timeout = "1 s"')
+
+
+@pytest.fixture(scope="module")
+def loaders(job: Path) -> Iterator[Loaders]:
+    with running(job, workers=1) as loaders:
+        yield loaders
+
+
+@pytest.fixture
+def peer(loaders: Loaders) -> Iterator[Callable[[], Peer]]:
+    with peers() as make:
+        yield lambda: make(loaders.endpoint)
+
+
+@pytest.fixture(autouse=True)
+def nobody_left(loaders: Loaders) -> Iterator[None]:
+    """Tests leave no trainer behind that the next one would have to agree with."""
+    yield
+    wait_until(lambda: not _trainers(loaders), "trainers of the test are gone")
+
+
+def _trainers(loaders: Loaders) -> list[dict[str, object]]:
+    return [one for stream in ask(loaders.endpoint)["streams"].values() for one in stream["trainers"]]
+
+
+def _read_for_ever(feed: trainer_client.Feed) -> NoReturn:
+    while True:
+        _epoch(feed)
+
+
+def _epoch(feed: trainer_client.Feed) -> list[tuple[int, int]]:
+    return [(batch.number, batch.digest) for batch in feed]
+
+
+@pytest.mark.fault(22)
+def test_an_attach_whose_answers_are_lost_is_counted_once(loaders: Loaders, read) -> None:
+    calm, before = read(loaders), ask(loaders.endpoint)["attaches"]
+    with Relay(loaders.endpoint) as relay, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(trainer_client.connect, relay.endpoint)
+        wait_until(lambda: relay.came["back"] > 100, "the connection is up")
+        with connecting.result(20) as feed:
+            relay.hold("back")
+            restoring = pool.submit(lambda: (feed.restore({**feed.state(), "epoch": 1}), _epoch(feed))[1])
+            wait_until(lambda: ask(loaders.endpoint)["attaches"] == before + 2, "the second attach came through")
+            relay.cut()
+            relay.let_go()
+            second = restoring.result(30)
+        assert [number for number, _ in second] == list(range(len(second)))
+        assert second != calm
+        assert ask(loaders.endpoint)["attaches"] == before + 2
+
+
+@pytest.mark.fault(23)
+def test_a_trainer_that_was_cut_off_meanwhile_hears_that_it_was_superseded(loaders: Loaders, read) -> None:
+    calm, before = read(loaders), ask(loaders.endpoint)["stale"]
+    with Relay(loaders.endpoint) as relay, trainer_client.connect(relay.endpoint) as older:
+        relay.hold("there", "back")
+        with trainer_client.connect(loaders.endpoint) as newer:
+            came = relay.came["there"]
+            wait_until(lambda: relay.came["there"] > came + 100, "the older one has said how far it is")
+            relay.let_go()
+            with pytest.raises(trainer_client.RefusedError, match=r"to be the only trainer of rank 0, got a newer one"):
+                _read_for_ever(older)
+            assert _epoch(newer) == calm
+        wait_until(lambda: ask(loaders.endpoint)["stale"] > before, "what it said came, and was counted")
+
+
+@pytest.mark.fault(37)
+def test_a_late_answer_names_the_attach_that_it_answers(loaders: Loaders, peer: Callable[[], Peer]) -> None:
+    trainer, early = peer(), attach(serial=1, **JOB)
+    at = trainer.ask(early).cursor
+    later = replace(early, serial=2, cursor=replace(at, epoch=2, number=3))
+    trainer.send(later)
+    trainer.send(early)
+    trainer.send(later)
+    answers = [trainer.hear(), trainer.hear()]
+    assert [(one.serial, one.cursor.epoch, one.cursor.number) for one in answers] == [(2, 2, 3), (2, 2, 3)]
+    assert [(one["epoch"], one["number"]) for one in _trainers(loaders)] == [(2, 3)]
+    trainer.send(m.Detach(stream="train", rank=0, incarnation=early.incarnation))
+
+
+@pytest.mark.fault(24)
+def test_frames_doubled_and_shuffled_leave_one_trainer_where_it_stands(
+    loaders: Loaders, peer: Callable[[], Peer]
+) -> None:
+    chance = random.Random(7)
+    trainers = [peer(), peer()]
+    for incarnation in range(1, 9):
+        frames = [attach(incarnation=incarnation, serial=serial, **JOB) for serial in (1, 2)]
+        frames += [progress(0, 0, number, incarnation=incarnation) for number in range(3)]
+        frames *= 2
+        chance.shuffle(frames)
+        for frame in frames:
+            chance.choice(trainers).send(frame)
+    sitting = [one["number"] for one in _settled(loaders, trainers)]
+    assert len(sitting) == 1
+    assert sitting[0] <= 2
+    for incarnation in range(1, 9):
+        trainers[0].send(m.Detach(stream="train", rank=0, incarnation=incarnation))
+
+
+def _settled(loaders: Loaders, trainers: list[Peer]) -> list[dict[str, object]]:
+    """The trainers, once all that was sent was taken in: an answer to a question comes after those before it."""
+    for trainer in trainers:
+        answer = trainer.ask(m.StatusQuery())
+        while not isinstance(answer, m.Status):
+            answer = trainer.hear()
+    return _trainers(loaders)
+
+
+@pytest.mark.fault(39)
+def test_a_nonsense_endpoint_is_refused_and_no_feed_hears_of_it(loaders: Loaders, peer: Callable[[], Peer]) -> None:
+    with trainer_client.connect(loaders.endpoint) as feed:
+        for endpoint in ("bogus", "tcp://*:1", "tcp://127.0.0.1:0", "tcp://[::]:7400", "tcp://nowhere:x"):
+            refused = peer().ask(register(endpoint=endpoint))
+            assert (refused.code, refused.got) == ("endpoint", f"{endpoint!r} from w0")
+        assert len(_epoch(feed)) > 5
+        assert len(ask(loaders.endpoint)["workers"]) == 1
+
+
+def _worker(job: Path, loaders: Loaders, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "loader_server", "worker", str(job), "--coordinator", loaders.endpoint]
+    return subprocess.Popen(
+        [*command, *arguments], cwd=job.parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.fault(40)
+def test_a_worker_of_another_job_ends_and_is_told_no_fingerprint(loaders: Loaders, job: Path) -> None:
+    other = job.with_name("other.toml")
+    other.write_text(job.read_text().replace("seed = 7", "seed = 8"))
+    worker = _worker(other, loaders, "--name", "stranger")
+    said, _ = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    assert "expected a worker that builds the same bytes as the coordinator's machine would" in said
+    (line,) = [line for line in loaders.text().splitlines() if "worker builds other bytes" in line]
+    logged = json.loads(line)
+    assert logged["worker"] == "stranger"
+    assert logged["expected"] not in said
+    assert logged["got"] not in said
+    assert "stranger" not in [one["name"] for one in ask(loaders.endpoint)["workers"]]
+
+
+@pytest.mark.fault(47)
+def test_two_workers_of_one_name_both_serve(loaders: Loaders, job: Path) -> None:
+    (first,) = ask(loaders.endpoint)["workers"]
+    second = _worker(job, loaders, "--name", first["name"])
+    try:
+        wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "both are there")
+
+        def both_build() -> bool:
+            with trainer_client.connect(loaders.endpoint) as feed:
+                assert len(_epoch(feed)) > 5
+            built = [one["built"] for one in ask(loaders.endpoint)["workers"] if one["endpoint"] != first["endpoint"]]
+            return len(built) == 1 and built[0] > 0
+
+        wait_until(both_build, "the second builds as well")
+        assert {one["name"] for one in ask(loaders.endpoint)["workers"]} == {first["name"]}
+    finally:
+        second.terminate()
+        second.communicate(timeout=30)
+    assert second.returncode == 0
+    wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 1, "it left")
+    assert ask(loaders.endpoint)["workers"][0]["endpoint"] == first["endpoint"], "and took nobody with it"
+
+
+def _kill_coordinator(loaders: Loaders) -> None:
+    """Kill -9; returns when the next one serves."""
+    killed = loaders.coordinator()
+    killed.kill()
+    wait_until(
+        lambda: [one for one in loaders._children("coordinator") if one.pid != killed.pid], "there is another one"
+    )
+    wait_until(lambda: ask(loaders.endpoint, timeout_s=30.0)["workers"], "workers are registered again")
+
+
+@pytest.mark.fault(48)
+def test_the_newer_trainer_wins_though_the_older_one_is_the_first_to_come_back(loaders: Loaders, read) -> None:
+    calm = read(loaders)
+    with (
+        Relay(loaders.endpoint) as to_older,
+        Relay(loaders.endpoint) as to_newer,
+        trainer_client.connect(to_older.endpoint) as older,
+    ):
+        to_older.hold("there", "back")
+        with trainer_client.connect(to_newer.endpoint) as newer:
+            to_newer.hold("there", "back")
+            _kill_coordinator(loaders)
+            to_older.cut()
+            to_older.let_go()
+            with pytest.raises(trainer_client.RefusedError, match=r"to be the only trainer of rank 0, got a newer one"):
+                _read_for_ever(older)
+            assert _trainers(loaders) == [], "the newer one has not come back yet"
+            to_newer.cut()
+            to_newer.let_go()
+            assert _epoch(newer) == calm
+            wait_until(lambda: len(_trainers(loaders)) == 1, "it is back")
+
+
+@pytest.mark.fault(52)
+def test_thousands_of_readers_and_culprits_are_cut_to_what_a_message_takes(
+    loaders: Loaders, peer: Callable[[], Peer]
+) -> None:
+    process, reader = loaders.coordinator(), peer()
+    for number in range(4200):
+        reader.send(attach(stream="dev", incarnation=number, name="é" * 200, **JOB))
+    for number in range(300):
+        reader.send(culprit(f"{number:04d}" + "x" * 3990))
+    assert len(_settled(loaders, [reader])) > 100
+    report = ask(loaders.endpoint)
+    dev = report["streams"]["dev"]
+    assert dev["attached"] == 4200 == len(dev["trainers"]) + report["cut"]["trainers"]
+    assert 10 < 300 - report["cut"]["culprits"] == len(report["culprits"])
+    with trainer_client.connect(loaders.endpoint) as feed:
+        assert len(_epoch(feed)) > 5
+    assert loaders.coordinator() == process
+    _kill_coordinator(loaders)
+    assert 10 < 300 - ask(loaders.endpoint)["cut"]["culprits"] < 300, "it starts with them, too"
+    assert peer().ask(m.Forgive(stream="", identity="")) == m.Forgiven(count=300)
+    assert ask(loaders.endpoint)["culprits"] == []
+
+
+@pytest.mark.fault(14)
+@pytest.mark.parametrize("kind", ["file system", "limit"])
+def test_with_a_full_disk_training_goes_on_and_nothing_is_lacking_once_there_is_room(tmp_path: Path, kind: str) -> None:
+    with small_disk(tmp_path / "disk", "4m", skip=kind == "file system") as disk:
+        job = write_job(tmp_path, samples=40, job='heartbeat_timeout = "1 s"\nstate = "disk"')
+        with running(job, workers=1) as loaders, peers() as make:
+            state = disk.folder / "tones"
+
+            def lacking() -> float:
+                of_coordinator = targets(state / "targets")["coordinator"]["address"]
+                return scraped(of_coordinator)["stoker_journal_waiting_facts", ()]
+
+            trainer, at = make(loaders.endpoint), 0
+            assert isinstance(trainer.ask(attach(**JOB)), m.Attached)
+            make_room = disk.fill() if kind == "file system" else _limit(loaders, state / "journal.sqlite-wal")
+            while not lacking():
+                for _ in range(20):
+                    at += 1
+                    trainer.ask(progress(0, 0, at, members=0))
+            assert "journal cannot be written" in loaders.text()
+            with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+                assert len(_epoch(feed)) > 2
+            at += 1
+            trainer.ask(progress(0, 0, at))
+            assert ask(loaders.endpoint)["streams"]["train"]["number"] == at
+            make_room()
+            wait_until(lambda: lacking() == 0, "all is written")
+            loaders.coordinator().kill()
+        journal = Journal(state / "journal.sqlite")
+        assert Advanced("train", 0, at) in set(journal.facts())
+        journal.close()
+
+
+def _limit(loaders: Loaders, log: Path) -> Callable[[], None]:
+    """No file of the coordinator may grow any more."""
+    process = loaders.coordinator()
+    limit = max(log.stat().st_size, 2**16)
+    process.rlimit(psutil.RLIMIT_FSIZE, (limit, -1))
+    return lambda: process.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
