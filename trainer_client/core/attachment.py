@@ -22,6 +22,9 @@ __all__ = ["Attachment"]
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
 
+#: The heartbeat timeout until the coordinator tells the job's.
+_USUAL_TIMEOUT_S = 2.0
+
 #: A connection that stays silent is made anew at most this many heartbeat timeouts apart.
 _LONGEST_RENEWAL = 8
 
@@ -49,8 +52,8 @@ class Attachment:
         self._heard_s = 0.0
         self._beat_s = 0.0
         self._renew_s = 0.0
-        self._renew_pause_s = 0.0
-        self._timeout_s = 2.0
+        self._timeout_s = _USUAL_TIMEOUT_S
+        self._renew_pause_s = self._timeout_s
 
     @property
     def due_s(self) -> float:
@@ -60,6 +63,7 @@ class Attachment:
     def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
         """Attach (again) at this cursor; `waiting` is the number of whoever wants to know the answer."""
         self._serial += 1
+        self._heard_s = now_s  # nothing was to be heard before
         self._asked, self._open, self._for = cursor, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
         self._say(now_s)
@@ -91,7 +95,8 @@ class Attachment:
         if not self._open and self.attached and now_s >= self._beat_s:
             self._beat_s = now_s + self._timeout_s / 4
             self._out.append(i.SendProgress(members))
-        if self.attached and now_s - self._heard_s > self._timeout_s and now_s >= self._renew_s:
+        due = self.attached or self._open
+        if due and now_s - self._heard_s > self._timeout_s and now_s >= self._renew_s:
             self._renew_pause_s = min(2 * self._renew_pause_s, _LONGEST_RENEWAL * self._timeout_s)
             self._renew_s = now_s + self._renew_pause_s
             self._out.append(i.RenewCoordinator())

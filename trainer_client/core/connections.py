@@ -313,8 +313,9 @@ class Connections:
     def greet_again(self, link: int, now_s: float) -> None:
         """The worker does not know us (any more)."""
         connection = self._by_link[link]
-        connection.move("greet again", now_s)
-        self._greet(connection, now_s)
+        if connection.state is not LinkState.DOWN:  # else it is greeted once it is up
+            connection.move("greet again", now_s)
+            self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
         """Say Hello; each offers a lock byte that nobody has locked."""

@@ -113,8 +113,8 @@ def test_a_batch_that_comes_twice_in_one_turn_is_looked_at_once():
 
 @pytest.mark.fault(4)
 def test_a_worker_that_welcomes_us_twice_keeps_its_lock():
-    """A Hello that is answered late is said twice, and so is the answer: the second one took the lock byte away, and the
-    worker was held to be dead when it fell silent, with a thread that wrote into its slots.
+    """A Hello that is answered late is said twice, and so is the answer: the second one took the lock byte away, and
+    the worker was held to be dead when it fell silent, with a thread that wrote into its slots.
     """
     told = Told(address(7, "here"))
     told.tell(e.LinkUp(1))
@@ -125,3 +125,28 @@ def test_a_worker_that_welcomes_us_twice_keeps_its_lock():
         told.tell(after_s=0.4)
     assert {one.lock_byte for one in told.ordered(i.Probe)} == {greeting.lock_byte}
     assert told.states(SlotState.LENT) == 2
+
+
+@pytest.mark.fault(23)
+def test_a_refusal_is_read_after_the_news_that_its_connection_is_gone():
+    """The worker that does not know us was greeted on a connection that was down, and the core stopped."""
+    told = Told(address(7))
+    told.greet(1, 7, shared=False)
+    want = told.said(m.Want)[0]
+    unknown = m.Unbuilt(ticket=want.ticket, code="unknown", expected="", got="", where="", remedy="")
+    told.tell(e.LinkDown(1), e.Came(1, unknown))
+    assert told.ordered(i.Greet) == []
+    told.tell(e.LinkUp(1))
+    assert len(told.ordered(i.Greet)) == 1
+
+
+@pytest.mark.fault(43)
+def test_a_coordinator_that_never_answers_is_connected_to_anew():
+    """One side of the connection was reset before we were attached, and the other did not know."""
+    core = Core(settings())
+    core.handle([e.AttachAsked(1, None)], 100.0)
+    renewed_s = []
+    for tenth in range(100):
+        orders = core.handle([], 100.0 + tenth / 10)
+        renewed_s += [tenth / 10 for one in orders if isinstance(one, i.RenewCoordinator)]
+    assert renewed_s == [2.1, 6.1]
