@@ -17,12 +17,11 @@ Pure: links are numbers, and sockets are somebody else's.
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.hashing import digest64
 from trainer_client.core import instructions as i
+from trainer_client.core.connection import SERVING, Connection, LinkState
 from trainer_client.core.workers import Worker
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from trainer_client.core.upcoming import Upcoming
     from trainer_client.core.wants import Wants
 
-__all__ = ["MOST_REMOTE", "Connection", "Connections", "LinkState"]
+__all__ = ["MOST_REMOTE", "Connections"]
 
 #: A trainer never has more connections to workers of other hosts than this.
 MOST_REMOTE = 32
@@ -48,62 +47,6 @@ _NOT_YET_S = 0.002
 
 #: A silent worker's connection is made anew at most this many heartbeat timeouts apart.
 _LONGEST_RENEWAL = 8
-
-
-class LinkState(enum.Enum):
-    """How the connection to a worker stands."""
-
-    DOWN = "down"  #: it is being made
-    GREETING = "greeting"  #: it is up, and Hello was not answered yet
-    SHARED = "by shared memory"  #: the worker serves us and writes into our slots
-    TCP = "by TCP"  #: the worker serves us with frames
-    LEAVING = "leaving"  #: the worker answers what it has and takes nothing new
-    CLOSED = "closed"  #: we hung up
-
-
-_SERVING = (LinkState.SHARED, LinkState.TCP, LinkState.LEAVING)
-
-#: What may happen to a connection; any other pair is a defect of ours and raises.
-_NEXT: dict[tuple[LinkState, str], LinkState] = {
-    (LinkState.DOWN, "up"): LinkState.GREETING,
-    (LinkState.GREETING, "greet again"): LinkState.GREETING,
-    **{(state, "greet again"): LinkState.GREETING for state in _SERVING},
-    **{(state, "welcome, shared"): LinkState.SHARED for state in (LinkState.GREETING, *_SERVING)},
-    **{(state, "welcome"): LinkState.TCP for state in (LinkState.GREETING, *_SERVING)},
-    **{(state, "leave"): LinkState.LEAVING for state in _SERVING},
-    **{(state, "down"): LinkState.DOWN for state in LinkState if state is not LinkState.CLOSED},
-    **{(state, "close"): LinkState.CLOSED for state in LinkState if state is not LinkState.CLOSED},
-}
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """One connection; it survives the worker's restarts at the same endpoint."""
-
-    link: int
-    endpoint: str
-    local: bool
-    opened_s: float
-    #: Since when the state is what it is.
-    since_s: float
-    state: LinkState = LinkState.DOWN
-    #: Who answered last.
-    incarnation: int | None = None
-    #: Offered with the last Hello.
-    lock_byte: int = 0
-    #: When to say Hello (again).
-    hello_s: float = float("inf")
-    #: When to make it anew, if nothing is heard until then, and how much later the next time.
-    renew_s: float = float("inf")
-    renew_pause_s: float = 0.0
-
-    def move(self, event: str, now_s: float) -> None:
-        """Let something happen to it."""
-        after = _NEXT.get((self.state, event))
-        if after is None:
-            raise AssertionError(f"connection to {self.endpoint}: cannot {event} while {self.state.value}")
-        if after is not self.state:
-            self.state, self.since_s = after, now_s
 
 
 class Connections:
@@ -206,7 +149,7 @@ class Connections:
             return connection.endpoint in self._members and now_s - connection.opened_s <= self._timeout_s
         head = self._upcoming.entries.get(self._upcoming.head)
         refuses = head is not None and worker.incarnation in head.refused
-        return connection.state in _SERVING and worker.is_live(now_s) and not refuses
+        return connection.state in SERVING and worker.is_live(now_s) and not refuses
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
         """Give up the connection that has been of no use for the longest; whether there was one."""
@@ -366,7 +309,7 @@ class Connections:
     def leave(self, link: int, now_s: float) -> None:
         """The worker drains."""
         connection = self._by_link[link]
-        if connection.state in _SERVING:
+        if connection.state in SERVING:
             connection.move("leave", now_s)
 
     def lock_is_gone(self, incarnation: int, now_s: float) -> None:
@@ -378,7 +321,7 @@ class Connections:
         self._bury(worker, crashed=not worker.in_good_order)
         if connection is not None:
             connection.incarnation = None
-            if connection.state in _SERVING:  # it had only let go of our memory, because we were away for long
+            if connection.state in SERVING:  # it had only let go of our memory, because we were away for long
                 self.greet_again(connection.link, now_s)
 
     def _bury(self, worker: Worker, *, crashed: bool) -> None:
@@ -396,7 +339,7 @@ class Connections:
             pause_s = self._timeout_s / 4
             if worker.link is not None and now_s - worker.pinged_s >= pause_s and worker.is_in_doubt(now_s - pause_s):
                 connection = self._by_link[worker.link]
-                if connection.state in _SERVING:
+                if connection.state in SERVING:
                     self._out.append(i.ToWorker(worker.link, self._wants.ping(worker, now_s)))
         for connection in list(self):
             self._renew(connection, now_s)
@@ -451,7 +394,7 @@ class Connections:
 
     def serving(self) -> list[int]:
         """Connections to workers that serve us."""
-        return [connection.link for connection in self if connection.state in _SERVING]
+        return [connection.link for connection in self if connection.state in SERVING]
 
     def _worker_of(self, connection: Connection) -> Worker | None:
         return self._workers.get(connection.incarnation) if connection.incarnation is not None else None

@@ -15,22 +15,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from shared import messages as m
-from shared.errors import LostError, RefusedError, StokerError
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.bad_rows import BadRows
 from trainer_client.core.connections import Connections
+from trainer_client.core.failures import nobody_left, other_plan, refusal, refused_by_all
 from trainer_client.core.questions import Questions
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, Upcoming
-from trainer_client.core.wants import Wants, refusal
+from trainer_client.core.wants import Wants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from shared.errors import StokerError
     from trainer_client.core.workers import Worker
 
 __all__ = ["Core", "Line"]
@@ -216,7 +217,7 @@ class Core:
             self.line = Line(self._settings, said, self._out)
         line, cursor = self.line, said.cursor
         if line.spec.plan_digest != cursor.plan_digest:
-            self.attachment.refuse(_other_plan(line.spec.plan_digest, cursor.plan_digest))
+            self.attachment.refuse(other_plan(line.spec.plan_digest, cursor.plan_digest))
             return
         line.upcoming.next_group = said.next_group
         line.connections.meet(said.members, said.workers, now_s)
@@ -312,9 +313,9 @@ class Core:
         self._failed = True
         tried, listed = line.connections.tried()
         if errors:
-            self._out.append(i.Fail(_refused_by_all(errors[-1], len(errors), listed)))
+            self._out.append(i.Fail(refused_by_all(errors[-1], len(errors), listed)))
         else:
-            self._out.append(i.Fail(_nobody_left(tried, listed, self._settings.lost_timeout_s)))
+            self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s)))
 
     _doors: ClassVar[dict[type, Callable[..., None]]] = {
         e.AttachAsked: _attach_asked,
@@ -332,31 +333,3 @@ class Core:
         e.Came: _came,
         e.Checked: _checked,
     }
-
-
-def _other_plan(ours: str, theirs: str) -> StokerError:
-    return RefusedError(
-        code="plan",
-        expected=f"plan {ours}, which this run is trained on",
-        got=f"plan {theirs}",
-        where="coordinator",
-        remedy="Job file or data changed under a running job: restart the trainer, from a checkpoint of the same plan.",
-    )
-
-
-def _refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
-    """The last error of those who refused, with how many of how many they were."""
-    where = f"{last.where} (refused by {refused} of {listed} workers)"
-    if isinstance(last, RefusedError):
-        return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
-    return type(last)(expected=last.expected, got=last.got, where=where, remedy=last.remedy)
-
-
-def _nobody_left(tried: list[str], listed: int, timeout_s: float) -> StokerError:
-    shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
-    return LostError(
-        expected="a live worker",
-        got=f"none for {timeout_s:g} s; tried {len(tried)} of {listed}: {shown or 'none was ever there'}",
-        where="feed",
-        remedy="Start workers with `loader-server run` or `loader-server worker`, or look at their logs.",
-    )

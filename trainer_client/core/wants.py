@@ -23,19 +23,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared import messages as m
-from shared.errors import LostError, RefusedError, StokerError
 from trainer_client.core import instructions as i
-from trainer_client.core.workers import QUICKEST_S, Ask, Worker
+from trainer_client.core.failures import failing_machines, refusal, wrong_bytes
+from trainer_client.core.workers import Ask, Worker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shared.errors import StokerError
     from shared.messages import Ticket
     from trainer_client.core.bad_rows import BadRows
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.stream_spec import StreamSpec
-    from trainer_client.core.upcoming import Entry, Upcoming, UpcomingBatch
+    from trainer_client.core.upcoming import Entry, Upcoming
 
 __all__ = ["WantCounts", "Wants"]
 
@@ -223,7 +224,7 @@ class Wants:
         self._slots.release(ticket)
         _, entry = self._close(worker, ticket)
         if entry is not None:
-            entry.refused[worker.incarnation] = _wrong_bytes(worker.name, entry.batch)
+            entry.refused[worker.incarnation] = wrong_bytes(worker.name, entry.batch)
 
     def _accept(self, worker: Worker, header: m.Pushed, now_s: float) -> None:
         ticket = header.ticket
@@ -276,7 +277,7 @@ class Wants:
                 entry.failures.append(f"{worker.name}: {unbuilt.got}")
                 entry.again_s = now_s + _BUSY_PAUSE_S * len(entry.failures)
                 if len(entry.failures) >= _MOST_FAILURES:
-                    self._out.append(i.Fail(_failing_machines(entry, error)))
+                    self._out.append(i.Fail(failing_machines(entry, error)))
             else:
                 entry.refused[worker.incarnation] = error
 
@@ -357,12 +358,12 @@ class Wants:
         if not self._open:
             return
         line, left = self._upcoming, []
-        horizon = line.head + self.prefetch
+        horizon, usual_s = line.head + self.prefetch, usual_pace_s(self._live)
         for at, seq in enumerate(self._open):
             entry = line.entries.get(seq)
             if entry is None or entry.ready:
                 continue
-            worker = self._least_busy(entry, now_s) if seq < horizon and now_s >= entry.again_s else None
+            worker = least_busy(self._live, entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
             if worker is None:
                 left.append(seq)
                 continue
@@ -377,35 +378,13 @@ class Wants:
             self._send(seq, worker, ticket, now_s)
         self._open = left
 
-    def _least_busy(self, entry: Entry, now_s: float) -> Worker | None:
-        """The one that should be through first: what it still has to do, at its own pace."""
-        best: Worker | None = None
-        best_key = (0.0, 0, 0)
-        usual_s = -1.0
-        for worker in self._live:
-            one = worker.incarnation
-            if one in entry.askers or one in entry.refused or now_s < worker.busy_until_s:
-                continue
-            pace_s = worker.pace_s(now_s)
-            if not worker.service_s:
-                usual_s = self._usual_pace_s() if usual_s < 0 else usual_s
-                pace_s = max(pace_s, usual_s)
-            unanswered = len(worker.asks)
-            key = ((unanswered + 1) * pace_s, unanswered, worker.rank)
-            if best is None or key < best_key:
-                best, best_key = worker, key
-        return best
-
-    def _usual_pace_s(self) -> float:
-        paces = [worker.service_s for worker in self._workers.values() if worker.service_s]
-        return sum(paces) / len(paces) if paces else QUICKEST_S
-
     def _rebalance(self, now_s: float) -> None:
         """A worker that has nothing to do takes over what waits longest at another one, but not what that builds."""
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
-            found = self._waiting_longest(thief, donors, now_s)
+            enough_s = max(self._settings.hedge_floor_s, 3 * thief.pace_s(now_s))
+            found = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
             ticket = self._slots.lend() if found is not None else None
             if found is None or ticket is None:
                 return  # slower ones would find less
@@ -413,23 +392,6 @@ class Wants:
             self._send_cancel(donor, given)
             self.counts.taken_over += 1
             self._send(seq, thief, ticket, now_s)
-
-    def _waiting_longest(self, thief: Worker, donors: list[Worker], now_s: float) -> tuple[int, Worker, Ticket] | None:
-        """Of the wants that another worker has not begun, the next in line whose wait there is too long."""
-        enough_s = max(self._settings.hedge_floor_s, 3 * thief.pace_s(now_s))
-        found: tuple[int, Worker, Ticket] | None = None
-        for donor in donors:
-            pace_s = donor.pace_s(now_s)
-            if (len(donor.asks) - 1) * pace_s <= enough_s:
-                continue
-            for place, (ticket, ask) in enumerate(donor.asks.items()):
-                if place * pace_s <= enough_s or (found is not None and ask.seq >= found[0]):
-                    continue
-                entry = self._upcoming.entries.get(ask.seq)
-                if entry is None or entry.ready or len(entry.askers) != 1 or thief.incarnation in entry.refused:
-                    continue
-                found = (ask.seq, donor, ticket)
-        return found
 
     def _send(self, seq: int, worker: Worker, ticket: Ticket, now_s: float) -> None:
         entry = self._upcoming.entries[seq]
@@ -506,7 +468,7 @@ class Wants:
         latest_s = max(self._workers[one].asks[ticket].sent_s for one, ticket in entry.askers.items())
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._usual_answer_s):
             return
-        worker = self._least_busy(entry, now_s)
+        worker = least_busy(self._live, entry, usual_pace_s(self._live), now_s)
         ticket = self._slot_for(head) if worker is not None else None
         if worker is not None and ticket is not None:
             entry.hedged = True
@@ -521,26 +483,3 @@ class Wants:
     def _send_cancel(self, worker: Worker, ticket: Ticket) -> None:
         if worker.link is not None:
             self._out.append(i.ToWorker(worker.link, m.Cancel(ticket=ticket)))
-
-
-def refusal(said: m.Refused | m.Unbuilt | m.NotAttached, where: str) -> RefusedError:
-    """What the other side said, as an error."""
-    return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)
-
-
-def _wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
-    return LostError(
-        expected="a batch with the digest and layout that its header names",
-        got="other bytes, from every worker that was asked",
-        where=f"batch {batch.number} of epoch {batch.position.epoch}, last from worker {worker}",
-        remedy="Look at that machine's memory and network; run with one worker to see which is at fault.",
-    )
-
-
-def _failing_machines(entry: Entry, last: StokerError) -> StokerError:
-    return LostError(
-        expected=last.expected,
-        got="; ".join(entry.failures)[:4000],
-        where=f"batch {entry.batch.number} of epoch {entry.batch.position.epoch}",
-        remedy=last.remedy,
-    )

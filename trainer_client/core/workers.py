@@ -1,6 +1,8 @@
-"""What is known of each worker: one incarnation, its pace, its silence, and the tickets that it holds.
+"""What is known of each worker: one incarnation, its pace, its silence, its tickets; and which should have a want.
 
-Rules: pure records; what is to be done about them is decided in `wants` and `connections`.
+Rules: pure. A want is for the worker that should be through with it first. A worker's pace counts how long the want in
+its hand takes already; one whose pace is not known yet is taken for a usual one; equals are told apart by an order that
+is another for each trainer. What is to be done about workers is decided in `wants` and `connections`.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.messages import Ticket
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["QUICKEST_S", "Ask", "Worker"]
+    from shared.messages import Ticket
+    from trainer_client.core.upcoming import Entry
+
+__all__ = ["QUICKEST_S", "Ask", "Worker", "least_busy", "longest_waiting", "usual_pace_s"]
 
 #: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
 QUICKEST_S = 0.001
@@ -89,3 +94,46 @@ class Worker:
     def could_write(self) -> bool:
         """Whether it holds tickets for writing in place."""
         return any(ask.in_slot for ask in self.asks.values())
+
+
+def usual_pace_s(workers: Iterable[Worker]) -> float:
+    """The mean pace of those that have one."""
+    paces = [worker.service_s for worker in workers if worker.service_s]
+    return sum(paces) / len(paces) if paces else QUICKEST_S
+
+
+def least_busy(workers: Iterable[Worker], entry: Entry, usual_s: float, now_s: float) -> Worker | None:
+    """The one that should be through first with all that it has, of those that neither have nor refused this batch."""
+    best: Worker | None = None
+    best_key = (0.0, 0, 0)
+    for worker in workers:
+        one = worker.incarnation
+        if one in entry.askers or one in entry.refused or now_s < worker.busy_until_s:
+            continue
+        pace_s = worker.pace_s(now_s)
+        if not worker.service_s:
+            pace_s = max(pace_s, usual_s)
+        unanswered = len(worker.asks)
+        key = ((unanswered + 1) * pace_s, unanswered, worker.rank)
+        if best is None or key < best_key:
+            best, best_key = worker, key
+    return best
+
+
+def longest_waiting(
+    donors: Iterable[Worker], thief: Worker, entries: Mapping[int, Entry], enough_s: float, now_s: float
+) -> tuple[int, Worker, Ticket] | None:
+    """Of the wants that these workers have not begun, the next in line whose wait there is longer than `enough_s`."""
+    found: tuple[int, Worker, Ticket] | None = None
+    for donor in donors:
+        pace_s = donor.pace_s(now_s)
+        if (len(donor.asks) - 1) * pace_s <= enough_s:
+            continue
+        for place, (ticket, ask) in enumerate(donor.asks.items()):
+            if place * pace_s <= enough_s or (found is not None and ask.seq >= found[0]):
+                continue
+            entry = entries.get(ask.seq)
+            if entry is None or entry.ready or len(entry.askers) != 1 or thief.incarnation in entry.refused:
+                continue
+            found = (ask.seq, donor, ticket)
+    return found

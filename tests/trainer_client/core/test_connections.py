@@ -9,7 +9,8 @@ from shared.errors import LostError
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.connections import _NEXT, MOST_REMOTE, Connection, LinkState
+from trainer_client.core.connection import _NEXT, Connection, LinkState
+from trainer_client.core.connections import MOST_REMOTE
 
 
 def opened(lone):

@@ -1,0 +1,67 @@
+"""How the connection to one worker stands: a table of states, and what is known of it.
+
+Rules: pure. An absent pair raises, and names the connection, the state and the event.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["SERVING", "Connection", "LinkState"]
+
+
+class LinkState(enum.Enum):
+    """How the connection to a worker stands."""
+
+    DOWN = "down"  #: it is being made
+    GREETING = "greeting"  #: it is up, and Hello was not answered yet
+    SHARED = "by shared memory"  #: the worker serves us and writes into our slots
+    TCP = "by TCP"  #: the worker serves us with frames
+    LEAVING = "leaving"  #: the worker answers what it has and takes nothing new
+    CLOSED = "closed"  #: we hung up
+
+
+SERVING = (LinkState.SHARED, LinkState.TCP, LinkState.LEAVING)
+
+#: What may happen to a connection; any other pair is a defect of ours and raises.
+_NEXT: dict[tuple[LinkState, str], LinkState] = {
+    (LinkState.DOWN, "up"): LinkState.GREETING,
+    (LinkState.GREETING, "greet again"): LinkState.GREETING,
+    **{(state, "greet again"): LinkState.GREETING for state in SERVING},
+    **{(state, "welcome, shared"): LinkState.SHARED for state in (LinkState.GREETING, *SERVING)},
+    **{(state, "welcome"): LinkState.TCP for state in (LinkState.GREETING, *SERVING)},
+    **{(state, "leave"): LinkState.LEAVING for state in SERVING},
+    **{(state, "down"): LinkState.DOWN for state in LinkState if state is not LinkState.CLOSED},
+    **{(state, "close"): LinkState.CLOSED for state in LinkState if state is not LinkState.CLOSED},
+}
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection; it survives the worker's restarts at the same endpoint."""
+
+    link: int
+    endpoint: str
+    local: bool
+    opened_s: float
+    #: Since when the state is what it is.
+    since_s: float
+    state: LinkState = LinkState.DOWN
+    #: Who answered last.
+    incarnation: int | None = None
+    #: Offered with the last Hello.
+    lock_byte: int = 0
+    #: When to say Hello (again).
+    hello_s: float = float("inf")
+    #: When to make it anew, if nothing is heard until then, and how much later the next time.
+    renew_s: float = float("inf")
+    renew_pause_s: float = 0.0
+
+    def move(self, event: str, now_s: float) -> None:
+        """Let something happen to it."""
+        after = _NEXT.get((self.state, event))
+        if after is None:
+            raise AssertionError(f"connection to {self.endpoint}: cannot {event} while {self.state.value}")
+        if after is not self.state:
+            self.state, self.since_s = after, now_s

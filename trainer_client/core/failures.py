@@ -1,0 +1,71 @@
+"""The errors that end a feed or a connection, in words: each says what was expected, what came, where and what to do.
+
+Pure: when there is one is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.errors import LostError, RefusedError, StokerError
+
+if TYPE_CHECKING:
+    from shared import messages as m
+    from trainer_client.core.upcoming import Entry, UpcomingBatch
+
+__all__ = ["failing_machines", "nobody_left", "other_plan", "refusal", "refused_by_all", "wrong_bytes"]
+
+
+def refusal(said: m.Refused | m.Unbuilt | m.NotAttached, where: str) -> RefusedError:
+    """What the other side said, as an error."""
+    return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)
+
+
+def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
+    """A worker pushed other bytes than its header names, or than were asked for."""
+    return LostError(
+        expected="a batch with the digest and layout that its header names",
+        got="other bytes, from every worker that was asked",
+        where=f"batch {batch.number} of epoch {batch.position.epoch}, last from worker {worker}",
+        remedy="Look at that machine's memory and network; run with one worker to see which is at fault.",
+    )
+
+
+def failing_machines(entry: Entry, last: StokerError) -> StokerError:
+    """So many machines failed at a batch, without any fault of the data."""
+    return LostError(
+        expected=last.expected,
+        got="; ".join(entry.failures)[:4000],
+        where=f"batch {entry.batch.number} of epoch {entry.batch.position.epoch}",
+        remedy=last.remedy,
+    )
+
+
+def other_plan(ours: str, theirs: str) -> StokerError:
+    """Another plan runs there than the one that was trained on."""
+    return RefusedError(
+        code="plan",
+        expected=f"plan {ours}, which this run is trained on",
+        got=f"plan {theirs}",
+        where="coordinator",
+        remedy="Job file or data changed under a running job: restart the trainer, from a checkpoint of the same plan.",
+    )
+
+
+def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
+    """The last error of those who refused, with how many of how many they were."""
+    where = f"{last.where} (refused by {refused} of {listed} workers)"
+    if isinstance(last, RefusedError):
+        return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
+    return type(last)(expected=last.expected, got=last.got, where=where, remedy=last.remedy)
+
+
+def nobody_left(tried: list[str], listed: int, timeout_s: float) -> StokerError:
+    """No worker is left that could build."""
+    shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
+    return LostError(
+        expected="a live worker",
+        got=f"none for {timeout_s:g} s; tried {len(tried)} of {listed}: {shown or 'none was ever there'}",
+        where="feed",
+        remedy="Start workers with `loader-server run` or `loader-server worker`, or look at their logs.",
+    )
