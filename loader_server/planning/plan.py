@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,15 @@ __all__ = ["PLANNER_VERSION", "Plan"]
 
 #: Raised whenever the same inputs would give other batches than before: it is part of every digest.
 PLANNER_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What a pass holds: samples that take part by bucket, the sum of their lengths, and all samples."""
+
+    counts: NDArray[np.int64]
+    length: int
+    samples: int
 
 
 class Plan:
@@ -97,18 +107,29 @@ class Plan:
         self._seed = seed
         self._keeper = keeper
         self._sizes = np.diff(recipe.table.segments)
+        self._least, self._most = self._totals_of_passes()
+
+    def _totals_of_passes(self) -> tuple[_Totals, _Totals]:
+        """What passes hold at least and at most."""
+        survey, mixture, sizes = self.recipe.survey, self.recipe.mixture, self._sizes
+        if mixture is None:
+            counts = survey.counts.sum(axis=0, dtype=np.int64)
+            everything = _Totals(counts=counts, length=int(survey.sums.sum()), samples=int(sizes.sum()))
+            return everything, everything
+        least, most = (
+            _Totals(counts=times @ survey.counts, length=int(times @ survey.sums), samples=int(times @ sizes))
+            for times in (mixture.fewest_turns(sizes), mixture.most_turns(sizes))
+        )
+        return least, most
 
     def most_batches(self, group: int) -> int:
         """A bound on the batches of every epoch; what every epoch has where all samples are one window."""
-        recipe = self.recipe
+        recipe, counts, samples = self.recipe, self._most.counts, self._most.samples
         rows = recipe.rows * group
-        times = recipe.mixture.most_turns(self._sizes) if recipe.mixture else np.ones_like(self._sizes)
-        counts = (times @ recipe.survey.counts).astype(np.int64)
-        samples = int((times * self._sizes).sum())
         windows = window_count(samples, recipe.settings.window, recipe.settings.order)
         if recipe.packed:
             # At most one row of each block is less than half full.
-            most_rows = 2 * int((times * recipe.survey.sums).sum()) // int(recipe.survey.edges[0])
+            most_rows = 2 * self._most.length // int(recipe.survey.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
         elif not recipe.counted:
             longest = {key: np.array([length]) for key, length in self.buckets[-1].lengths.items()}
@@ -123,14 +144,12 @@ class Plan:
 
     def fewest_groups(self, group: int) -> int:
         """A bound on the groups of every pass; what every pass has where bucket counts tell and all is one window."""
-        recipe = self.recipe
-        times = recipe.mixture.fewest_turns(self._sizes) if recipe.mixture else np.ones_like(self._sizes)
-        counts = (times @ recipe.survey.counts).astype(np.int64)
+        recipe, counts = self.recipe, self._least.counts
         if recipe.counted:  # the same samples in several windows never make fewer
             return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         if recipe.packed:
             cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
-            return -(-int((times * recipe.survey.sums).sum()) // cells)
+            return -(-self._least.length // cells)
         # Each sample takes at least its share of a batch of its own length.
         shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
         return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)

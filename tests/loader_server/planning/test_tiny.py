@@ -88,11 +88,11 @@ def test_no_pass_has_fewer_groups_than_the_bound_that_refuses(lengths, group, va
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), variants, st.sampled_from(MIXTURES))
 @example(1, 1, 1, {}, MIXTURES[1])
-def test_the_bound_holds_for_mixtures(first, second, group, variant, mixture):
+def test_the_bounds_hold_for_mixtures(first, second, group, variant, mixture):
     lengths = np.minimum(log_normal(8 * (first + second)), 1200)
     plan = tiny(lengths, sources=(0, 8 * first), **mixture, **variant)
     found = [plan.epoch(number, group).batches // group for number in range(6)]
-    assert 1 <= plan.fewest_groups(group) <= min(found)
+    assert 1 <= plan.fewest_groups(group) <= min(found) <= max(found) <= plan.most_batches(group) // group
 
 
 @pytest.mark.fault(50)
