@@ -40,6 +40,8 @@ class Seat:
     read: Position
     #: Thousandths of its time in which it waited for data, of late; None until it reads.
     waited_permille: float | None = None
+    #: Time that this share is of.
+    _known_s: float = 0.0
 
     @property
     def ranks(self) -> range:
@@ -54,13 +56,16 @@ class Seat:
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         """Its heartbeat; how far it has trained is for `StreamSeats.move`."""
         read = (progress.read_epoch, progress.read_number)
-        if self.waited_permille is None:
-            if progress.waited_permille or read != self.read:
-                self.waited_permille = float(progress.waited_permille)
-        else:
-            weight = min(1.0, (now_s - self.heard_s) / _LOOKS_BACK_S)
-            self.waited_permille += weight * (progress.waited_permille - self.waited_permille)
+        if self.waited_permille is not None or progress.waited_permille or read != self.read:
+            self._average(progress.waited_permille, now_s - self.heard_s)
         self.peer, self.heard_s, self.read = peer, now_s, read
+
+    def _average(self, permille: int, over_s: float) -> None:
+        """Over all that is known at first, and over the last seconds from then on."""
+        over_s = min(over_s, _LOOKS_BACK_S)
+        self._known_s = min(self._known_s + over_s, _LOOKS_BACK_S)
+        before = self.waited_permille or 0.0
+        self.waited_permille = before + (permille - before) * (over_s / self._known_s if self._known_s else 1.0)
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Workers:
         if known is not None and known.address == address:
             known.peer, known.heard_s = peer, now_s
             return False
-        for before in (register.incarnation, self._at.get(register.endpoint)):
+        for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
         self._workers[register.incarnation] = Worker(peer=peer, address=address, heard_s=now_s)
         self._at[register.endpoint] = register.incarnation
@@ -101,8 +101,8 @@ class Workers:
             self._count_change()
         return len(silent)
 
-    def _drop(self, incarnation: int | None) -> bool:
-        worker = self._workers.pop(incarnation, None) if incarnation is not None else None
+    def _drop(self, incarnation: int) -> bool:
+        worker = self._workers.pop(incarnation, None)
         if worker is None:
             return False
         del self._at[worker.address.endpoint]

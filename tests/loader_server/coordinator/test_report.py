@@ -37,7 +37,7 @@ class TestCutting:
         assert text_of(whole, most=len(text)) == text
         assert json.loads(text_of(whole, most=len(text) - 1))["cut"] != {}
 
-    @pytest.mark.parametrize("most", [500, 1000, 3000, 10_000])
+    @pytest.mark.parametrize("most", [500, 1000, 3000, 18_000])
     def test_a_long_one_fits_and_says_what_it_lacks(self, most):
         whole = report(workers=300, culprits=400, train=4, dev=500)
         text = text_of(whole, most)

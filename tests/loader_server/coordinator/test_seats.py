@@ -59,11 +59,18 @@ class TestWaiting:
     def test_one_that_waits_for_its_first_batch_waits(self):
         assert hear(seat(), 0.5, read=0, waited=1000) == 1000.0
 
-    def test_it_looks_back_over_some_seconds(self):
+    def test_it_is_of_all_the_time_that_is_known_at_first(self):
         one = seat()
-        hear(one, 0.0, read=1, waited=1000)
-        assert hear(one, 1.0, read=2, waited=0) == pytest.approx(900)
-        assert hear(one, 3.0, read=3, waited=0) == pytest.approx(720)
+        hear(one, 1.0, read=1, waited=0)
+        assert hear(one, 2.0, read=2, waited=1000) == pytest.approx(500)
+        assert hear(one, 4.0, read=3, waited=1000) == pytest.approx(750)
+        assert hear(one, 4.0, read=3, waited=0) == pytest.approx(750), "no time has passed"
+
+    def test_then_it_looks_back_over_some_seconds(self):
+        one = seat()
+        hear(one, 10.0, read=1, waited=1000)
+        assert hear(one, 11.0, read=2, waited=0) == pytest.approx(900)
+        assert hear(one, 13.0, read=3, waited=0) == pytest.approx(720)
         assert hear(one, 60.0, read=4, waited=30) == pytest.approx(30)
 
     def test_a_heartbeat_says_where_it_is(self):

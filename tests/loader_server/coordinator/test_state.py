@@ -65,7 +65,7 @@ class TestAttaching:
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
-            batches=100, most_batches=102, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
+            batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
             max_bad=0.25, members=2, workers=(address(),),
         )  # fmt: skip
 
@@ -131,7 +131,8 @@ class TestRanks:
         (answer,) = said(state, attach(1, 2, at=(0, 50)), now_s=1.0)
         assert isinstance(answer, m.Wait)
         assert "batch 40" in answer.reason
-        said(state, progress(0, 0, 40), now_s=5.0)
+        said(state, progress(0, 0, 40), now_s=4.9)
+        assert isinstance(said(state, attach(1, 2, at=(0, 50)), now_s=4.9)[0], m.Wait)
         code, expected, got, remedy = refused(state, attach(1, 2, at=(0, 50)), now_s=5.1)
         assert code == "cursor"
         assert expected == "epoch 0, batch 40, where rank 0 (host:0) started"
@@ -278,7 +279,7 @@ class TestGroup:
         state = coordinator(group=8)
         state.recover(GroupFixed("train", 4))
         (middle,) = said(state, attach(0, 2, at=(1, 40), group=4))
-        assert (middle.cursor.group, middle.next_group) == (4, 8)
+        assert (middle.cursor.group, middle.next_group, middle.most_batches) == (4, 8, 802)
         assert refused(state, attach(0, 6, at=(1, 40), group=4, incarnation=2))[0] == "world"
         (start,) = said(state, attach(0, 6, at=(2, 0), group=4, incarnation=3), now_s=30.0)
         assert (start.cursor.group, start.next_group) == (8, 8)
@@ -298,6 +299,12 @@ class TestRepeats:
         assert state.counts.attaches == 1
         train = state.report(1.0)["streams"]["train"]
         assert (train["number"], train["read_number"], train["attached"]) == (47, 52, 1)
+
+    def test_a_reader_of_an_evaluation_stream_keeps_its_own_group(self):
+        state = coordinator()
+        (first,) = said(state, attach(stream="dev", incarnation=1))
+        said(state, attach(3, 4, stream="dev", incarnation=2))
+        assert said(state, attach(stream="dev", incarnation=1)) == [first]
 
     def test_its_peer_is_where_the_trainer_is_now(self):
         state = coordinator()
@@ -425,6 +432,7 @@ class TestWorkers:
             (b"worker", m.Culprits),
             (b"trainer", m.Members),
         ]
+        assert out[0].message == m.Registered(heartbeat_timeout_ms=2000)
         assert out[-1].message == m.Members(version=2, workers=(address(),))
         out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
         assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
@@ -628,6 +636,22 @@ class TestProgress:
             assert [one.worker for one in answer.workers] == ["w0"]
         for _ in range(2):
             assert said(state, progress(0, 0, 10, members=answer.version)) == [m.Noted()]
+
+    def test_the_report_shows_the_last_to_read_and_the_one_that_waited_most(self):
+        state = coordinator()
+        for rank in range(2):
+            said(state, attach(rank, 2, at=(3, 0)))
+        train = state.report(0.0)["streams"]["train"]
+        assert (train["waited_permille"], train["limit"], train["read_number"]) == (None, None, 0)
+        said(state, progress(0, 3, 2, read_number=9, waited_permille=900))
+        said(state, progress(1, 3, 2, read_number=7, waited_permille=10))
+        train = state.report(0.0)["streams"]["train"]
+        assert (train["number"], train["read_epoch"], train["read_number"]) == (2, 3, 7)
+        assert (train["waited_permille"], train["limit"]) == (900, "loaders")
+        shown = [
+            (one["rank"], one["read_epoch"], one["read_number"], one["waited_permille"]) for one in train["trainers"]
+        ]
+        assert shown == [(0, 3, 9, 900), (1, 3, 7, 10)]
 
     def test_the_report_says_how_far_and_by_whom(self):
         state = coordinator()

@@ -86,6 +86,7 @@ class TestCutting:
         for incarnation in range(9 - workers.left_out, 9):
             workers.remove(incarnation)
         assert workers.left_out == 0
+        assert workers._nbytes == sum(map(module._size, workers.members.workers))
 
     def test_no_more_workers_than_a_message_takes(self, monkeypatch):
         monkeypatch.setattr(module, "_MOST_WORKERS", 3)
@@ -95,7 +96,7 @@ class TestCutting:
         assert listed(workers) == [1, 3, 7]
 
     def test_what_is_reckoned_is_never_less_than_what_is_sent(self):
-        largest = m.WorkerAddress("é" * 200, 2**64 - 1, "x" * 200, "𝄞" * 200, 2**32)
+        largest = m.WorkerAddress("é" * 200, 2**64 - 1, "è" * 200, "𝄞" * 200, 2**32)
         empty = len(encode(m.Members(version=1, workers=())))
-        for one in (largest, m.WorkerAddress("", 0, "", "", 0), address()):
-            assert len(encode(m.Members(version=1, workers=(one,)))) - empty <= module._size(one)
+        for one, spare in ((largest, 0), (m.WorkerAddress("", 0, "", "", 0), 22), (address(), 20)):
+            assert len(encode(m.Members(version=1, workers=(one,)))) - empty == module._size(one) - spare
