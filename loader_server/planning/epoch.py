@@ -122,10 +122,6 @@ class EpochPlan:
         in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
         return dataclasses.replace(batch, rows=in_row, offsets=plan.offsets[own])
 
-    def prepare(self, number: int) -> None:
-        """Plan the window of this batch ahead of need."""
-        self._window(self._place(number)[0])
-
     def window_of(self, number: int) -> int:
         """The window that this batch is in."""
         return self._place(number)[0]

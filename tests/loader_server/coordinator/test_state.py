@@ -155,7 +155,8 @@ class TestRanks:
         state = coordinator(group=8)
         said(state, attach(0, 2))
         assert isinstance(said(state, attach(2, 4))[0], m.Wait)
-        said(state, progress(0, 0, 0), now_s=4.5)
+        said(state, progress(0, 0, 0), now_s=4.0)
+        assert isinstance(said(state, attach(2, 4), now_s=4.0)[0], m.Wait)
         code, expected, got, remedy = refused(state, attach(2, 4), now_s=4.5)
         assert (code, expected) == ("world", "a world of 2, as rank 0 (host:0) says")
         assert got == "a world of 4 from rank 2 (host:2)"
@@ -659,13 +660,21 @@ class TestProgress:
         said(state, beat())
         said(state, attach(0, 1))
         said(state, progress(0, 1, 10))
-        (answer,) = said(state, m.StatusQuery(), now_s=1.5)
+        (answer,) = said(state, m.StatusQuery(), now_s=1.52)
         report = json.loads(answer.report)
         train = report["streams"]["train"]
         assert (train["epoch"], train["number"], train["batches"], train["group"]) == (1, 10, 101, 1)
         assert train["trainers"][0]["name"] == "host:0"
         assert train["trainers"][0]["silent_s"] == 1.5
         assert report["workers"][0]["built"] == 3
+
+    def test_the_report_counts_an_evaluation_in_the_group_of_who_came_last(self):
+        state = coordinator()
+        for incarnation, world in ((1, 2), (2, 4)):
+            said(state, attach(0, world, stream="dev", incarnation=incarnation))
+        (answer,) = said(state, m.StatusQuery())
+        dev = json.loads(answer.report)["streams"]["dev"]
+        assert (dev["group"], dev["batches"]) == (4, 100)
 
 
 ranks = st.integers(0, 3)

@@ -34,12 +34,14 @@ class Memory:
 
     def __init__(self) -> None:
         self.kept = {}
+        self.saved = 0
 
     def load(self, kind, name):
         return self.kept.get((kind, name))
 
     def save(self, kind, name, arrays):
         self.kept[kind, name] = arrays
+        self.saved += 1
 
 
 def log_normal(size: int, median: float = 1200.0, spread: float = 0.5, seed: int = 1) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Bucket boundaries: the optimum, the choice of how many, and histograms."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -62,6 +63,15 @@ def test_automatic_shapes_are_the_fewest_within_half_a_point():
     found = len(chosen_boundaries(costs, None, 32))
     assert wastes[found - 1] <= min(wastes) + 0.005
     assert min(wastes[: found - 1]) > min(wastes) + 0.005
+
+
+def test_many_lengths_take_little_memory_at_once():
+    lengths = np.arange(1, 10_001)
+    tracemalloc.start()
+    best_boundaries(lengths, lengths, 2)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10_000_000
 
 
 def test_a_small_corpus_gets_few_shapes():

@@ -147,7 +147,6 @@ def test_batches_can_be_asked_for_in_any_order():
     plan = plan_of(SPEECH, window=500)
     in_order = [batch.samples.tolist() for batch in batches_of(plan.epoch(0, 2))]
     epoch = plan.epoch(0, 2)
-    epoch.prepare(len(in_order) - 1)
     assert [epoch.batch(number).samples.tolist() for number in reversed(range(epoch.batches))] == in_order[::-1]
     with pytest.raises(IndexError):
         epoch.batch(epoch.batches)
@@ -165,6 +164,12 @@ def test_the_batches_of_this_planner_version_stay_what_they_are():
 def test_sorted_goes_from_short_to_long_over_all_windows():
     lengths = SPEECH[samples_of(batches_of(plan_of(SPEECH, order="sorted", window=200).epoch(0, 1)))]
     assert (np.diff(lengths) >= 0).all()
+
+
+def test_lengths_beyond_16_bits_are_sorted_as_well():
+    lengths = log_normal(500, 70_000)
+    batches = batches_of(plan_of(lengths, order="sorted", budget="30000 s").epoch(0, 1))
+    assert (np.diff(lengths[samples_of(batches)]) >= 0).all()
 
 
 @pytest.mark.heritage("D14")
@@ -195,9 +200,10 @@ def test_the_largest_shape_can_come_first():
     assert plan.epoch(0, 2).batch(0).bucket == len(plan.buckets) - 1
 
 
-def test_nothing_comes_first_in_a_window_whose_samples_are_all_dropped():
+@pytest.mark.parametrize("shapes", ["auto", "none"])
+def test_nothing_comes_first_in_a_window_whose_samples_are_all_dropped(shapes):
     lengths = np.concatenate([np.zeros(64, int), SPEECH[:64]])
-    plan = plan_of(lengths, largest_first=True, order="as_is", window=64)
+    plan = plan_of(lengths, largest_first=True, shapes=shapes, order="as_is", window=64)
     assert sorted(samples_of(batches_of(plan.epoch(0, 1)))) == list(range(64, 128))
 
 
@@ -245,6 +251,15 @@ def test_other_keys_have_a_static_length_per_bucket_that_holds_spilled_samples_t
 
 
 @pytest.mark.parametrize("shapes", ["auto", "none"])
+def test_other_keys_are_padded_to_the_longest_of_a_group_where_audio_is(shapes):
+    text = log_normal(3_000, 150, 0.6, seed=4)
+    batches = batches_of(plan_of({"audio": SPEECH, "text": text}, shapes=shapes, pad_to="batch").epoch(0, 2))
+    for pair in zip(batches[::2], batches[1::2], strict=True):
+        longest = max(text[batch.samples].max(initial=0) for batch in pair)
+        assert {batch.shape.lengths["text"] for batch in pair} == {longest}
+
+
+@pytest.mark.parametrize("shapes", ["auto", "none"])
 def test_limits_hold_for_other_keys(shapes):
     text = log_normal(3_000, 150, 0.6, seed=4)
     plan = plan_of({"audio": SPEECH, "text": text}, shapes=shapes, limits={"text": "1000 characters"})
@@ -262,6 +277,7 @@ def test_a_kept_plan_is_opened_without_reading_lengths():
     reads = table.reads
     assert again.epoch(0, 8).batches == plan.epoch(0, 8).batches
     assert table.reads == reads == 2
+    assert memory.saved == 1
     assert again.digest == plan.digest
     assert again.buckets == plan.buckets
     assert samples_of(batches_of(again.epoch(2, 4))).tolist() == samples_of(batches_of(plan.epoch(2, 4))).tolist()

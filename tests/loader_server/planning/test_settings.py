@@ -81,3 +81,10 @@ def test_limits_of_other_keys_shrink_rows():
 
 def test_lengths_of_ones_own_may_mix_units_and_are_rounded_up():
     assert limits(shapes=["5 s", 1001, "20 s"], length_multiple=8).boundaries == (504, 1008, 2000)
+    assert limits(shapes=["5.001 s", 1001]).boundaries == (501, 1001)
+
+
+def test_a_key_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(SettingsError, match=r'"audio", "text".*sound') as error:
+        limits("sound")
+    assert error.value.where == "length"
