@@ -82,10 +82,15 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Se
 
 
 def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
-    """A ROUTER on any port of the same address, for what is sealed already; nothing that is sent to it is read."""
+    """A ROUTER on any port of the same address, for what is sealed already; nothing that is sent to it is read.
+
+    A connection that is made anew is let in though the one before it may still seem to be up, or it would never be. Who
+    steals an identity gets what cannot be opened, until the trainer that misses it connects anew.
+    """
     router = context.socket(zmq.ROUTER)
     _set_common(router, beside)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.RCVHWM, 1)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
     router.setsockopt(zmq.HANDSHAKE_IVL, 5000)

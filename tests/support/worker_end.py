@@ -1,0 +1,62 @@
+"""A worker's end of connections, in the test's own process and thread: it says what a test lets it say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared import messages as m
+from shared.codec import decode, encode
+from shared.endpoints import port_of
+from shared.sockets import bind_router, bind_sealed_router
+
+if TYPE_CHECKING:
+    from shared.keys import ServerKeys
+
+__all__ = ["PATIENCE_MS", "WorkerEnd", "welcome"]
+
+PATIENCE_MS = 20_000
+
+
+def welcome(**other: object) -> m.Welcome:
+    """What a worker answers Hello with."""
+    said: dict[str, object] = {
+        "worker": "w1", "incarnation": 1, "shared": False, "reason": "", "float32": "float32", "compression": "none",
+        "sealed_port": 0,
+    }  # fmt: skip
+    return m.Welcome(**{**said, **other})  # type: ignore[arg-type]
+
+
+class WorkerEnd:
+    """A ROUTER as a worker binds it, and the one that sealed payloads leave from."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys | None = None) -> None:
+        self.router = bind_router(context, "tcp://127.0.0.1:*", keys)
+        self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.sealed = bind_sealed_router(context, self.endpoint) if keys is not None else None
+        #: Who spoke last.
+        self.identity = b""
+
+    @property
+    def sealed_port(self) -> int:
+        """Where sealed payloads leave from."""
+        assert self.sealed is not None
+        return port_of(self.sealed.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def hear(self) -> list[m.Message]:
+        """The messages of the arrival that is next."""
+        assert self.router.poll(PATIENCE_MS), "nothing came"
+        self.identity, *frames = self.router.recv_multipart()
+        return [decode(frame) for frame in frames]
+
+    def say(self, *frames: m.Message | bytes) -> None:
+        """Say all of it at once to whoever spoke last."""
+        encoded = [frame if isinstance(frame, bytes) else encode(frame) for frame in frames]
+        self.router.send_multipart([self.identity, *encoded])
+
+    def close(self) -> None:
+        """Hang up."""
+        self.router.close(0)
+        if self.sealed is not None:
+            self.sealed.close(0)
