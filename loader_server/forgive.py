@@ -32,11 +32,11 @@ _TIMEOUT_S = 5.0
 class ForgiveOptions:
     """What to do: without identities, and unless all are meant, only list."""
 
-    identities: Sequence[str] = ()
-    every: bool = False
+    identities: Sequence[str]
+    every: bool
     #: Only this stream's; empty: any.
-    stream: str = ""
-    as_json: bool = False
+    stream: str
+    as_json: bool
 
 
 class _Holder(Protocol):

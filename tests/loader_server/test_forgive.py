@@ -103,6 +103,11 @@ class TestWithoutACoordinator:
         assert "Without an argument the command lists them" in err
         assert len(listed(capsys, job)) == 3
 
+    def test_one_that_is_named_twice_is_forgotten_once(self, capsys, job, journal):
+        code, _, err = run(capsys, job, "/c.flac 9 9", "/c.flac 9 9")
+        assert (code, "known to kill decoders, got '/c.flac 9 9'" in err) == (1, True)
+        assert len(listed(capsys, job)) == 1
+
     def test_a_stream_that_the_job_does_not_have_is_an_error(self, capsys, job, journal):
         code, _, err = run(capsys, job, "--all", "--stream", "trian")
         assert (code, 'expected one of the streams "train", "dev", got "trian"' in err) == (1, True)

@@ -224,8 +224,10 @@ def test_a_second_coordinator_on_one_journal_is_refused(tmp_path):
     assert "Stop the other" in caught.value.remedy
     assert caught.value.endpoint == ""
     first.say_where("tcp://127.0.0.1:7400")
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(HeldError, match=r"got another one at tcp://127.0.0.1:7400 that holds the journal") as caught:
         Journal(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
     assert caught.value.endpoint == "tcp://127.0.0.1:7400"
     first.write([GroupFixed("train", 4)])
     first.close()

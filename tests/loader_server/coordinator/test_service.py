@@ -14,11 +14,13 @@ import pytest
 from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
-from loader_server.coordinator.service import Coordinator
+from loader_server.coordinator.service import Coordinator, coordinator_of
+from loader_server.stream import JobFile
 from shared import messages as m
 from shared.codec import VERSION, encode
+from shared.errors import DataError
 from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
-from tests.support.loaders import wait_until
+from tests.support.loaders import wait_until, write_job
 from tests.support.peer import Peer, peers
 
 if TYPE_CHECKING:
@@ -83,8 +85,8 @@ def serve(tmp_path) -> Iterator[Callable[..., Served]]:
             one.end()
 
 
-def test_it_answers_and_what_it_promised_is_in_the_journal(serve):
-    served = serve()
+def test_it_answers_at_once_and_what_it_promised_is_in_the_journal(serve):
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=400.0))
     trainer, worker = served.peer(), served.peer()
     registered, *culprits = enroll(worker)
     assert (type(registered), len(culprits)) == (m.Registered, 2)
@@ -98,6 +100,13 @@ def test_it_answers_and_what_it_promised_is_in_the_journal(serve):
         CulpritFound("train", "a", "SIGSEGV, SIGSEGV"),
         RankTaken("train", 0, (1000,)),
     }
+
+
+def test_one_that_cannot_start_lets_the_journal_go(tmp_path):
+    job = JobFile(write_job(tmp_path, samples=2))
+    with pytest.raises(DataError, match="loader-server index"):
+        coordinator_of(job, "tcp://127.0.0.1:*", None)
+    Journal(job.state / "journal.sqlite").close()
 
 
 @pytest.mark.fault(48)
