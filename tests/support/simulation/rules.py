@@ -1,0 +1,122 @@
+"""Rules of the core, each taken out by a small patch: a simulator that misses one of them would be worth nothing.
+
+Each rule is named by what it says; its patch makes the core ignore just that.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.core.attachment import Attachment
+from trainer_client.core.connections import Connections
+from trainer_client.core.upcoming import Upcoming
+from trainer_client.core.wants import Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shared import messages as m
+    from trainer_client.core.workers import Worker
+
+__all__ = ["RULES", "without"]
+
+Patch = tuple[type, str, "Callable[..., Any]"]
+
+
+def _lend_at_once() -> Patch:
+    suspect = Wants.suspect
+
+    def suspect_and_void(self: Wants, worker: Worker) -> None:
+        suspect(self, worker)
+        self._void(worker, list(worker.asks), suspicious=False)
+
+    return Wants, "suspect", suspect_and_void
+
+
+def _take_stale_answers() -> Patch:
+    receive = Wants.receive
+
+    def receive_any(self: Wants, worker: Worker, came: m.Pushed, payload: object, now_s: float) -> None:
+        current = next((ticket for ticket in worker.asks if ticket.slot == came.ticket.slot), came.ticket)
+        receive(self, worker, replace(came, ticket=current), payload, now_s)
+
+    return Wants, "receive", receive_any
+
+
+def _wait_for_the_silent() -> Patch:
+    return Wants, "_is_unasked", lambda _, entry: not entry.ready and not entry.askers
+
+
+def _take_any_attached() -> Patch:
+    return Attachment, "_answers", lambda self, _serial: self._open
+
+
+def _leave_what_was_taken_back() -> Patch:
+    take_back = Wants.take_back
+
+    def take_back_for_good(self: Wants, seq: int, *, won: bool) -> None:
+        take_back(self, seq, won=won)
+        entry = self._upcoming.entries.get(seq)
+        if won and entry is not None:
+            entry.again_s = float("inf")
+
+    return Wants, "take_back", take_back_for_good
+
+
+def _never_make_room() -> Patch:
+    return Wants, "_slot_for", lambda self, _seq: self._slots.lend()
+
+
+def _trust_the_network() -> Patch:
+    return Wants, "reconcile", lambda self, worker, _pong, now_s: self.hear(worker, now_s)
+
+
+def _keep_old_connections() -> Patch:
+    return Connections, "_renew", lambda _self, _connection, _now_s: None
+
+
+def _bury_on_welcome() -> Patch:
+    part = Connections._part
+
+    def bury(self: Connections, connection: Any, worker: Worker) -> None:
+        part(self, connection, worker)
+        if worker.incarnation in self._workers:
+            self._bury(worker, crashed=True)
+
+    return Connections, "_part", bury
+
+
+def _keep_what_was_opened() -> Patch:
+    return Upcoming, "leads_on", lambda _self, _start, _taken: True
+
+
+#: Rules by name, and what takes each out.
+RULES: dict[str, Callable[[], Patch]] = {
+    "a-silent-writer's-slot-waits-for-proof": _lend_at_once,
+    "a-reader-gets-its-own-way": _keep_what_was_opened,
+    "what-was-taken-back-is-asked-again": _leave_what_was_taken_back,
+    "wants-of-the-silent-are-asked-elsewhere": _wait_for_the_silent,
+    "a-pong-tells-what-was-lost": _trust_the_network,
+    "the-head-always-has-a-slot": _never_make_room,
+    "a-stale-ticket's-answer-is-dropped": _take_stale_answers,
+    "a-silent-connection-is-made-anew": _keep_old_connections,
+    "an-answer-names-its-request": _take_any_attached,
+    "another-incarnation-is-no-proof-of-death": _bury_on_welcome,
+}
+
+
+@contextmanager
+def without(rule: str) -> Iterator[None]:
+    """Take a rule out of the core meanwhile; none where the name is empty."""
+    if not rule:
+        yield
+        return
+    owner, name, patch = RULES[rule]()
+    kept = getattr(owner, name)
+    setattr(owner, name, patch)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)

@@ -1,0 +1,63 @@
+"""The streams of a simulated job: how many batches an epoch has, which shape each batch, how long it takes to build.
+
+It stands for the plan, which is a pure function: the coordinator and all workers see the same.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+from shared.layout import BucketShape, Field, layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Stream"]
+
+_FIELDS = (m.WireField("audio", "uint8", (None,), None), m.WireField("weight", "float32", (), None))
+_SHAPES = (m.WireShape(2, (("audio", 8),)), m.WireShape(4, (("audio", 4),)))
+_WRONG = m.WireShape(9, (("audio", 9),))
+
+
+@cache
+def _nbytes(shape: m.WireShape) -> int:
+    fields = tuple(Field(key=one.key, dtype=one.dtype, shape=one.shape) for one in _FIELDS)
+    return layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths))).nbytes
+
+
+class Stream:
+    """Also what the coordinator sees of it (`StreamView`)."""
+
+    fields = _FIELDS
+    shapes = _SHAPES
+    wrong_shape = _WRONG
+
+    def __init__(self, name: str, *, evaluation: bool, sizes: Sequence[int], build_s: float) -> None:
+        self.name = name
+        self.evaluation = evaluation
+        self.digest = f"plan of {name}"
+        self._sizes = sizes
+        self._build_s = build_s
+
+    def batches(self, epoch: int, group: int) -> int:
+        """How many batches an epoch has: where it is not cut into groups evenly, the group plays a part."""
+        size = self._sizes[epoch % len(self._sizes)]
+        return size + group % 2 if size > 2 else size
+
+    def most_batches(self, group: int) -> int:
+        return max(self._sizes) + 1
+
+    def objection(self, group: int) -> None:
+        return None
+
+    def shape(self, number: int) -> m.WireShape:
+        return _SHAPES[number % len(_SHAPES)]
+
+    def nbytes(self, number: int) -> int:
+        return _nbytes(self.shape(number))
+
+    def build_s(self, number: int) -> float:
+        """Half of the batches take three times as long as the others."""
+        return self._build_s * (0.5 if number % 2 else 1.5)

@@ -1,0 +1,389 @@
+"""A trainer's process: the core that ships and the real outbox, in a shell that does what the receive thread does.
+
+Rules: a turn reads facts, then the coordinator, then each worker's connection (news of it first), and carries out what
+the core orders in that order. Consumers run whenever they like, so also in the middle of a turn: between a decision and
+what is done about it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shared import messages as m
+from shared.errors import LostError
+from tests.support.simulation.memory import Memory, Payload, Stamp
+from tests.support.simulation.network import Port
+from tests.support.simulation.process import Process
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.core import Core
+from trainer_client.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.support.simulation.consumer import Consumer
+    from tests.support.simulation.world import World
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.stream_spec import StreamSpec
+
+__all__ = ["Interrupted", "Trainer", "WouldWait"]
+
+#: The longest that the receive thread sleeps, whatever the core says.
+_LONGEST_PAUSE_S = 1.0
+
+
+class WouldWait(BaseException):
+    """The consumer would wait here, so long at most."""
+
+
+class Interrupted(BaseException):
+    """A signal came at this instruction."""
+
+
+class _Turnstile:
+    """In place of the outbox's condition: nobody waits in the simulated world, they come again when they are told."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        raise WouldWait(float("inf") if timeout_s is None else timeout_s)
+
+    def notify_all(self) -> None:
+        self._trainer.poke()
+
+
+class _Facts(deque[Any]):
+    """The deque of facts; a signal may come before something is added."""
+
+    interrupt_next = False
+
+    def append(self, fact: Any) -> None:
+        if self.interrupt_next and isinstance(fact, e.Took):
+            self.interrupt_next = False
+            raise Interrupted
+        super().append(fact)
+
+
+class Trainer(Process):
+    """One incarnation of the trainer at a place."""
+
+    def __init__(self, world: World, name: str, settings: CoreSettings) -> None:
+        super().__init__(world.scheduler, name, settings.incarnation)
+        self.world = world
+        self.settings = settings
+        self.core = Core(settings)
+        self.outbox = Outbox(self.wake)
+        self.facts = self.outbox.facts = _Facts()
+        self.outbox._changed = _Turnstile(self)  # type: ignore[assignment]
+        self.memory: Memory | None = None
+        self.ports: dict[int, Port] = {}
+        self.consumer: Consumer | None = None
+        self.error: BaseException | None = None
+        self.trained_to = (0, 0)
+        #: A newer incarnation has its ranks.
+        self.replaced = False
+        self._lock_bytes: dict[int, int] = {}
+        self._spec: StreamSpec | None = None
+        self._coordinator = Port(world.network, self, world.COORDINATOR, f"{name}/{self.incarnation}".encode())
+        self._link_of: dict[Port, int] = {}
+        self._ready: set[int] = set()
+        self._offers: list[i.Offer] = []
+        self._queued: dict[int, list[Any]] = {}
+        self._answers: dict[int, Callable[[Any], None]] = {}
+        self._questions: dict[Any, Callable[[Any], None]] = {}
+        self._serials = 0
+        self._planned_s = float("inf")
+        self._plan = 0
+
+    # --- for the consumer ---
+
+    def poke(self) -> None:
+        """Something may be there that the consumer waits for."""
+        if self.consumer is not None:
+            self.consumer.poke()
+
+    def ask_to_attach(self, cursor: m.Cursor | None, answered: Callable[[Any], None]) -> None:
+        """Attach at this cursor."""
+        self._serials += 1
+        self._answers[self._serials] = answered
+        self.facts.append(e.AttachAsked(self._serials, cursor))
+        self.wake()
+
+    def ask(self, question: m.EpochQuery | m.NameQuery, answered: Callable[[Any], None]) -> None:
+        """Ask any worker."""
+        self._questions[question] = answered
+        self.facts.append(e.QuestionAsked(question))
+        self.wake()
+
+    # --- turns ---
+
+    def wake(self) -> None:
+        """Turn soon."""
+        self._turn_at(self.scheduler.now_s + self.world.turn_pause_s())
+
+    def notify(self, port: Port) -> None:
+        """A socket has something to read."""
+        link = self._link_of.get(port)
+        if link is not None:
+            self._ready.add(link)
+        self.wake()
+
+    def _turn_at(self, time_s: float) -> None:
+        if time_s < self._planned_s:
+            self._planned_s = time_s
+            self._plan += 1
+            self.scheduler.at(time_s, self.call, self._turn, self._plan)
+
+    def _turn(self, plan: int) -> None:
+        if plan != self._plan:
+            self.scheduler.forget_step()
+            return
+        self._planned_s = float("inf")
+        now_s = self.scheduler.now_s
+        events = [*self._read_facts(), *self._read_network()]
+        core = self.core
+        while True:
+            orders = core.handle(events, now_s)
+            self._consumer_runs()
+            events = self._carry_out(orders)
+            if not self.alive:
+                return
+            if not events:
+                break
+        self.world.checks.on_turn(self)
+        if self.facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
+            self.wake()
+        pause_s = min(max(core.due_s - now_s, 0.0), _LONGEST_PAUSE_S)
+        self._turn_at(now_s + pause_s + 0.001)
+
+    def _read_facts(self) -> Iterable[e.Event]:
+        facts = self.facts
+        while facts:
+            yield facts.popleft()
+
+    def _read_network(self) -> Iterable[e.Event]:
+        self._coordinator.news.clear()
+        for message in self._coordinator.read():
+            yield e.CoordinatorSaid(message)
+        ready, self._ready = sorted(self._ready), set()
+        for link in ready:
+            port = self.ports[link]
+            news, port.news = port.news, []
+            for up in news:
+                yield e.LinkUp(link) if up else e.LinkDown(link)
+            for message in port.read():
+                yield self._came(link, message)
+
+    def _came(self, link: int, message: Any) -> e.Event:
+        if isinstance(message, tuple):
+            header, payload = message
+            return e.Came(link, header, payload)
+        if isinstance(message, m.Welcome):
+            assert self.memory is not None
+            return e.Came(link, message, message.shared and self._lock_bytes.get(link, 0) in self.memory.locks)
+        return e.Came(link, message)
+
+    def _consumer_runs(self) -> None:
+        if self.consumer is not None and self.world.races():
+            self.consumer.run_early()
+
+    def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
+        events: list[e.Event] = []
+        doors = self._doors
+        for order in orders:
+            doors[type(order)](self, order, events)
+        self._flush_offers()
+        self._flush(events)
+        if events:
+            events = [*events, *self._read_facts()]
+        return events
+
+    # --- orders: consumers and coordinator ---
+
+    def _to_coordinator(self, order: i.ToCoordinator, _events: list[e.Event]) -> None:
+        self._coordinator.send(order.message)
+
+    def _send_progress(self, order: i.SendProgress, _events: list[e.Event]) -> None:
+        (epoch, number), (read_epoch, read_number) = self.trained_to, self.outbox.read_to
+        self._coordinator.send(
+            m.Progress(
+                stream=self.settings.stream,
+                rank=self.settings.ranks.rank,
+                incarnation=self.incarnation,
+                epoch=epoch,
+                number=number,
+                read_epoch=read_epoch,
+                read_number=read_number,
+                waited_permille=0,
+                members=order.members,
+            )
+        )
+
+    def _renew_coordinator(self, _order: i.RenewCoordinator, _events: list[e.Event]) -> None:
+        self._coordinator.renew()
+
+    def _answer_attach(self, order: i.AnswerAttach, _events: list[e.Event]) -> None:
+        self.scheduler.note(self, "attach", order.serial, "is answered:", order.answer)
+        if isinstance(order.answer, m.Attached):
+            cursor = order.answer.cursor
+            self.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
+        self._answers.pop(order.serial)(order.answer)
+
+    def _answer_question(self, order: i.AnswerQuestion, _events: list[e.Event]) -> None:
+        answered = self._questions.pop(order.question, None)
+        if answered is not None:
+            answered(order.answer)
+
+    def _make_slots(self, order: i.MakeSlots, _events: list[e.Event]) -> None:
+        self._spec = order.spec
+        self.memory = self.world.memories[self.incarnation] = Memory(order.slots)
+
+    def _offer(self, order: i.Offer, _events: list[e.Event]) -> None:
+        self.world.checks.on_offer(self, order)
+        self._offers.append(order)
+
+    def _flush_offers(self) -> None:
+        if self._offers:
+            self.outbox.offer(self._offers)
+            self._offers = []
+
+    def _take_back(self, order: i.TakeBack, events: list[e.Event]) -> None:
+        self._flush_offers()
+        self._consumer_runs()
+        events.append(e.TakenBack(order.seq, self.outbox.take_back(order.seq)))
+
+    def _serve(self, order: i.Serve, _events: list[e.Event]) -> None:
+        self._flush_offers()
+        self._consumer_runs()
+        self.outbox.serve(order.reader, order.head, ended=order.ended)
+
+    def _restart(self, order: i.Restart, _events: list[e.Event]) -> None:
+        self._flush_offers()
+        self._consumer_runs()
+        self.outbox.restart(order.reader, order.head)
+
+    def _wake_for(self, order: i.WakeFor, _events: list[e.Event]) -> None:
+        self.outbox.wake_for_room, self.outbox.wake_for_slots = order.room, order.slots
+
+    def _fail(self, order: i.Fail, _events: list[e.Event]) -> None:
+        self.scheduler.note(self, "FAILS:", order.error)
+        self.error = self.error or order.error
+        self.world.checks.on_fail(self, order.error)
+        self.outbox.interrupt(order.error)
+        answers, self._answers = self._answers, {}
+        for answered in answers.values():
+            answered(order.error)
+
+    def _log(self, order: i.Log, _events: list[e.Event]) -> None:
+        self.scheduler.note(self, order.event, order.fields)
+
+    # --- orders: workers ---
+
+    def _open(self, order: i.Open, events: list[e.Event]) -> None:
+        if order.endpoint == self.world.UNREACHABLE:
+            error = LostError(expected="an endpoint", got=order.endpoint, where="trainer", remedy="Look.")
+            events.append(e.LinkFailed(order.link, error))
+            return
+        identity = f"{self.name}/{self.incarnation}/{order.link}".encode()
+        port = self.ports[order.link] = Port(self.world.network, self, order.endpoint, identity)
+        self._link_of[port] = order.link
+
+    def _close(self, order: i.Close, _events: list[e.Event]) -> None:
+        port = self.ports.pop(order.link, None)
+        if port is not None:
+            del self._link_of[port]
+            self._ready.discard(order.link)
+            self._queued.pop(order.link, None)
+            port.close()
+
+    def _renew(self, order: i.Renew, _events: list[e.Event]) -> None:
+        self._queued.pop(order.link, None)
+        self.ports[order.link].renew()
+
+    def _greet(self, order: i.Greet, events: list[e.Event]) -> None:
+        assert self._spec is not None
+        self._lock_bytes[order.link] = order.lock_byte
+        hello = m.Hello(
+            job=self._spec.job,
+            stream=self._spec.stream,
+            incarnation=self.incarnation,
+            shared=self._shared_slots(order.lock_byte) if self.settings.shared_memory else None,
+            verify=self.settings.verify,
+            seal=None,
+        )
+        if not self._send(order.link, [*self._queued.pop(order.link, ()), hello]):
+            events.append(e.GreetingFailed(order.link))
+
+    def _shared_slots(self, lock_byte: int) -> m.SharedSlots:
+        assert self.memory is not None
+        return m.SharedSlots(self.settings.boot_id, 0, self.incarnation, 0, b"", len(self.memory.slots), 0, lock_byte)
+
+    def _to_worker(self, order: i.ToWorker, _events: list[e.Event]) -> None:
+        message = order.message
+        if isinstance(message, m.Want):
+            self.world.checks.on_want(self, message)
+        self._queued.setdefault(order.link, []).append(message)
+
+    def _send(self, link: int, messages: list[Any]) -> bool:
+        port = self.ports[link]
+        return all(port.send(message) for message in messages)
+
+    def _flush(self, events: list[e.Event]) -> None:
+        queued, self._queued = self._queued, {}
+        for link, messages in queued.items():
+            if not self._send(link, messages):
+                events.append(e.LinkDown(link))
+
+    # --- orders: payloads ---
+
+    def _write(self, order: i.Write, events: list[e.Event]) -> None:
+        assert self.memory is not None
+        payload: Payload = order.payload
+        self.world.checks.on_trainers_write(self, order.header)
+        slot = self.memory.slots[order.header.ticket.slot]
+        slot[:] = [payload.stamp] * len(slot)
+        events.append(e.Checked(order.link, order.header, payload.whole))
+
+    def _check(self, order: i.Check, events: list[e.Event]) -> None:
+        assert self.memory is not None
+        slot = self.memory.slots[order.header.ticket.slot]
+        whole = all(isinstance(one, Stamp) and one == slot[0] for one in slot)
+        events.append(e.Checked(order.link, order.header, whole))
+
+    def _probe(self, order: i.Probe, events: list[e.Event]) -> None:
+        assert self.memory is not None
+        if order.lock_byte not in self.memory.locks:
+            events.append(e.LockGone(order.incarnation))
+
+    _doors: ClassVar[dict[type, Callable[..., None]]] = {
+        i.ToCoordinator: _to_coordinator,
+        i.SendProgress: _send_progress,
+        i.RenewCoordinator: _renew_coordinator,
+        i.AnswerAttach: _answer_attach,
+        i.AnswerQuestion: _answer_question,
+        i.MakeSlots: _make_slots,
+        i.Offer: _offer,
+        i.Serve: _serve,
+        i.Restart: _restart,
+        i.TakeBack: _take_back,
+        i.WakeFor: _wake_for,
+        i.Fail: _fail,
+        i.Log: _log,
+        i.Open: _open,
+        i.Close: _close,
+        i.Renew: _renew,
+        i.Greet: _greet,
+        i.ToWorker: _to_worker,
+        i.Write: _write,
+        i.Check: _check,
+        i.Probe: _probe,
+    }

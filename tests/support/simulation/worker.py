@@ -1,0 +1,421 @@
+"""A worker as `loader_server.worker` behaves: the real queue and tickets, a building thread and sockets in the model.
+
+Rules: every accepted ticket is answered exactly once, and only when nothing of this process can write into its slot any
+more. What a worker does wrong (`Faults`) it does in one of these ways only; the rest of it is as it should be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loader_server.tickets import Tickets
+from loader_server.want_queue import WantQueue
+from shared import messages as m
+from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
+from tests.support.simulation.network import Port, Server
+from tests.support.simulation.process import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.simulation.streams import Stream
+    from tests.support.simulation.world import World
+
+__all__ = ["Faults", "Worker"]
+
+#: As the real one has them: jobs in the building thread, and heartbeat timeouts after which a silent trainer is gone.
+_AHEAD = 4
+_GONE_AFTER = 5
+
+#: A slow worker notices that it is mended after so many times what a piece takes.
+_AT_A_TIME = 10.0
+
+#: Pauses of the talk with the coordinator.
+_REGISTER_PAUSE_S, _NOT_YET_S = 0.5, 0.02
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is wrong with a worker, apart from how its process fares."""
+
+    #: How many times slower it builds.
+    slow: float = 1.0
+    #: Shares of wants that it answers like this.
+    failing: float = 0.0
+    machine: float = 0.0
+    busy: float = 0.0
+    wrong: float = 0.0
+    misshapen: float = 0.0
+    #: Every want is refused.
+    refuses_all: bool = False
+    #: Every build holds the interpreter.
+    hogs: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    identity: bytes
+    want: m.Want
+    memory: Memory | None
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    stream: str
+    incarnation: int
+    heard_s: float
+    verify: bool
+    memory: Memory | None = None
+    lock_byte: int = 0
+    tickets: Tickets = field(default_factory=Tickets)
+    jobs: dict[m.Ticket, _Job] = field(default_factory=dict)
+
+
+class Worker(Process):
+    """One incarnation of the worker at a place; `job` is another's for a stranger at the same address."""
+
+    def __init__(self, world: World, name: str, incarnation: int, endpoint: str, *, job: str = "job") -> None:
+        super().__init__(world.scheduler, name, incarnation)
+        self.world = world
+        self.endpoint = endpoint
+        self.job = job
+        self.faults = Faults()
+        self.draining = False
+        #: The batches that it did not give as they should be, by trainer.
+        self.refused: set[tuple[int, int, int]] = set()
+        self._queue: WantQueue[bytes, _Job] = WantQueue()
+        self._sessions: dict[bytes, _Session] = {}
+        self._thread: deque[_Job] = deque()
+        self._building: _Job | None = None
+        self._server = Server(world.network, self, endpoint)
+        self._coordinator = Port(world.network, self, world.COORDINATOR, f"{name}/{incarnation}".encode())
+        self._timeout_s = world.setting.timeout_s
+        self._registered = False
+        self._left = False
+        self._beat_token = 0
+        self._beat(0)
+        self._look()
+
+    # --- the coordinator ---
+
+    def notify(self, port: Port) -> None:
+        """Something came from the coordinator."""
+        self.call(self._read, port)
+
+    def _read(self, port: Port) -> None:
+        port.news.clear()
+        for said in port.read():
+            if isinstance(said, m.Registered):
+                self._registered = True
+                self._beat_now()
+            elif isinstance(said, m.Refused) and said.code == "unknown":
+                self._registered = False
+                self._beat_now()
+
+    def _beat_now(self) -> None:
+        self._beat_token += 1
+        self._beat(self._beat_token)
+
+    def _beat(self, token: int) -> None:
+        if token != self._beat_token or self._left:
+            return
+        sent = self._coordinator.send(self._load() if self._registered else self._register())
+        pause_s = self._timeout_s / 4 if self._registered else _REGISTER_PAUSE_S
+        self.after(pause_s if sent else _NOT_YET_S, self._beat, token)
+
+    def _register(self) -> m.Register:
+        return m.Register(
+            worker=self.name,
+            incarnation=self.incarnation,
+            endpoint=self.endpoint,
+            boot_id=self.world.network.host_of[self.name],
+            uid=0,
+            builder="builder" if self.job == "job" else "another",
+        )
+
+    def _load(self) -> m.Beat:
+        return m.Beat(worker=self.name, incarnation=self.incarnation, waiting=0, building=0, built=0, masked=0)
+
+    # --- trainers come and go ---
+
+    def receive(self, identity: bytes, message: Any) -> None:
+        """A trainer said something."""
+        session = self._sessions.get(identity)
+        if session is not None:
+            session.heard_s = self.scheduler.now_s
+        self._doors[type(message)](self, identity, session, message)
+
+    def _say(self, identity: bytes, message: Any) -> None:
+        self._server.send(identity, message)
+
+    def _hello(self, identity: bytes, session: _Session | None, hello: m.Hello) -> None:
+        if hello.job != self.job:
+            self._say(identity, m.Refused(code="job", expected=self.job, got=hello.job, remedy="Look."))
+            return
+        if session is None or session.incarnation != hello.incarnation:
+            if session is not None:
+                self._forget(identity)
+            now_s = self.scheduler.now_s
+            session = self._sessions[identity] = _Session(hello.stream, hello.incarnation, now_s, hello.verify)
+            self._open_memory(session, hello)
+        shared = session.memory is not None
+        self._say(
+            identity,
+            m.Welcome(
+                worker=self.name,
+                incarnation=self.incarnation,
+                shared=shared,
+                reason="" if shared else "as it is",
+                float32="float32",
+                compression="none",
+                sealed_port=0,
+            ),
+        )
+
+    def _open_memory(self, session: _Session, hello: m.Hello) -> None:
+        offer = hello.shared
+        if offer is None or offer.boot_id != self.world.network.host_of[self.name]:
+            return
+        memory = self.world.memories.get(offer.pid)
+        if memory is None or offer.lock_byte in memory.locks or self.world.is_short_of_memory(self.name):
+            return
+        memory.locks.add(offer.lock_byte)
+        session.memory, session.lock_byte = memory, offer.lock_byte
+
+    def _look(self) -> None:
+        allowed_s = _GONE_AFTER * self._timeout_s
+        now_s = self.scheduler.now_s
+        for identity in [one for one, session in self._sessions.items() if now_s - session.heard_s > allowed_s]:
+            self._forget(identity)
+        self.after(self._timeout_s / 2, self._look)
+
+    def _forget(self, identity: bytes) -> None:
+        session = self._sessions[identity]
+        for job in self._queue.drop(identity):
+            self._end(session, job)
+        for job in session.jobs.values():
+            job.cancelled = True
+        if not session.jobs:
+            self._close_memory(session)
+            del self._sessions[identity]
+
+    def _close_memory(self, session: _Session) -> None:
+        if session.memory is not None:
+            session.memory.locks.discard(session.lock_byte)
+            session.memory = None
+
+    def forget_all(self) -> None:
+        """It heard nothing of its trainers for long, as far as it knows."""
+        for identity in list(self._sessions):
+            self._forget(identity)
+
+    # --- wants ---
+
+    def _want(self, identity: bytes, session: _Session | None, want: m.Want) -> None:
+        code = self._objection(session, want)
+        if code:
+            if session is not None and session.tickets.accept(want.ticket):
+                session.tickets.answer(want.ticket)  # a copy of it is stale
+            self._refuse(identity, want, code)
+            return
+        assert session is not None
+        if not session.tickets.accept(want.ticket):
+            return
+        memory = session.memory if want.in_slot else None
+        job = session.jobs[want.ticket] = _Job(identity, want, memory)
+        if memory is not None:
+            memory.open_for(self.incarnation, want.ticket)
+            self.world.checks.on_accepted(self, want)
+        self._queue.put(identity, job, urgent=want.urgent)
+        self._feed()
+
+    def _objection(self, session: _Session | None, want: m.Want) -> str:
+        if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
+            return "unknown"
+        if want.in_slot and session.memory is None:
+            return "unknown"
+        if self.draining:
+            return "draining"
+        return "busy" if self.scheduler.chance(self.faults.busy) else ""
+
+    def _refuse(self, identity: bytes, want: m.Want, code: str) -> None:
+        refusal = m.Unbuilt(ticket=want.ticket, code=code, expected="", got=code, where=self.name, remedy="")
+        self._say(identity, refusal)
+
+    def _cancel(self, identity: bytes, session: _Session | None, message: m.Cancel) -> None:
+        job = session.jobs.get(message.ticket) if session is not None else None
+        if session is None or job is None:
+            return
+        job.cancelled = True
+        if self._queue.remove(identity, job):
+            self._end(session, job)
+            self._say(identity, m.Cancelled(ticket=message.ticket))
+
+    def _ping(self, identity: bytes, session: _Session | None, message: m.Ping) -> None:
+        held = session.tickets.held() if session is not None else ()
+        self._say(identity, m.Pong(number=message.number, tickets=held, sealed=0, waiting=0))
+
+    def _epoch_query(self, identity: bytes, _session: _Session | None, query: m.EpochQuery) -> None:
+        stream = self.world.streams[query.stream]
+        if self.job == "job":
+            batches = stream.batches(query.epoch, query.group)
+            answer = m.EpochAnswer(stream=query.stream, epoch=query.epoch, group=query.group, batches=batches)
+            self._say(identity, answer)
+
+    def _name_query(self, identity: bytes, _session: _Session | None, query: m.NameQuery) -> None:
+        self._say(identity, m.NameAnswer(stream=query.stream, sample=query.sample, name=f"sample {query.sample}"))
+
+    _doors: ClassVar[dict[type, Callable[..., None]]] = {
+        m.Hello: _hello,
+        m.Want: _want,
+        m.Cancel: _cancel,
+        m.Ping: _ping,
+        m.EpochQuery: _epoch_query,
+        m.NameQuery: _name_query,
+    }
+
+    # --- building ---
+
+    def _feed(self) -> None:
+        while len(self._thread) + (self._building is not None) < _AHEAD:
+            job = self._queue.take()
+            if job is None:
+                break
+            self._thread.append(job)
+        if self._building is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._thread:
+            return
+        job = self._building = self._thread.popleft()
+        if job.cancelled or self._will_fail(job):
+            self.after(0.0001, self._built, job)
+            return
+        if self.world.is_poisoned(self, job.want):
+            self.world.kill(self)
+            return
+        if self.faults.hogs:
+            self.world.hang(self, self.scheduler.between(1.0, 3.5) * self._timeout_s)
+        self._go_on(job, 0)
+
+    def _will_fail(self, job: _Job) -> bool:
+        return self.faults.refuses_all or self.world.is_refused(self, job.want)
+
+    def _go_on(self, job: _Job, piece: int, spent: float = 0.0) -> None:
+        """Spend the time that a piece takes; a slow worker that is mended meanwhile is slow no more."""
+        spend = min(_AT_A_TIME, self.faults.slow - spent)
+        pause_s = self.world.streams[job.want.stream].build_s(job.want.number) / PIECES
+        if spend <= 0:
+            self._write(job, piece)
+        elif spent + spend >= self.faults.slow:
+            self.scheduler.after(spend * pause_s, self._in_thread, self._write, job, piece)
+        else:
+            self.scheduler.after(spend * pause_s, self._in_thread, self._go_on, job, piece, spent + spend)
+
+    def _in_thread(self, what: Any, *args: Any) -> None:
+        """The building thread goes on while the poll loop hangs, if it is this thread that holds the interpreter."""
+        if self.hung and self.faults.hogs and self.answers:
+            what(*args)
+        else:
+            self.call(what, *args)
+
+    def _write(self, job: _Job, piece: int) -> None:
+        if job.memory is not None:
+            self.world.checks.on_write(self, job.memory, job.want)
+            job.memory.slots[job.want.ticket.slot][piece] = Stamp.of(self.incarnation, job.want)
+        if piece + 1 < PIECES:
+            self._go_on(job, piece + 1)
+        else:
+            self.call(self._built, job)
+
+    def _built(self, job: _Job) -> None:
+        self._building = None
+        session = self._sessions.get(job.identity)
+        if session is not None and session.jobs.get(job.want.ticket) is job:
+            self._end(session, job)
+            self._answer(session, job)
+        self._feed()
+
+    def _answer(self, session: _Session, job: _Job) -> None:
+        if job.cancelled:
+            self._say(job.identity, m.Cancelled(ticket=job.want.ticket))
+        elif self._will_fail(job):
+            self._note_refusal(job.want)
+            self._refuse(job.identity, job.want, "failed")
+        elif self.scheduler.chance(self.faults.machine) and self.world.may_fail_once_more(job.want):
+            self._refuse(job.identity, job.want, "machine")
+        else:
+            self._push(session, job)
+        if not session.jobs and self.scheduler.now_s - session.heard_s > _GONE_AFTER * self._timeout_s:
+            self._forget(job.identity)
+
+    def _note_refusal(self, want: m.Want) -> None:
+        self.refused.add((want.trainer, want.epoch, want.number))
+
+    def _end(self, session: _Session, job: _Job) -> None:
+        session.tickets.answer(job.want.ticket)
+        del session.jobs[job.want.ticket]
+        if job.memory is not None:
+            job.memory.close_for(self.incarnation, job.want.ticket)
+
+    def _push(self, session: _Session, job: _Job) -> None:
+        want, faults = job.want, self.faults
+        stream: Stream = self.world.streams[want.stream]
+        whole = not self.scheduler.chance(faults.wrong)
+        misshapen = self.scheduler.chance(faults.misshapen)
+        if not whole or misshapen:
+            self._note_refusal(want)
+        if not whole and job.memory is not None and not session.verify:
+            whole = True  # nobody looks at it: this is what `verify` is for
+        if not whole and job.memory is not None:
+            self.world.checks.on_write(self, job.memory, want)
+            job.memory.slots[want.ticket.slot][0] = None
+        header = m.Pushed(
+            ticket=want.ticket,
+            epoch=want.epoch,
+            number=want.number,
+            empty=want.empty,
+            in_slot=want.in_slot,
+            shape=stream.wrong_shape if misshapen else stream.shape(want.number),
+            nbytes=stream.nbytes(want.number),
+            digest=self.incarnation,
+            rows=0 if want.empty else 2,
+            masked=0,
+            reason="",
+            build_us=1,
+            waiting=0,
+        )
+        payload = None if want.in_slot else Payload(Stamp.of(self.incarnation, want), whole)
+        self._say(job.identity, (header, payload))
+
+    # --- the end ---
+
+    def drain(self) -> None:
+        """SIGTERM: what is being built is finished, the rest is refused."""
+        self.draining = True
+        self._left = self._coordinator.send(m.Leave(worker=self.name, incarnation=self.incarnation)) or self._left
+        while (job := self._queue.take()) is not None:
+            session = self._sessions[job.identity]
+            self._end(session, job)
+            self._refuse(job.identity, job.want, "draining")
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._building is None and not self._thread:
+            self.after(0.05, self.world.kill, self)
+        else:
+            self.after(0.02, self._end_if_idle)
+
+    def die(self) -> None:
+        """Kill -9: nothing of it writes any more, and its locks are gone."""
+        super().die()
+        for session in self._sessions.values():
+            for job in session.jobs.values():
+                if job.memory is not None:
+                    job.memory.close_for(self.incarnation, job.want.ticket)
+            if not self.world.is_lock_inherited(self):
+                self._close_memory(session)

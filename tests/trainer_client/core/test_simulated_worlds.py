@@ -1,0 +1,73 @@
+"""Simulated worlds: as many as fit half a minute, and each rule of the core that is missed when it is taken out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.simulate import simulate
+from tests.support.simulation.rules import RULES
+from tests.support.simulation.run import run
+
+AT_LEAST = 500
+AT_MOST = 20_000
+FOR_S = 20.0
+
+
+def told(outcome):
+    return f"{outcome.error}\nin {outcome.setting}\n{outcome.diary}\nseed {outcome.seed}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.fault(1)
+@pytest.mark.fault(2)
+@pytest.mark.fault(3)
+@pytest.mark.fault(4)
+@pytest.mark.fault(5)
+@pytest.mark.fault(6)
+@pytest.mark.fault(11)
+@pytest.mark.fault(16)
+@pytest.mark.fault(17)
+@pytest.mark.fault(19)
+@pytest.mark.fault(20)
+@pytest.mark.fault(21)
+@pytest.mark.fault(22)
+@pytest.mark.fault(23)
+@pytest.mark.fault(24)
+@pytest.mark.fault(30)
+@pytest.mark.fault(37)
+@pytest.mark.fault(39)
+@pytest.mark.fault(40)
+@pytest.mark.fault(43)
+@pytest.mark.fault(44)
+@pytest.mark.fault(48)
+@pytest.mark.fault(51)
+def test_whatever_fails_no_promise_is_broken_and_then_it_goes_on():
+    report = simulate(range(AT_LEAST), range(AT_LEAST, AT_MOST), for_s=FOR_S)
+    assert report.seeds >= AT_LEAST
+    assert not report.failures, "\n\n".join(told(outcome) for outcome in report.failures[:2])
+    assert report.steps / report.seeds > 300
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", list(RULES)[:7])
+def test_a_rule_of_the_core_is_missed_when_it_is_taken_out(rule):
+    report = simulate(range(2000), rule=rule, to_the_first=True)
+    assert report.failures, f"{report.seeds} seeds do without it"
+
+
+def test_a_seed_gives_the_same_world_again():
+    first, second = run(7, keep_all=True), run(7, keep_all=True)
+    assert first.diary == second.diary
+    assert first.steps == second.steps > 300
+
+
+def test_the_command_tells_machines_how_it_went():
+    command = [sys.executable, "-m", "tests.faults.simulate", "--seeds", "20", "--json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = json.loads(said.stdout.splitlines()[-1])
+    assert told.pop("seconds") >= 0
+    assert told == {"seeds": 20, "failures": 0, "steps": told["steps"]}
