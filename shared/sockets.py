@@ -102,8 +102,10 @@ def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
     """A DEALER to one peer, under an identity of this incarnation alone."""
-    dealer = _dealer(context, endpoint, keys, identity)
-    dealer.connect(endpoint)
+    dealer = context.socket(zmq.DEALER)
+    with _closed_if_it_fails(dealer):
+        _set_up(dealer, endpoint, keys, identity)
+        dealer.connect(endpoint)
     return dealer
 
 
@@ -114,16 +116,26 @@ def connect_watched_dealer(
 
     The watch stands before the connection is begun: a loopback handshake is over before a busy thread could look.
     """
-    dealer = _dealer(context, endpoint, keys, identity)
-    monitor = watch_connection(dealer)
-    dealer.connect(endpoint)
+    dealer = context.socket(zmq.DEALER)
+    with _closed_if_it_fails(dealer):
+        _set_up(dealer, endpoint, keys, identity)
+        monitor = watch_connection(dealer)
+        dealer.connect(endpoint)
     return dealer, monitor
 
 
-def _dealer(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
-) -> zmq.Socket[bytes]:
-    dealer = context.socket(zmq.DEALER)
+@contextlib.contextmanager
+def _closed_if_it_fails(dealer: zmq.Socket[bytes]) -> Iterator[None]:
+    """Whoever keeps the error keeps its frames, and they would keep the socket open: its context would never end."""
+    try:
+        yield
+    except BaseException:
+        dealer.disable_monitor()
+        dealer.close(linger=0)
+        raise
+
+
+def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, identity: bytes) -> None:
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -132,7 +144,6 @@ def _dealer(
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
     if keys is not None:
         keys.use(dealer)
-    return dealer
 
 
 def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:

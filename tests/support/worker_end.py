@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import zmq
@@ -12,11 +14,21 @@ from shared.endpoints import port_of
 from shared.sockets import bind_router, bind_sealed_router
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shared.keys import ServerKeys
 
-__all__ = ["PATIENCE_MS", "WorkerEnd", "welcome"]
+__all__ = ["PATIENCE_MS", "WorkerEnd", "nobody", "welcome"]
 
 PATIENCE_MS = 20_000
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An endpoint where nobody answers, and nobody else begins to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def welcome(**other: object) -> m.Welcome:

@@ -144,6 +144,8 @@ class WorkerConnection:
         return self.garbage + (self.sealed.garbage if self.sealed is not None else 0)
 
     def _hang_up(self, *, linger: int) -> None:
+        if self.socket.closed:  # it could not be made anew
+            return
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close(linger=linger)

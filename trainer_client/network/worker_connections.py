@@ -76,21 +76,28 @@ class WorkerConnections:
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
         """Hang up."""
-        connection = self._connections.pop(order.link, None)
+        self._drop(order.link)
+        yield from ()
+
+    def _drop(self, link: int) -> None:
+        connection = self._connections.pop(link, None)
         if connection is not None:
-            self._forget_sockets(order.link)
-            self._spoken_to.discard(order.link)
+            self._forget_sockets(link)
+            self._spoken_to.discard(link)
             self._garbage += connection.count_garbage()
             connection.close()
-        yield from ()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
         """Make a connection anew."""
         connection = self._connections[order.link]
         self._forget_sockets(order.link)
-        connection.renew()
+        try:
+            connection.renew()
+        except (StokerError, zmq.ZMQError) as error:
+            self._drop(order.link)
+            yield e.LinkFailed(order.link, _unreachable(connection.endpoint, error))
+            return
         self._poll(order.link)
-        yield from ()
 
     def _poll(self, link: int) -> None:
         """Register the sockets that it has now; they change when it is made anew."""

@@ -13,7 +13,7 @@ from shared.layout import Layout, Tensor
 from shared.packing import Packing, pack
 from shared.sealing import TAG_BYTES, Sealer
 from shared.sockets import bind_router, bind_sealed_router
-from tests.support.worker_end import PATIENCE_MS, WorkerEnd, welcome
+from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
 from trainer_client.network.worker_connection import WorkerConnection
 
 DATA = np.arange(128, dtype=np.uint8)
@@ -88,12 +88,10 @@ class SealedEnds(Ends):
         frame = np.empty(data.nbytes + TAG_BYTES, np.uint8)
         number = self.sealer.payload(data.data, frame)
         frames = [self.seal.identity, self.sealer.header(number, encode(header)), frame.tobytes()]
-        for _ in range(PATIENCE_MS // 5):
-            try:
-                self.worker.sealed.send_multipart(frames)
-                break
-            except zmq.ZMQError:  # not connected yet
-                self.trainer.sealed.socket.poll(5)
+        self.trainer.sealed.socket.send(b"here")  # what was sent before the worker knows the connection would be lost
+        assert self.worker.sealed.poll(PATIENCE_MS), "the connection was not let in"
+        self.worker.sealed.recv_multipart()
+        self.worker.sealed.send_multipart(frames)
         assert self.trainer.sealed.socket.poll(PATIENCE_MS)
 
 
@@ -121,15 +119,13 @@ def test_what_was_flushed_is_not_sent_again(ends):
 
 
 def test_a_connection_that_is_not_up_takes_nothing_and_keeps_nothing(context):
-    nobody = bind_router(context, "tcp://127.0.0.1:*", None)
-    endpoint = nobody.getsockopt_string(zmq.LAST_ENDPOINT)
-    nobody.close()
-    connection = WorkerConnection(context, endpoint, None)
-    assert connection.flush()  # nothing to say, nothing lost
-    connection.queue(ping())
-    assert not connection.flush()
-    assert connection.flush()
-    connection.close()
+    with nobody() as endpoint:
+        connection = WorkerConnection(context, endpoint, None)
+        assert connection.flush()  # nothing to say, nothing lost
+        connection.queue(ping())
+        assert not connection.flush()
+        assert connection.flush()
+        connection.close()
 
 
 # --- in ---
