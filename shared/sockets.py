@@ -120,18 +120,19 @@ def connect_watched_dealer(
     with _closed_if_it_fails(dealer):
         _set_up(dealer, endpoint, keys, identity)
         monitor = watch_connection(dealer)
-        dealer.connect(endpoint)
+        with _closed_if_it_fails(monitor):
+            dealer.connect(endpoint)
     return dealer, monitor
 
 
 @contextlib.contextmanager
-def _closed_if_it_fails(dealer: zmq.Socket[bytes]) -> Iterator[None]:
+def _closed_if_it_fails(socket: zmq.Socket[bytes]) -> Iterator[None]:
     """Whoever keeps the error keeps its frames, and they would keep the socket open: its context would never end."""
     try:
         yield
     except BaseException:
-        dealer.disable_monitor()
-        dealer.close(linger=0)
+        socket.disable_monitor()
+        socket.close(linger=0)
         raise
 
 
