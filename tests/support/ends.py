@@ -1,0 +1,110 @@
+"""A coordinator and a worker of made-up batches, in one thread of the test's process, for trainers that talk to both.
+
+A test may answer any message otherwise, and sees what was heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
+from typing_extensions import Self
+
+from shared import messages as m
+from shared.codec import decode, encode
+from shared.hashing import digest64
+from shared.sockets import Waker, bind_router
+from tests.support.lone_core import BATCHES, NBYTES, attached, pushed
+from tests.support.worker_end import welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Ends"]
+
+
+class Ends:
+    """`endpoint` is the coordinator's; `said` are facts of the stream that it tells, `answers` replace usual ones."""
+
+    def __init__(self, **said: object) -> None:
+        self.said = said
+        self.answers: dict[type, Callable[[Any], list[m.Message | bytes]]] = {}
+        self.heard: list[m.Message] = []
+        self._changed = threading.Condition()
+        self._over = False
+        self._waker = Waker()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._routers = [bind_router(self._context, "tcp://127.0.0.1:*", None) for _ in range(2)]
+        self.endpoint, self.worker = [one.getsockopt_string(zmq.LAST_ENDPOINT) for one in self._routers]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def wait_for(self, kind: type, number: int = 1, timeout_s: float = 20.0) -> Any:
+        """The `number`th message of this kind that was heard, waiting for it."""
+        found: list[m.Message] = []
+
+        def is_there() -> bool:
+            found[:] = [one for one in self.heard if isinstance(one, kind)]
+            return len(found) >= number
+
+        with self._changed:
+            assert self._changed.wait_for(is_there, timeout_s), f"no {kind.__name__}"
+        return found[number - 1]
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for one in (*self._routers, self._waker.fileno()):
+            poller.register(one, zmq.POLLIN)
+        while not self._over:
+            for socket, _ in poller.poll():
+                if socket in self._routers:
+                    self._serve(socket)
+        for router in self._routers:
+            router.close(linger=0)
+        self._context.term()
+        self._waker.close()
+
+    def _serve(self, router: zmq.Socket[bytes]) -> None:
+        identity, *frames = router.recv_multipart()
+        for frame in frames:
+            message = decode(frame)
+            with self._changed:
+                self.heard.append(message)
+                self._changed.notify_all()
+            answer = self.answers.get(type(message), self._usual)(message)
+            if answer:
+                encoded = [one if isinstance(one, bytes) else encode(one) for one in answer]
+                with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+                    router.send_multipart([identity, *encoded])
+
+    def _usual(self, said: Any) -> list[m.Message | bytes]:
+        if isinstance(said, m.Attach):
+            at = (said.cursor.epoch, said.cursor.number) if said.cursor else (0, 0)
+            workers = (m.WorkerAddress("w1", 1, self.worker, "there", 0),)
+            return [attached(said.serial, at=at, **{"workers": workers, **self.said})]
+        if isinstance(said, m.Want):
+            payload = np.full(NBYTES, said.number, np.uint8)
+            return [pushed(said, digest=digest64(payload.data)), payload.tobytes()]
+        answer = _ANSWERS.get(type(said))
+        return [answer(said)] if answer is not None else []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._waker.wake()
+        self._thread.join(20)
+
+
+_ANSWERS: dict[type, Callable[[Any], m.Message]] = {
+    m.Progress: lambda _: m.Noted(),
+    m.Hello: lambda _: welcome(),
+    m.EpochQuery: lambda said: m.EpochAnswer(stream=said.stream, epoch=said.epoch, group=said.group, batches=BATCHES),
+    m.NameQuery: lambda said: m.NameAnswer(stream=said.stream, sample=said.sample, name=f"sample {said.sample}"),
+    m.Ping: lambda said: m.Pong(number=said.number, tickets=(), sealed=0, waiting=0),
+    m.Cancel: lambda said: m.Cancelled(ticket=said.ticket),
+}

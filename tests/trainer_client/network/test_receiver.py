@@ -1,0 +1,189 @@
+"""The receive thread against a coordinator and a worker in this process: what it asks, tells, raises, and leaves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from shared import messages as m
+from shared.errors import LostError, ProtocolError, RefusedError
+from tests.support.ends import Ends
+from tests.support.lone_core import BATCHES, DIGEST
+from trainer_client.core.settings import CoreSettings
+from trainer_client.core.upcoming import Position, Ranks
+from trainer_client.network.receiver import Receiver, ReceiverSettings
+from trainer_client.outbox import Reader
+
+
+def receiver(endpoint, *, connect_timeout_s=20.0):
+    core = CoreSettings(
+        job="", stream="train", ranks=Ranks(rank=0, replicas=1, world=1), incarnation=77, name="here:1",
+        boot_id="here", prefetch=4,
+    )  # fmt: skip
+    return Receiver(
+        ReceiverSettings(
+            core=core, endpoint=endpoint, coordinator_keys=None, worker_keys=None, connect_timeout_s=connect_timeout_s
+        )
+    )
+
+
+@pytest.fixture
+def ends():
+    with Ends(heartbeat_timeout_ms=200) as both:
+        yield both
+
+
+@pytest.fixture
+def ours(ends):
+    one = receiver(ends.endpoint)
+    yield one
+    one.close(20)
+
+
+def test_it_attaches_where_it_is_told(ends, ours):
+    answer = ours.attach(m.Cursor(2, 8, 4, DIGEST))
+    assert (answer.cursor.epoch, answer.cursor.number) == (2, 8)
+    assert ours.standing.trained_to == ours.outbox.read_to == (2, 8)
+    asked = ends.wait_for(m.Attach)
+    assert (asked.stream, asked.incarnation, asked.name) == ("train", 77, "here:1")
+    assert ours.attach(m.Cursor(3, 0, 4, DIGEST)).cursor.epoch == 3
+
+
+def test_a_refusal_is_raised_where_it_was_asked(ends, ours):
+    ends.answers[m.Attach] = lambda said: [
+        m.NotAttached(serial=said.serial, code="job", expected="job a", got="job b", remedy="Leave job= out.")
+    ]
+    with pytest.raises(RefusedError, match=r"coordinator: expected job a, got job b\. Leave job= out\."):
+        ours.attach(None)
+
+
+def test_a_coordinator_that_does_not_answer(ends):
+    ends.answers[m.Attach] = lambda said: [m.Wait(serial=said.serial, reason="counting batches", retry_ms=50)]
+    ours = receiver(ends.endpoint, connect_timeout_s=1.0)
+    with pytest.raises(LostError) as caught:
+        ours.attach(None)
+    ours.close(20)
+    assert str(caught.value) == (
+        f"{ends.endpoint}: expected a coordinator that answers within 1 s, got counting batches. Start the loaders "
+        "(`loader-server run job.toml`), correct the endpoint, or allow more time with connect_timeout_s."
+    )
+
+
+def test_a_worker_is_asked_what_is_not_known(ends, ours):
+    ours.attach(None)
+    assert ours.batches(0, 4) == BATCHES
+    assert not [one for one in ends.heard if isinstance(one, m.EpochQuery) and one.epoch == 0]  # attaching told it
+    assert ours.batches(7, 4) == BATCHES
+    assert ours.name(5) == "sample 5"
+
+
+def test_batches_come_in_their_order(ends, ours):
+    ours.attach(None)
+    reader = Reader(Position(0, 0, 4))
+    for number in range(6):
+        item = ours.outbox.take(reader)
+        assert item.header.number == number
+        assert (ours.memory.slot(item.slot)[: item.header.nbytes] == number).all()
+
+
+def test_heartbeats_carry_how_far_we_are_and_how_much_we_waited(ends, ours):
+    ours.attach(None)
+    first = ends.wait_for(m.Progress)
+    assert (first.stream, first.rank, first.incarnation, first.members) == ("train", 0, 77, 1)
+    assert (first.epoch, first.number, first.read_epoch, first.read_number) == (0, 0, 0, 0)
+    ours.standing.trained_to, ours.outbox.read_to = (3, 4), (5, 6)
+    ours.standing.waited_s = 1e9
+    seen = len([one for one in ends.heard if isinstance(one, m.Progress)])
+    ends.wait_for(m.Progress, seen + 2)
+    told = [one for one in ends.heard if isinstance(one, m.Progress)][seen - 1 :]
+    assert (told[-1].epoch, told[-1].number, told[-1].read_epoch, told[-1].read_number) == (3, 4, 5, 6)
+    assert 1000 in [one.waited_permille for one in told]
+    seen = len([one for one in ends.heard if isinstance(one, m.Progress)])
+    assert ends.wait_for(m.Progress, seen + 2).waited_permille == 0  # of the time since the last one
+
+
+def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
+    ours.attach(None)
+    broken = ZeroDivisionError("a mistake of ours")
+
+    def handle(_events, _now_s):
+        raise broken
+
+    ours.core.handle = handle
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        ours.name(5)
+    with pytest.raises(ZeroDivisionError):
+        ours.outbox.take(Reader(Position(0, 0, 4)))
+    assert not ours._thread.join(20)
+    assert not ours._thread.is_alive()
+
+
+def test_a_mistake_while_attaching_is_raised_there(ends, ours):
+    def handle(_events, _now_s):
+        raise ZeroDivisionError
+
+    ours.core.handle = handle
+    with pytest.raises(ZeroDivisionError):
+        ours.attach(None)
+
+
+def test_it_detaches_and_leaves_nothing(ends):
+    before = set(Path("/proc/self/fd").iterdir())
+    threads = threading.active_count()
+    ours = receiver(ends.endpoint)
+    ours.attach(None)
+    ends.wait_for(m.Hello)
+    ours.close(20)
+    assert ends.wait_for(m.Detach) == m.Detach(stream="train", rank=0, incarnation=77)
+    assert threading.active_count() == threads
+    assert not ours._thread.is_alive()
+    assert len([one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]) <= len(before) + 2
+
+
+def test_an_answer_that_is_wrong_is_an_error(ends):
+    ends.said["cursor"] = m.Cursor(1, 0, 4, DIGEST)
+    ours = receiver(ends.endpoint)
+    with pytest.raises(ProtocolError, match="epoch 0, batch 0, as was asked"):
+        ours.attach(None)
+    ours.close(20)
+
+
+def test_garbage_and_strays_are_counted(ends, ours):
+    ends.answers[m.Progress] = lambda _: [b"nonsense"]
+    ends.answers[m.Ping] = lambda said: [b"nonsense"]
+    ours.attach(None)
+    ends.wait_for(m.Progress, 3)
+    ends.wait_for(m.Ping, 1)
+    assert ours.count_garbage() >= 2
+
+
+def test_a_silent_coordinator_is_connected_to_anew(ends, ours):
+    ours.attach(None)
+    before = ours._coordinator.socket
+    ends.answers[m.Progress] = lambda _: []
+    ends.wait_for(m.Progress, 12)
+    assert before.closed
+    del ends.answers[m.Progress]
+    assert ours.attach(None).cursor.number == 0
+
+
+def test_facts_that_came_while_deciding_are_not_slept_over(ends):
+    ours = receiver(ends.endpoint)
+    ours.close(20)
+    outbox = ours.outbox
+    outbox.wake_for_room = outbox.wake_for_slots = False
+    outbox.facts.clear()
+    ours.core.due_s = float("inf")
+    assert ours._pause_ms() == 1001
+    outbox.facts.append("anything")
+    assert ours._pause_ms() == 1001  # nobody waits for it
+    outbox.wake_for_slots = True
+    assert ours._pause_ms() == 0
+    outbox.wake_for_room, outbox.wake_for_slots = True, False
+    assert ours._pause_ms() == 0
+    outbox.facts.clear()
+    assert ours._pause_ms() == 1001
+    ours.core.due_s = 0.0
+    assert ours._pause_ms() == 0
