@@ -57,7 +57,13 @@ def test_what_is_no_endpoint(endpoint):
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["tcp://10.0.0.7:40123", "tcp://loader-1:1", "tcp://[fe80::1]:65535", "tcp://loader_1.cluster.local:7400"],
+    [
+        "tcp://10.0.0.7:40123",
+        "tcp://loader-1:1",
+        "tcp://[fe80::1]:65535",
+        "tcp://[::1]:1",
+        "tcp://loader_1.cluster.local:7400",
+    ],
 )
 def test_what_others_can_connect_to(endpoint):
     assert is_connectable(endpoint)
@@ -82,6 +88,8 @@ def test_what_others_can_connect_to(endpoint):
         "tcp://0.0.0.0:7400",
         "tcp://[::]:7400",
         "tcp://::1:7400",
+        "tcp://[::1:7400",
+        "tcp://::1]:7400",
         "tcp://[10.0.0.7]:7400",
         "tcp://999.0.0.1:7400",
         "tcp://224.0.0.1:7400",

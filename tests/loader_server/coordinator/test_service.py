@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loader_server.asking import ask_coordinator
 from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
@@ -18,7 +19,7 @@ from loader_server.coordinator.service import Coordinator, coordinator_of
 from loader_server.stream import JobFile
 from shared import messages as m
 from shared.codec import VERSION, encode
-from shared.errors import DataError
+from shared.errors import DataError, RefusedError
 from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
 from tests.support.loaders import wait_until, write_job
 from tests.support.peer import Peer, peers
@@ -211,6 +212,10 @@ def test_who_forgives_is_told_if_a_restart_would_undo_it(serve):
         refused.got == "1 convictions that are forgotten until the coordinator restarts: its journal cannot be written"
     )
     assert worker.hear() == m.Culprits(stream="train", keys=())
+    worker.send(culprit("a"))
+    worker.hear()
+    with pytest.raises(RefusedError, match=r"coordinator at tcp://.*: expected to forget convictions for good"):
+        ask_coordinator(served.coordinator.endpoint, forgive(), m.Forgiven, keys=None, timeout_s=20.0)
     full.is_full = False
     assert person.ask(forgive()) == m.Forgiven(count=0)
 

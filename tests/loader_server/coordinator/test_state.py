@@ -113,6 +113,9 @@ class TestAttaching:
         for setting, own in ((70, 8), (8, 70)):
             said_of = refused(coordinator(group=setting), attach(0, 8, at=(0, 40), group=own))
             assert said_of == ("world", "smaller groups", "70 (epoch_parts)", "Write 64.")
+        state = coordinator()
+        state.recover(GroupFixed("train", 70))
+        assert refused(state, attach(0, 8, at=(0, 40), group=8))[2] == "70 (epoch_parts)"
 
     def test_a_batch_number_past_the_epochs_end_is_refused(self):
         code, expected, got, _ = refused(coordinator(), attach(at=(1, 102)))
