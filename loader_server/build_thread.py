@@ -36,7 +36,7 @@ __all__ = ["BuildThread", "Job", "Outcome"]
 class Job:
     """A want of one trainer; `buffer(nbytes)` gives the place where the batch belongs, once its size is known."""
 
-    trainer: bytes
+    trainer: int
     want: Want
     buffer: Callable[[int], NDArray[np.uint8]]
     #: Whether a digest is wanted.

@@ -1,13 +1,14 @@
 """What goes by TCP: memory that batches are built in, and the packed and sealed forms of them.
 
 Rules: memory is used again, because fresh pages cost more than a copy; the building thread takes, the poll loop gives
-back once the socket is through with it; what is lost on the way is only made anew. What is kept for later is bounded:
-beyond that, what nobody asked for the longest goes back to the system.
+back once the socket is through with it; what is lost on the way is only made anew. All of it together is bounded: what
+is in use leaves so much less to keep for later, and what nobody asked for the longest goes back to the system first.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,12 +30,14 @@ __all__ = ["Outgoing"]
 class Outgoing:
     """Buffers of whole huge pages; smaller batches are not worth keeping memory for."""
 
-    def __init__(self, packing: Packing, keep_bytes: int) -> None:
+    def __init__(self, packing: Packing, most_bytes: int) -> None:
         self._packing = packing
-        self._keep_bytes = keep_bytes
+        self._most_bytes = most_bytes
         #: Free ones, in the order in which they came back.
         self._free: list[NDArray[np.uint8]] = []
-        self._lock = threading.Lock()
+        #: Bytes of all that there are, whoever has them.
+        self.mapped_bytes = 0
+        self._lock = threading.RLock()  # a buffer may go while this is held
 
     @property
     def packs(self) -> bool:
@@ -58,7 +61,22 @@ class Outgoing:
         with self._lock:
             fit = [at for at, one in enumerate(self._free) if one.nbytes == size]
             buffer = self._free.pop(fit[-1]) if fit else None  # the last one may still be in the processor's cache
-        return (buffer if buffer is not None else anonymous(size))[:nbytes]
+            return (buffer if buffer is not None else self._made(size))[:nbytes]
+
+    def _made(self, size: int) -> NDArray[np.uint8]:
+        self._keep_within(self._most_bytes - size)
+        buffer = anonymous(size)
+        self.mapped_bytes += size
+        weakref.finalize(buffer, self._gone, size).atexit = False
+        return buffer
+
+    def _gone(self, size: int) -> None:
+        with self._lock:
+            self.mapped_bytes -= size
+
+    def _keep_within(self, nbytes: int) -> None:
+        while self._free and self.mapped_bytes > nbytes:
+            del self._free[0]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """Nobody looks into it any more."""
@@ -67,8 +85,7 @@ class Outgoing:
             return
         with self._lock:
             self._free.append(whole)
-            while self.kept_bytes > self._keep_bytes:
-                del self._free[0]
+            self._keep_within(self._most_bytes)
 
     @property
     def kept_bytes(self) -> int:

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from shared.messages import Ticket
 
-__all__ = ["another_job", "another_plan", "another_trainer", "draining", "failed", "no_such_stream", "not_shared"]
+__all__ = [
+    "another_job",
+    "another_plan",
+    "another_trainer",
+    "busy",
+    "draining",
+    "failed",
+    "no_such_stream",
+    "not_shared",
+    "too_many_trainers",
+]
 
 _MOST_CHARACTERS = 4000
 _HELLO = "Say hello again."
@@ -35,6 +45,12 @@ def no_such_stream(hello: m.Hello, streams: Iterable[str]) -> m.Refused:
     return m.Refused(code="stream", expected=expected, got=hello.stream, remedy="Correct the stream's name.")
 
 
+def too_many_trainers(most: int) -> m.Refused:
+    """No room for another session."""
+    expected = f"at most {most} trainers"
+    return m.Refused(code="busy", expected=expected, got="one more", remedy="Ask another worker, or add workers.")
+
+
 def another_trainer(ticket: Ticket) -> m.Unbuilt:
     """The want is of a trainer that did not say hello to this incarnation."""
     return _unbuilt(
@@ -50,6 +66,12 @@ def not_shared(ticket: Ticket) -> m.Unbuilt:
 def draining(ticket: Ticket) -> m.Unbuilt:
     """The worker leaves."""
     return _unbuilt(ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
+
+
+def busy(ticket: Ticket) -> m.Unbuilt:
+    """The trainer asks for too much at once."""
+    expected = "one open want for each slot that was offered, from a trainer that reads its answers"
+    return _unbuilt(ticket, "busy", expected, f"one more, for slot {ticket.slot}", "worker", "Ask again later.")
 
 
 def another_plan(want: m.Want, digest: str | None, worker: str) -> m.Unbuilt:

@@ -3,21 +3,30 @@
 Rules: used in the poll loop only; answers to one trainer keep their order; a socket never blocks, and what is for a
 trainer that hung up nobody waits for. A buffer that libzmq still sends from is left alone until it says that it is
 through: it says so only to who looks.
+
+libzmq queues without end for a trainer that does not read, and tells nobody how much. So after every few kilobytes one
+frame is a mark: libzmq says when it is through with that, and so with all that went before it. What is not through is
+accounted for: a trainer that reads nothing gets only what tickets are owed, and no more of its batches are built.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.budget import Budget
 from shared.codec import encode
 from shared.endpoints import port_of
 from shared.hashing import digest64
 from shared.sockets import bind_router, bind_sealed_router, send_now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -32,12 +41,47 @@ __all__ = ["Sending"]
 
 _LINGER_MS = 200
 
+#: Bytes of answers and small payloads between two marks. A mark takes some 20 µs, and what has none yet is not counted.
+_MARK_BYTES = 64 * 1024
+
+#: What all trainers together may leave unread of these.
+_UNREAD_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is said on one connection."""
+
+    #: For the next `flush`, and their length.
+    frames: list[bytes] = field(default_factory=list)
+    waiting: int = 0
+    #: Bytes that were sent since the last mark.
+    unmarked: int = 0
+    #: Nothing was said since the last look.
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What libzmq may not be through with yet; `settle` takes it off its account."""
+
+    tracker: zmq.MessageTracker
+    settle: Callable[[], None]
+    #: Of a batch: its length, and the buffer of `Outgoing` that it lies in.
+    nbytes: int = 0
+    buffer: NDArray[np.uint8] | None = None
+
 
 class Sending:
-    """Owns the sockets that trainers are connected to."""
+    """Owns the sockets that trainers are connected to; `batches` accounts for what each has not read of them."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], listen: str, keys: ServerKeys | None, outgoing: Outgoing
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        listen: str,
+        keys: ServerKeys | None,
+        outgoing: Outgoing,
+        batches: Budget[int],
     ) -> None:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -48,40 +92,106 @@ class Sending:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._outgoing = outgoing
-        self._outbox: dict[bytes, list[bytes]] = {}
-        #: What libzmq is still sending, and the buffers of `Outgoing` that it lies in.
-        self._unsent: list[tuple[zmq.MessageTracker, memoryview, NDArray[np.uint8] | None]] = []
+        self._batches = batches
+        #: Answers and small payloads that were not read, by connection.
+        self._answers: Budget[bytes] = Budget(_UNREAD_BYTES)
+        self._peers: dict[bytes, _Peer] = {}
+        self._spoken_to: list[bytes] = []
+        self._unread: list[_Unread] = []
+        #: Messages that were left out, for whom they were for does not read.
+        self.left_out = 0
+
+    # --- answers ---
+
+    def reads(self, identity: bytes) -> bool:
+        """Whether this connection reads what it is told; one that does not is told only what it is owed."""
+        return self._answers.has_room(identity)
 
     def say(self, identity: bytes, message: Message) -> None:
-        """Send it with the next `flush`."""
-        self.say_frame(identity, encode(message))
+        """Send it with the next `flush`, unless the other side does not read."""
+        if self._hears(identity):
+            self._queue(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
         """The same, of a message that is encoded."""
-        self._outbox.setdefault(identity, []).append(frame)
+        if self._hears(identity):
+            self._queue(identity, frame)
+
+    def _hears(self, identity: bytes) -> bool:
+        peer = self._peers.get(identity)
+        if (peer is None or peer.waiting <= _MARK_BYTES) and self.reads(identity):
+            return True
+        self.left_out += 1
+        return False
+
+    def answer(self, identity: bytes, message: Message) -> None:
+        """Send with the next `flush` what an open ticket is owed, come what may."""
+        self._queue(identity, encode(message))
+
+    def _queue(self, identity: bytes, frame: bytes) -> None:
+        peer = self._peers.get(identity)
+        if peer is None:
+            peer = self._peers[identity] = _Peer()
+        if not peer.frames:
+            self._spoken_to.append(identity)
+        peer.frames.append(frame)
+        peer.waiting += len(frame)
+        peer.quiet = False
 
     def flush(self) -> bool:
         """Send the answers so far, those for one trainer at once; whether all trainers were there."""
-        outbox, self._outbox = self._outbox, {}
-        there = [self._sent(self.router, [identity, *frames]) for identity, frames in outbox.items()]
+        spoken_to, self._spoken_to = self._spoken_to, []
+        there = [self._flush_to(identity) for identity in spoken_to]
         return all(there)
+
+    def _flush_to(self, identity: bytes) -> bool:
+        peer = self._peers.get(identity)
+        if peer is None or not peer.frames:
+            return True
+        frames, peer.frames = peer.frames, []
+        peer.unmarked += peer.waiting
+        peer.waiting = 0
+        mark = frames.pop() if peer.unmarked >= _MARK_BYTES else None
+        if not self._sent(self.router, [identity, *frames], more=mark is not None):
+            del self._peers[identity]
+            return False
+        if mark is not None:
+            self._answers.take(identity, peer.unmarked)
+            settle = partial(self._answers.give_back, identity, peer.unmarked)
+            self._send_tracked(self.router, mark, settle)
+            peer.unmarked = 0
+        return True
+
+    def forget_quiet(self) -> None:
+        """Forget connections to which nothing was said since the last call."""
+        for identity in [one for one, peer in self._peers.items() if peer.quiet]:
+            del self._peers[identity]
+        for peer in self._peers.values():
+            peer.quiet = not peer.frames
+
+    # --- batches ---
 
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
         """A batch by TCP: sealed where the trainer listens for that, else on the connection of all messages."""
         assert outcome.sent is not None
         assert outcome.payload is not None
-        self.flush()  # answers keep their order
         if outcome.sealed is not None and self._pushed_sealed(outcome, header, session):
             self._outgoing.give_back(outcome.payload)
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
+        if outcome.sent.nbytes < _MARK_BYTES:
+            self._queue(session.address, encode(header))
+            self._queue(session.address, bytes(outcome.sent))
+            self._outgoing.give_back(outcome.payload)
+            return
         buffer: NDArray[np.uint8] | None = outcome.payload
         if self._outgoing.packs:
             self._outgoing.give_back(outcome.payload)
             buffer = None
-        head = [outcome.job.trainer, encode(header)]
-        if not self._send_behind(self.router, head, outcome.sent, buffer):
+        self._flush_to(session.address)  # answers keep their order
+        head = [session.address, encode(header)]
+        if not self._send_behind(self.router, head, outcome.sent, session.incarnation, buffer):
             log.debug("trainer is gone", number=header.number)
 
     def _pushed_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
@@ -91,20 +201,40 @@ class Sending:
             return False
         number, sealed = outcome.sealed
         head = [session.sealed_identity, sealer.header(number, encode(header))]
-        if not self._send_behind(self._sealed_router, head, sealed.data, sealed):
+        if not self._send_behind(self._sealed_router, head, sealed.data, session.incarnation, sealed):
             return False
         session.sealed_number = number
         return True
 
     def _send_behind(
-        self, socket: zmq.Socket[bytes], head: list[bytes], sent: memoryview, buffer: NDArray[np.uint8] | None
+        self,
+        socket: zmq.Socket[bytes],
+        head: list[bytes],
+        sent: memoryview,
+        trainer: int,
+        buffer: NDArray[np.uint8] | None,
     ) -> bool:
         if not self._sent(socket, head, more=True):
             return False
-        tracker = socket.send(sent, zmq.DONTWAIT, copy=False, track=True)
-        assert tracker is not None
-        self._unsent.append((tracker, sent, buffer))
+        self._batches.take(trainer, sent.nbytes)
+        settle = partial(self._batches.give_back, trainer, sent.nbytes)
+        self._send_tracked(socket, sent, settle, sent.nbytes, buffer)
         return True
+
+    # --- what libzmq has not sent yet ---
+
+    def _send_tracked(
+        self,
+        socket: zmq.Socket[bytes],
+        frame: bytes | memoryview,
+        settle: Callable[[], None],
+        nbytes: int = 0,
+        buffer: NDArray[np.uint8] | None = None,
+    ) -> None:
+        whole = zmq.Frame(frame, track=True, copy=False, copy_threshold=0)
+        tracker = socket.send(whole, zmq.DONTWAIT, copy=False, track=True)
+        assert tracker is not None
+        self._unread.append(_Unread(tracker, settle, nbytes, buffer))
 
     @staticmethod
     def _sent(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> bool:
@@ -115,17 +245,23 @@ class Sending:
         return True
 
     def take_back(self) -> None:
-        """Buffers that were sent may be used again."""
-        unsent, self._unsent = self._unsent, []
-        for tracker, sent, buffer in unsent:
-            if not tracker.done:
-                self._unsent.append((tracker, sent, buffer))
-            elif buffer is not None:
-                self._outgoing.give_back(buffer)
+        """What libzmq is through with is on nobody's account any more, and its memory may be used again."""
+        unread, self._unread = self._unread, []
+        for one in unread:
+            if not one.tracker.done:
+                self._unread.append(one)
+                continue
+            one.settle()
+            if one.buffer is not None:
+                self._outgoing.give_back(one.buffer)
+
+    def is_behind(self) -> bool:
+        """Whether libzmq is not through with something: it frees that without a word, so look again soon."""
+        return bool(self._unread)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still on their way out."""
-        return sum(sent.nbytes for _, sent, _ in self._unsent)
+        return sum(one.nbytes for one in self._unread)
 
     def close(self) -> None:
         """Hang up; what was said last still has a moment to leave."""

@@ -1,42 +1,76 @@
 """Whose slot is it? The worker's half: which tickets of one trainer it may write for.
 
 Rules: pure. A ticket is accepted only if its generation is above the last one of its slot; it is open until it is
-answered, and it is answered only once no thread of this worker can write there any more.
+answered, and it is answered only once no thread of this worker can write there any more. A slot has one open ticket at
+a time, and a trainer no more than a bounded number, so what it can ask of this worker's memory is bounded.
 """
 
 from __future__ import annotations
 
+import enum
+from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shared.messages import Ticket
 
-__all__ = ["Tickets"]
+__all__ = ["MOST_OPEN", "MOST_SLOTS", "Tickets", "Verdict"]
+
+#: Tickets of one trainer that may be open at a time.
+MOST_OPEN = 1024
+
+#: Slots of a trainer that shares none and so proves none; what is remembered grows with the highest one.
+MOST_SLOTS = 16 * 1024
+
+
+class Verdict(enum.Enum):
+    """What a ticket is to this worker."""
+
+    NEW = "new"
+    STALE = "stale"  #: it was seen, or a later one of its slot was
+    BUSY = "busy"  #: its trainer asks for too much at once
 
 
 class Tickets:
-    """The tickets of one trainer."""
+    """The tickets of one trainer, whose slots are numbered from 0 to below `slots`."""
 
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        self._open: set[Ticket] = set()
+    def __init__(self, slots: int = MOST_SLOTS) -> None:
+        self.slots = slots
+        #: The last generation of each slot.
+        self._last = array("Q")
+        #: By slot.
+        self._open: dict[int, Ticket] = {}
+
+    def judge(self, ticket: Ticket) -> Verdict:
+        """Whether it can be accepted, and why not."""
+        if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
+            return Verdict.STALE
+        if ticket.slot in self._open or ticket.slot >= self.slots or len(self._open) >= MOST_OPEN:
+            return Verdict.BUSY
+        return Verdict.NEW
 
     def accept(self, ticket: Ticket) -> bool:
-        """Take a ticket; False if it is stale, or a copy of one that was seen."""
-        if ticket.generation <= self._last.get(ticket.slot, 0):
+        """Take a ticket, if it is new."""
+        if self.judge(ticket) is not Verdict.NEW:
             return False
+        self._last.extend([0] * (1 + ticket.slot - len(self._last)))
         self._last[ticket.slot] = ticket.generation
-        self._open.add(ticket)
+        self._open[ticket.slot] = ticket
         return True
 
     def answer(self, ticket: Ticket) -> None:
         """It is answered: nothing of ours may write there from now on."""
-        self._open.remove(ticket)
+        if not self.is_open(ticket):
+            raise KeyError(ticket)
+        del self._open[ticket.slot]
 
     def is_open(self, ticket: Ticket) -> bool:
         """Whether it still has to be answered."""
-        return ticket in self._open
+        return self._open.get(ticket.slot) == ticket
 
     def held(self) -> tuple[Ticket, ...]:
         """All that still have to be answered."""
-        return tuple(self._open)
+        return tuple(self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)

@@ -47,12 +47,14 @@ def test_small_ones_are_not_kept(outgoing):
     assert not np.shares_memory(outgoing.take(1000), small)
 
 
+def give_back_all(outgoing, buffers):
+    while buffers:
+        outgoing.give_back(buffers.pop(0))
+
+
 def test_what_nobody_asked_for_the_longest_is_given_up(outgoing):
-    sizes = [1, 2, 3, 4]
-    for buffer in [outgoing.take(size * HUGE_PAGE) for size in sizes]:
-        outgoing.give_back(buffer)
-        assert outgoing.kept_bytes <= 8 * HUGE_PAGE
-    assert outgoing.kept_bytes == (3 + 4) * HUGE_PAGE
+    give_back_all(outgoing, [outgoing.take(size * HUGE_PAGE) for size in (1, 2, 3, 4)])
+    assert outgoing.kept_bytes == outgoing.mapped_bytes == (3 + 4) * HUGE_PAGE
     outgoing.give_back(outgoing.take(3 * HUGE_PAGE))
     outgoing.give_back(outgoing.take(2 * HUGE_PAGE))  # 3 was asked for since
     assert sorted(one.nbytes // HUGE_PAGE for one in outgoing._free) == [2, 3]
@@ -61,6 +63,24 @@ def test_what_nobody_asked_for_the_longest_is_given_up(outgoing):
 def test_one_that_is_too_large_is_not_kept(outgoing):
     outgoing.give_back(outgoing.take(9 * HUGE_PAGE))
     assert outgoing.kept_bytes == 0
+
+
+@pytest.mark.fault(42)
+def test_what_is_in_use_leaves_so_much_less_to_keep(outgoing):
+    used = [outgoing.take(2 * HUGE_PAGE) for _ in range(3)]
+    outgoing.give_back(outgoing.take(2 * HUGE_PAGE))
+    assert outgoing.mapped_bytes == 8 * HUGE_PAGE
+    outgoing.give_back(outgoing.take(1 * HUGE_PAGE))  # another size: the free one has to go for it
+    assert outgoing.mapped_bytes == 7 * HUGE_PAGE
+    used.append(outgoing.take(2 * HUGE_PAGE))
+    assert (outgoing.mapped_bytes, outgoing.kept_bytes) == (8 * HUGE_PAGE, 0)
+    give_back_all(outgoing, used)
+    assert outgoing.kept_bytes == outgoing.mapped_bytes == 8 * HUGE_PAGE
+
+
+def test_what_is_lost_on_the_way_is_not_counted_for_ever(outgoing):
+    outgoing.take(3 * HUGE_PAGE)
+    assert outgoing.mapped_bytes == 0
 
 
 @pytest.mark.parametrize("packing", [Packing(), Packing(float32="bfloat16"), Packing(compression="zstd")])
@@ -72,5 +92,5 @@ def test_what_is_sealed_is_what_is_packed(packing):
     number, sealed = outgoing.sealed(sealer, outgoing.packed(payload, LAYOUT))
     assert opener.header(sealer.header(number, b"header")) == b"header"
     place = np.ones_like(payload)
-    unpack(opener.payload(sealed.data), LAYOUT, packing, place)
+    unpack(opener.payload(number, sealed.data), LAYOUT, packing, place)
     assert (place == payload).all()

@@ -1,53 +1,96 @@
-"""Batches on their way out by TCP: what is counted, and when the memory they lie in may be used again."""
+"""What leaves a worker: in order, once, and never more than its trainer reads."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 import zmq
 
+from loader_server.budget import Budget
 from loader_server.build_thread import Job, Outcome
 from loader_server.outgoing import Outgoing
 from loader_server.sending import Sending
+from loader_server.session import Session
+from shared import messages as m
+from shared.codec import decode, encode
+from shared.endpoints import at_port
+from shared.hashing import digest64
+from shared.keys import ServerKeys, make_keys
 from shared.layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.logs import Log
 from shared.mapping import HUGE_PAGE
-from shared.messages import Pushed, Want
 from shared.packing import Packing
-from shared.sockets import connect_dealer
+from shared.sealing import Opener, Sealer
 from tests.shared.examples import EXAMPLES
+from tests.support.loaders import wait_until
 
-LAYOUT = layout_of(
-    fields_of_batch((Field(key="audio", dtype="float32", shape=(None, 80)),)),
-    BucketShape(rows=8, lengths={"audio": 2000}),
-)
-WANT = next(one for one in EXAMPLES if isinstance(one, Want))
-HEADER = next(one for one in EXAMPLES if isinstance(one, Pushed))
+
+def layout(steps):
+    return layout_of(
+        fields_of_batch((Field(key="audio", dtype="float32", shape=(None, 80)),)),
+        BucketShape(rows=8, lengths={"audio": steps}),
+    )
+
+
+LARGE, SMALL = layout(2000), layout(5)
+WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
+HEADER = next(one for one in EXAMPLES if isinstance(one, m.Pushed))
 TRAINER = b"trainer"
+LOG = Log("worker")
+
+
+def hello(seal=None):
+    return m.Hello(job="j", stream="s", incarnation=7, shared=None, verify=False, seal=seal)
 
 
 class Line:
-    """A worker's sending half, and a trainer that hears it."""
+    """A worker's sending half, and a trainer that hears it, if it is let to."""
 
-    def __init__(self, context, packing):
+    def __init__(self, context, packing, keys=None):
+        self.context = context
         self.outgoing = Outgoing(packing, 8 * HUGE_PAGE)
-        self.sending = Sending(context, "tcp://127.0.0.1:*", None, self.outgoing)
-        self.dealer = connect_dealer(context, self.sending.endpoint, None, TRAINER)
-        self.dealer.setsockopt(zmq.SNDTIMEO, 20_000)
-        self.dealer.send(b"")
-        assert self.sending.router.poll(20_000)
+        self.batches = Budget(100 * LARGE.nbytes)
+        self.sending = Sending(context, "tcp://127.0.0.1:*", keys, self.outgoing, self.batches)
+        self.session = Session(TRAINER, hello(), self.outgoing.take)
+        self.dealers = []
 
-    def push(self, trainer=TRAINER):
-        payload = self.outgoing.take(LAYOUT.nbytes)
+    def dealer(self, identity=TRAINER, endpoint="", **options):
+        dealer = self.context.socket(zmq.DEALER)
+        self.dealers.append(dealer)
+        for name, value in {"ROUTING_ID": identity, "LINGER": 0, "RCVTIMEO": 20_000, **options}.items():
+            dealer.setsockopt(getattr(zmq, name), value)
+        dealer.connect(endpoint or self.sending.endpoint)
+        return dealer
+
+    def deaf(self, identity=TRAINER):
+        """Takes in what it cannot help, and reads nothing of it."""
+        return self.said_hello(self.dealer(identity, RCVHWM=1, RCVBUF=4096))
+
+    def said_hello(self, dealer):
+        dealer.send(b"")
+        assert self.sending.router.poll(20_000)
+        self.sending.router.recv_multipart()
+        return dealer
+
+    def outcome(self, size, sealer=None):
+        payload = self.outgoing.take(size.nbytes)
         payload[:] = 1
-        sent = self.outgoing.packed(payload, LAYOUT)
-        job = Job(trainer, WANT, self.outgoing.take)
-        self.sending.push(Outcome(job, payload=payload, sent=sent), HEADER, None, Log("worker"))
-        return sent.nbytes
+        sent = self.outgoing.packed(payload, size)
+        sealed = self.outgoing.sealed(sealer, sent) if sealer is not None else None
+        return Outcome(Job(7, WANT, self.outgoing.take, sealer=sealer), payload=payload, sent=sent, sealed=sealed)
+
+    def push(self, size=LARGE, header=HEADER):
+        self.sending.push(self.outcome(size), header, self.session, LOG)
+
+    def settle(self):
+        def settled():
+            self.sending.take_back()
+            return not self.sending.is_behind()
+
+        wait_until(settled, "libzmq is through")
 
     def close(self):
-        self.dealer.close(0)
+        for dealer in self.dealers:
+            dealer.close()
         self.sending.close()
 
 
@@ -59,22 +102,239 @@ def line(request):
         one.close()
 
 
+@pytest.fixture
+def plain():
+    with zmq.Context() as context:
+        one = Line(context, Packing())
+        yield one
+        one.close()
+
+
+def pong(number):
+    return m.Pong(number=number, tickets=(), sealed=0, waiting=0)
+
+
+def heard(dealer, times):
+    """The messages of so many arrivals; of each batch only its header."""
+    return [decode(frame) for _ in range(times) for frame in dealer.recv_multipart() if frame[:1] == b"\x93"]
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL])
+def test_answers_and_batches_keep_their_order(plain, size):
+    dealer = plain.said_hello(plain.dealer())
+    plain.sending.say(TRAINER, pong(1))
+    plain.push(size)
+    plain.sending.answer(TRAINER, m.Cancelled(ticket=m.Ticket(1, 1)))
+    plain.sending.say(TRAINER, pong(2))
+    assert plain.sending.flush()
+    said = []
+    while len(said) < 4:
+        said += heard(dealer, 1)
+    assert said == [pong(1), HEADER, m.Cancelled(ticket=m.Ticket(1, 1)), pong(2)]
+
+
+def test_answers_of_a_turn_go_at_once_and_to_whom_they_are_for(plain):
+    one, other = plain.said_hello(plain.dealer()), plain.said_hello(plain.dealer(b"other"))
+    for number in (1, 2):
+        plain.sending.say(TRAINER, pong(number))
+        plain.sending.say(b"other", pong(10 * number))
+    assert plain.sending.flush()
+    assert heard(one, 1) == [pong(1), pong(2)]
+    assert heard(other, 1) == [pong(10), pong(20)]
+    assert plain.sending.flush()
+    assert not one.poll(50)
+
+
+def test_a_small_batch_goes_with_the_answers(plain):
+    dealer = plain.said_hello(plain.dealer())
+    plain.sending.say(TRAINER, pong(1))
+    plain.push(SMALL)
+    assert not dealer.poll(50)
+    plain.sending.flush()
+    first, header, payload = dealer.recv_multipart()
+    assert (decode(first), decode(header)) == (pong(1), HEADER)
+    assert payload == b"\1" * SMALL.nbytes
+    assert plain.batches.total == plain.sending.unsent_bytes() == 0
+
+
+def test_a_peer_that_is_gone_is_told_nothing(plain):
+    dealer = plain.said_hello(plain.dealer())
+    plain.sending.say(b"gone", pong(1))
+    plain.sending.say(TRAINER, pong(2))
+    assert not plain.sending.flush()
+    assert heard(dealer, 1) == [pong(2)]
+    plain.session.address = b"gone"
+    plain.push()
+    assert plain.batches.total == plain.sending.unsent_bytes() == 0
+    assert list(plain.sending._peers) == [TRAINER]
+
+
+# --- memory ---
+
+
 def test_memory_is_used_again_once_nothing_looks_into_it(line):
-    nbytes = line.push()
-    assert line.sending.unsent_bytes() == nbytes
+    dealer = line.said_hello(line.dealer())
+    line.push()
+    nbytes = line.sending.unsent_bytes()
+    assert nbytes == line.batches.held(7) == (LARGE.nbytes if not line.outgoing.packs else nbytes)
     whole = line.outgoing.packs  # what is packed lies elsewhere: its plain form is free at once
     assert (line.outgoing.kept_bytes > 0) == whole
-    assert line.dealer.poll(20_000)
-    assert len(line.dealer.recv_multipart()[1]) == nbytes
-    until_s = time.monotonic() + 20
-    while line.sending.unsent_bytes():
-        line.sending.take_back()
-        line.dealer.poll(1)
-        assert time.monotonic() < until_s
-    assert line.outgoing.kept_bytes >= LAYOUT.nbytes
+    assert len(dealer.recv_multipart()[1]) == nbytes
+    line.settle()
+    assert line.outgoing.kept_bytes >= LARGE.nbytes
+    assert line.batches.total == line.sending.unsent_bytes() == 0
 
 
-def test_nothing_is_on_its_way_to_a_trainer_that_is_gone(line):
-    line.push(trainer=b"another")
-    assert line.sending.unsent_bytes() == 0
-    assert not line.dealer.poll(50)
+def test_a_digest_that_was_left_out_is_made_up_for(plain):
+    """It was to be sealed, and now cannot be."""
+    dealer = plain.said_hello(plain.dealer())
+    sealer = Sealer(bytes(32))
+    header = m.Pushed(**{**{name: getattr(HEADER, name) for name in HEADER.checks}, "digest": 0})
+    plain.sending.push(plain.outcome(LARGE, sealer), header, plain.session, LOG)
+    first, payload = dealer.recv_multipart()
+    assert decode(first).digest == digest64(payload) != 0
+
+
+# --- a peer that does not read ---
+
+
+@pytest.mark.fault(42)
+def test_who_does_not_read_is_told_only_what_it_is_owed(plain):
+    plain.deaf()
+    reader = plain.said_hello(plain.dealer(b"reader"))
+    long = m.Status(report="x" * 60_000)
+    for _ in range(200):
+        plain.sending.say(TRAINER, long)
+        plain.sending.flush()
+        plain.sending.take_back()
+    assert not plain.sending.reads(TRAINER)
+    left_out = plain.sending.left_out
+    assert 50 < left_out < 200 - 4 * 2**20 / 60_000
+    plain.sending.say(TRAINER, long)
+    plain.sending.say_frame(TRAINER, encode(long))
+    assert plain.sending.left_out == left_out + 2
+    plain.sending.answer(TRAINER, m.Cancelled(ticket=m.Ticket(1, 1)))
+    assert plain.sending._peers[TRAINER].frames == [encode(m.Cancelled(ticket=m.Ticket(1, 1)))]
+    assert plain.sending.reads(b"reader"), "others are told everything"
+    plain.sending.say(b"reader", pong(5))
+    assert plain.sending.flush()
+    assert heard(reader, 1) == [pong(5)]
+
+
+@pytest.mark.fault(42)
+def test_who_reads_again_is_told_everything_again(plain):
+    deaf = plain.deaf()
+    long = m.Status(report="x" * 60_000)
+    while plain.sending.reads(TRAINER):
+        plain.sending.say(TRAINER, long)
+        plain.sending.flush()
+        plain.sending.take_back()
+
+    def all_is_read():
+        while deaf.poll(0):
+            deaf.recv_multipart()
+        plain.sending.take_back()
+        return not plain.sending.is_behind()
+
+    wait_until(all_is_read, "all was read")
+    assert plain.sending.reads(TRAINER)
+    assert plain.sending._answers.total == 0
+
+
+@pytest.mark.fault(42)
+def test_in_one_turn_nobody_is_told_without_end(plain):
+    """Nothing of it was sent yet, so nothing is on an account."""
+    plain.said_hello(plain.dealer())
+    for number in range(100_000):
+        plain.sending.say(TRAINER, pong(number))
+    assert plain.sending._peers[TRAINER].waiting < 2 * 64 * 1024
+    assert plain.sending.left_out > 90_000
+    plain.sending.flush()
+    plain.sending.say(TRAINER, pong(1))
+    assert plain.sending._peers[TRAINER].frames
+
+
+@pytest.mark.fault(42)
+def test_batches_that_are_not_read_are_on_the_trainers_account(plain):
+    plain.deaf()
+    plain.session.address = TRAINER
+    for _ in range(5):
+        plain.push()
+    plain.sending.take_back()
+    assert plain.batches.held(7) == plain.sending.unsent_bytes() >= 4 * LARGE.nbytes
+    assert plain.sending.is_behind()
+
+
+@pytest.mark.fault(42)
+def test_small_batches_that_are_not_read_count_as_answers(plain):
+    plain.deaf()
+    while plain.sending.reads(TRAINER):
+        plain.push(SMALL)
+        plain.sending.flush()
+        plain.sending.take_back()
+    assert plain.sending._answers.held(TRAINER) >= 4 * 2**20
+
+
+def test_connections_that_were_quiet_for_long_are_forgotten(plain):
+    for name in (b"quiet", b"loud", b"waiting"):
+        plain.said_hello(plain.dealer(name))
+        plain.sending.say(name, pong(1))
+    plain.sending.flush()
+    plain.sending.forget_quiet()
+    assert set(plain.sending._peers) == {b"quiet", b"loud", b"waiting"}
+    plain.sending.say(b"loud", pong(2))
+    plain.sending.flush()
+    plain.sending.say(b"waiting", pong(2))
+    plain.sending.forget_quiet()
+    assert set(plain.sending._peers) == {b"loud", b"waiting"}
+    plain.sending.forget_quiet()
+    assert set(plain.sending._peers) == {b"waiting"}, "what is to be said is not forgotten"
+    plain.sending.flush()
+
+
+# --- sealed ---
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    make_keys(tmp_path / "keys")
+    with zmq.Context() as context:
+        one = Line(context, Packing(), ServerKeys.read(tmp_path / "keys", "worker"))
+        yield one
+        one.close()
+
+
+def test_sealed_batches_go_their_own_way(sealed):
+    opener = Opener()
+    sealed.session.greet(TRAINER, hello(m.Seal(opener.key, b"side door")))
+    port = sealed.sending.sealed_port
+    assert sealed.sending.ports == [int(sealed.sending.endpoint.rpartition(":")[2]), port]
+    dealer = sealed.dealer(b"side door", at_port(sealed.sending.endpoint, port))
+    sealer = sealed.session.sealer
+
+    def pushed():
+        sealed.sending.push(sealed.outcome(LARGE, sealer), HEADER, sealed.session, LOG)
+        return sealed.session.sealed_number > 0
+
+    wait_until(pushed, "the side door is open")
+    nbytes = LARGE.nbytes + 16
+    assert sealed.batches.held(7) == nbytes
+    head, payload = dealer.recv_multipart()
+    assert decode(opener.header(head)) == HEADER
+    assert opener.number == sealed.session.sealed_number
+    assert opener.payload(opener.number, memoryview(payload)) == b"\1" * LARGE.nbytes
+    sealed.settle()
+    assert sealed.batches.total == 0
+
+
+def test_what_was_sealed_under_an_earlier_key_is_not_sent_sealed(sealed):
+    sealed.session.greet(TRAINER, hello(m.Seal(bytes(32), b"side door")))
+    outcome = sealed.outcome(LARGE, sealed.session.sealer)
+    sealed.session.greet(TRAINER, hello(m.Seal(b"\1" * 32, b"side door")))
+    dealer = sealed.dealer(b"side door", at_port(sealed.sending.endpoint, sealed.sending.sealed_port))
+    sealed.sending.push(outcome, HEADER, sealed.session, LOG)
+    assert not dealer.poll(100)
+    assert sealed.session.sealed_number == 0

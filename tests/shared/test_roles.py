@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.state import CoordinatorState
-from loader_server.worker import Worker
+from loader_server.reception import Reception
 from shared import messages as m
 from shared.roles import TO_COORDINATOR, TO_WORKER, refusal
 from tests.shared.examples import EXAMPLES
@@ -30,7 +30,7 @@ def test_who_says_what_to_a_worker():
 
 def test_whatever_a_server_understands_has_its_roles():
     assert set(CoordinatorState._doors) <= set(TO_COORDINATOR)
-    assert set(Worker._doors) == set(TO_WORKER)
+    assert set(Reception._doors) == set(TO_WORKER)
 
 
 def test_a_refusal_names_both_roles_and_what_to_do():

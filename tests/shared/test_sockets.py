@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket as posix
 import threading
 
 import pytest
 import zmq
 
-from shared.codec import MAX_FRAME
 from shared.errors import SettingsError
 from shared.sockets import (
+    MAX_REQUEST,
     Waker,
     Watched,
     bind_router,
+    bind_sealed_router,
     connect_dealer,
     connect_watched_dealer,
     connection_events,
     drained,
 )
+from tests.support.loaders import wait_until
 
 
 def bound(context):
@@ -81,13 +84,13 @@ def test_a_frame_that_is_too_long_ends_its_connection_only(context):
     flood, monitor = connect_watched_dealer(context, endpoint, None, b"flood")
     flood.setsockopt(zmq.SNDTIMEO, 20_000)
     good = connected(context, endpoint, b"good")
-    flood.send(bytes(MAX_FRAME + 1))
+    flood.send(bytes(MAX_REQUEST + 1))
     seen = []
     while Watched(up=False) not in seen:
         assert monitor.poll(20_000)
         seen += list(connection_events(monitor))
     assert seen[0] == Watched(up=True)
-    good.send(bytes(MAX_FRAME))
+    good.send(bytes(MAX_REQUEST))
     assert router.poll(20_000)
     assert router.recv_multipart()[0] == b"good"
     assert not router.poll(0)
@@ -102,6 +105,24 @@ def test_a_restart_under_the_same_identity_is_let_in(context):
         assert router.recv_multipart() == [b"same", word]
     router.send_multipart([b"same", b"answer"])
     assert dealer.poll(20_000)
+
+
+@pytest.mark.fault(43)
+def test_a_sealed_connection_that_only_the_worker_believes_in_gives_way_to_a_new_one(context):
+    _, beside = bound(context)
+    router = bind_sealed_router(context, beside)
+    endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    for word in (b"first", b"second"):  # the first one stays open
+        dealer, monitor = connect_watched_dealer(context, endpoint, None, b"same")
+        assert monitor.poll(20_000)
+
+        def arrives(dealer=dealer, word=word):
+            with contextlib.suppress(zmq.ZMQError):  # its name has not come yet
+                router.send_multipart([b"same", word])
+            return dealer.poll(10)
+
+        wait_until(arrives, f"the {word.decode()} connection is heard on")
+        assert dealer.recv() == word
 
 
 def test_a_connection_is_watched(context):
@@ -127,6 +148,45 @@ def test_draining_takes_a_turn_not_all(context):
         got += [frames[1].bytes[0] for frames in turn]
     assert got == list(range(5))
     assert list(drained(router)) == []
+
+
+# --- those who say too much ---
+
+
+@pytest.mark.fault(42)
+def test_who_says_more_than_is_read_waits_alone(context):
+    router, endpoint = bound(context)
+    good, flood = connected(context, endpoint, b"good"), context.socket(zmq.DEALER)
+    flood.setsockopt(zmq.SNDHWM, 1)
+    good.send(b"")
+    assert router.poll(20_000)
+    router.recv_multipart()
+    flood.connect(endpoint)
+    sent = 0
+    while flood.poll(200, zmq.POLLOUT):
+        flood.send(bytes(MAX_REQUEST))
+        sent += 1
+        assert sent < 1000, "the server takes in all that it is sent"
+    good.send(b"hello")
+    heard = [b""]
+    while heard[-1] != b"good":
+        assert router.poll(20_000)
+        heard.append(router.recv_multipart()[0])
+    assert len(heard) < sent
+
+
+@pytest.mark.fault(42)
+def test_of_a_message_without_end_only_the_beginning_is_kept(context):
+    router, endpoint = bound(context)
+    dealer = connected(context, endpoint)
+    dealer.send_multipart([b"%d" % number for number in range(10_000)])
+    dealer.send(b"after")
+    assert router.poll(20_000)
+    got = [[frame.bytes for frame in frames] for frames in drained(router)]
+    assert got[0] == [b"me", *(b"%d" % number for number in range(4095))]
+    assert got[1:] == [], "and that is enough for a turn"
+    assert router.poll(20_000)
+    assert [[frame.bytes for frame in frames] for frames in drained(router)] == [[b"me", b"after"]]
 
 
 # --- waking ---

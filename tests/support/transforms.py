@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+#: Open unless a test closes it.
+GATE = threading.Event()
+GATE.set()
+
+#: Raised for the next samples.
+RAISED: list[BaseException] = []
+
+
+@transform()
+def gate(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Waits until the gate is open, and raises what a test put there: for workers in the test's own process."""
+    assert GATE.wait(20)
+    if RAISED:
+        raise RAISED.pop()
+
+
 @transform()
 def slow(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """As long as a real sample takes: some milliseconds."""

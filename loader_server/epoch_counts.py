@@ -1,0 +1,92 @@
+"""How many batches an epoch has, for trainers that ask: found out in a thread, because planning may take seconds.
+
+Rules: `ask` and `take_answers` are for the poll loop, which never waits here. What is being found out is not begun a
+second time, and a trainer has a few open questions at most: others of it are dropped, and it asks again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shared.logs import Log
+
+__all__ = ["Epoch", "EpochCounts"]
+
+#: Questions of one trainer at a time; it may ask of the next epoch in two groupings, of two streams.
+_MOST_OPEN = 4
+
+#: Answers that are remembered.
+_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What is asked about."""
+
+    stream: str
+    epoch: int
+    group: int
+
+
+class EpochCounts:
+    """`count` says how many batches an epoch of its stream has, and may take its time; `wake` is called after each."""
+
+    def __init__(self, count: Mapping[str, Callable[[int, int], int]], log: Log, wake: Callable[[], None]) -> None:
+        self._count = count
+        self._log = log
+        self._wake = wake
+        self._known: dict[Epoch, int] = {}
+        #: Who waits for what.
+        self._askers: dict[Epoch, set[int]] = {}
+        self._asked: SimpleQueue[Epoch | None] = SimpleQueue()
+        self._found: deque[tuple[Epoch, int | None]] = deque()
+        # A daemon: nobody waits at the end of the process for a plan.
+        threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
+
+    def ask(self, trainer: int, epoch: Epoch) -> int | None:
+        """The number, if it is known; else `take_answers` gives it in time."""
+        if epoch in self._known:
+            return self._known[epoch]
+        if sum(trainer in askers for askers in self._askers.values()) < _MOST_OPEN:
+            if epoch not in self._askers:
+                self._askers[epoch] = set()
+                self._asked.put(epoch)
+            self._askers[epoch].add(trainer)
+        return None
+
+    def take_answers(self) -> list[tuple[int, Epoch, int]]:
+        """Who is to be told what, since the last call."""
+        answers = []
+        while self._found:
+            epoch, batches = self._found.popleft()
+            askers = self._askers.pop(epoch)
+            if batches is not None:
+                self._remember(epoch, batches)
+                answers += [(trainer, epoch, batches) for trainer in sorted(askers)]
+        return answers
+
+    def _remember(self, epoch: Epoch, batches: int) -> None:
+        if len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[epoch] = batches
+
+    def close(self) -> None:
+        """No more answers."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (epoch := self._asked.get()) is not None:
+            batches = None
+            try:
+                batches = self._count[epoch.stream](epoch.epoch, epoch.group)
+            except Exception as error:  # whoever asked asks again
+                self._log.error("batches of an epoch cannot be counted", stream=epoch.stream, error=repr(error))
+            self._found.append((epoch, batches))
+            self._wake()

@@ -1,0 +1,22 @@
+"""Whether a failure says that this process has run out of something, and nothing about the data.
+
+Rules: pure. An error that another one brought about is looked through to its cause.
+"""
+
+from __future__ import annotations
+
+import errno
+
+__all__ = ["is_exhaustion"]
+
+#: No descriptors in this process, none in this machine, no memory.
+_NUMBERS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+
+def is_exhaustion(error: BaseException | None) -> bool:
+    """Whether descriptors or memory ran out: a fresh process has them again."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NUMBERS):
+            return True
+        error = error.__cause__
+    return False

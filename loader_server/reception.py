@@ -1,0 +1,389 @@
+"""What trainers ask of a worker, and what they are answered.
+
+Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
+only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are accounted
+for by trainer: who asks for too much, or does not read, waits alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from loader_server import refusals
+from loader_server.budget import Budget
+from loader_server.build_thread import Job
+from loader_server.epoch_counts import Epoch, EpochCounts
+from loader_server.exhaustion import is_exhaustion
+from loader_server.patience import Patience
+from loader_server.session import MOST_SESSIONS, Sessions
+from loader_server.tickets import Verdict
+from loader_server.want_queue import WantQueue
+from shared import messages as m
+from shared.codec import VersionError, decode, encode_refusal
+from shared.errors import MachineError, ProtocolError, StokerError
+from shared.layout import layout_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from loader_server.build_thread import BuildThread, Outcome
+    from loader_server.builder import Builder
+    from loader_server.guard import Guard
+    from loader_server.outgoing import Outgoing
+    from loader_server.sending import Sending
+    from loader_server.session import Session
+    from loader_server.stream import Stream
+    from shared.config import JobSettings
+    from shared.layout import BucketShape
+    from shared.logs import Log
+    from shared.messages import Message
+
+__all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
+
+#: Jobs given to the building thread at a time: one being built, the others being read ahead.
+_AHEAD = 4
+
+#: Open tickets of all trainers together: each costs a kilobyte.
+_MOST_OPEN = 16 * 1024
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """What happened so far."""
+
+    built: int = 0
+    masked: int = 0
+    pushed_bytes: int = 0
+    stale: int = 0
+    garbage: int = 0
+    refused: int = 0
+    build_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceptionParts:
+    """What it works with."""
+
+    name: str
+    incarnation: int
+    settings: JobSettings
+    streams: Mapping[str, Stream]
+    builders: Mapping[str, Builder]
+    thread: BuildThread
+    sending: Sending
+    outgoing: Outgoing
+    #: Bytes of batches by TCP that are being built, or were not read yet.
+    batches: Budget[int]
+    guard: Guard
+    log: Log
+    wake: Callable[[], None]
+
+
+class Reception:
+    """Takes in what trainers say, gives jobs to the building thread, and answers."""
+
+    def __init__(self, parts: ReceptionParts) -> None:
+        self._parts = parts
+        self._sending = parts.sending
+        self._thread = parts.thread
+        self.counts = WorkerCounts()
+        #: New wants are refused.
+        self.draining = False
+        #: This process has run out of descriptors or memory.
+        self.exhausted = False
+        self._queue: WantQueue[int, Job] = WantQueue()
+        self._sessions = Sessions(parts.outgoing.take)
+        self._open: Budget[int] = Budget(_MOST_OPEN)
+        self._patience: Patience[bytes] = Patience()
+        count = {name: builder.batches for name, builder in parts.builders.items()}
+        self._epochs = EpochCounts(count, parts.log, parts.wake)
+        #: No batch of a stream has more bytes.
+        self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
+
+    # --- what is to be done ---
+
+    @property
+    def waiting(self) -> int:
+        """Wants that are not begun."""
+        return len(self._queue)
+
+    def _to_build(self) -> int:
+        """Wants that are before another one; those that wait for their own trainer are not."""
+        return self._queue.waiting(self._may_build) + self._thread.load
+
+    def feed_builder(self) -> None:
+        """Give the building thread what may be built."""
+        while self._thread.load < _AHEAD:
+            job = self._queue.take(self._may_build)
+            if job is None:
+                return
+            if not job.want.in_slot:
+                self._parts.batches.take(job.trainer, self._largest[job.want.stream])
+            self._thread.submit(job)
+
+    def _may_build(self, trainer: int, job: Job) -> bool:
+        """Whether its trainer reads, and what goes by TCP has room."""
+        session = self._sessions.of(trainer)
+        assert session is not None, "who is gone has no wants"
+        return self._sending.reads(session.address) and (job.want.in_slot or self._parts.batches.has_room(trainer))
+
+    def refuse_all(self) -> None:
+        """All that is not begun is refused, for we are leaving."""
+        while (job := self._queue.take()) is not None:
+            session = self._sessions.of(job.trainer)
+            assert session is not None
+            self._end(session, job)
+            self._sending.answer(session.address, refusals.draining(job.want.ticket))
+
+    def forget(self, is_gone: Callable[[Session], bool]) -> None:
+        """Forget trainers that are gone."""
+        for session in self._sessions:
+            if is_gone(session):
+                self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        """Its jobs are void, its memory is let go once nothing of ours can write there."""
+        for job in self._queue.drop(session.incarnation):
+            self._end(session, job)
+        for job in session.jobs.values():
+            job.cancelled = True
+        self._sessions.leave(session)
+
+    def _end(self, session: Session, job: Job) -> None:
+        session.tickets.answer(job.want.ticket)
+        del session.jobs[job.want.ticket]
+        self._open.give_back(session.incarnation, 1)
+
+    def close(self, *, let_go: bool) -> None:
+        """End; `let_go` of the trainers' slots, because no thread can write there any more."""
+        self._epochs.close()
+        if let_go:
+            self._sessions.close()
+
+    # --- what trainers say ---
+
+    def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> None:
+        """Take in one message."""
+        if not self._patience.hears(identity, now_s):
+            return
+        if not self._take_in(identity, key, frame, now_s):
+            self._patience.bear(identity)
+
+    def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
+        """Whether it brought a batch nearer."""
+        try:
+            message = decode(frame)
+        except VersionError as error:
+            self._sending.say_frame(identity, encode_refusal(error))
+            return False
+        except ProtocolError:
+            self.counts.garbage += 1
+            return False
+        refusal = self._parts.guard.turn_away(key, message)
+        if refusal is not None:
+            self._sending.say(identity, refusal)
+            return False
+        door = self._doors.get(type(message))
+        if door is None:
+            self.counts.garbage += 1
+            return False
+        accepted = door(self, identity, self._sessions.at(identity), message)
+        session = self._sessions.at(identity)
+        if session is not None:
+            session.heard_s, session.key = now_s, key
+        return bool(accepted)
+
+    def _hello(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
+        known = self._sessions.of(hello.incarnation)
+        refusal = self._stranger(hello, known)
+        if refusal is not None:
+            self._sending.say(identity, refusal)
+            return
+        if former is not None and former is not known:
+            self._forget(former)
+        session = self._sessions.welcome(identity, hello)
+        shared = session.shared is not None
+        came = "trainer came" if known is None else "trainer is back"
+        self._parts.log.info(came, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
+        self._sending.say(
+            identity,
+            m.Welcome(
+                worker=self._parts.name,
+                incarnation=self._parts.incarnation,
+                shared=shared,
+                reason=session.why_not_shared,
+                float32=self._parts.settings.float32,
+                compression=self._parts.settings.compression,
+                sealed_port=self._sending.sealed_port if session.sealer is not None else 0,
+            ),
+        )
+
+    def _stranger(self, hello: m.Hello, known: Session | None) -> m.Refused | None:
+        if hello.job != self._parts.settings.name:
+            return refusals.another_job(hello, self._parts.settings.name)
+        if hello.stream not in self._parts.streams:
+            return refusals.no_such_stream(hello, self._parts.streams)
+        if known is None and len(self._sessions) >= MOST_SESSIONS:
+            return refusals.too_many_trainers(MOST_SESSIONS)
+        return None
+
+    def _want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
+        """Whether it was accepted."""
+        if session is None or want.worker != self._parts.incarnation or want.trainer != session.incarnation:
+            return self._refuse(identity, refusals.another_trainer(want.ticket))
+        verdict = session.tickets.judge(want.ticket)
+        if verdict is Verdict.STALE:  # an answer could be taken for that of the open ticket
+            self.counts.stale += 1
+            return False
+        refusal = self._objection(session, want, verdict)
+        if refusal is not None:
+            return self._refuse(identity, refusal)
+        session.tickets.accept(want.ticket)
+        self._open.take(session.incarnation, 1)
+        job = session.jobs[want.ticket] = Job(
+            session.incarnation,
+            want,
+            session.buffer(want),
+            digest=session.verify or not (want.in_slot or session.sealer),
+            sealer=session.sealer,
+        )
+        self._queue.put(session.incarnation, job, urgent=want.urgent)
+        return True
+
+    def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
+        self.counts.refused += 1
+        self._sending.say(identity, refusal)
+        return False
+
+    def _objection(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
+        if want.in_slot and session.shared is None:
+            return refusals.not_shared(want.ticket)
+        if self.draining:
+            return refusals.draining(want.ticket)
+        stream = self._parts.streams.get(want.stream)
+        if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
+            return refusals.another_plan(want, stream.digest if stream else None, self._parts.name)
+        has_room = self._open.has_room(session.incarnation) and self._sending.reads(session.address)
+        return None if has_room and verdict is Verdict.NEW else refusals.busy(want.ticket)
+
+    def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
+        """Answered at once if the job is still in the queue; otherwise its outcome is the answer."""
+        job = session.jobs.get(message.ticket) if session is not None else None
+        if session is None or job is None:
+            return
+        job.cancelled = True
+        if self._queue.remove(session.incarnation, job):
+            self._end(session, job)
+            self._sending.answer(session.address, m.Cancelled(ticket=message.ticket))
+
+    def _ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
+        held = session.tickets.held() if session is not None else ()
+        sealed = session.sealed_number if session is not None else 0
+        self._sending.say(
+            identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build())
+        )
+
+    def _epoch_query(self, _identity: bytes, session: Session | None, message: m.EpochQuery) -> None:
+        stream = self._parts.streams.get(message.stream)
+        if session is None or stream is None or stream.digest != message.plan_digest:
+            return
+        epoch = Epoch(message.stream, message.epoch, message.group)
+        batches = self._epochs.ask(session.incarnation, epoch)
+        if batches is not None:
+            self._tell_batches(session, epoch, batches)
+
+    def answer_questions(self) -> None:
+        """What was found out meanwhile."""
+        for trainer, epoch, batches in self._epochs.take_answers():
+            session = self._sessions.of(trainer)
+            if session is not None:
+                self._tell_batches(session, epoch, batches)
+
+    def _tell_batches(self, session: Session, epoch: Epoch, batches: int) -> None:
+        self._sending.say(
+            session.address, m.EpochAnswer(stream=epoch.stream, epoch=epoch.epoch, group=epoch.group, batches=batches)
+        )
+
+    def _name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
+        stream = self._parts.streams.get(message.stream)
+        if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
+            name = stream.source.name(message.sample)[:4000]
+            self._sending.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
+
+    _doors: ClassVar[dict[type[Message], Callable[..., bool | None]]] = {
+        m.Hello: _hello,
+        m.Want: _want,
+        m.Cancel: _cancel,
+        m.Ping: _ping,
+        m.EpochQuery: _epoch_query,
+        m.NameQuery: _name_query,
+    }
+
+    # --- what became of their wants ---
+
+    def answer(self, outcome: Outcome) -> None:
+        """Tell a trainer what became of its want."""
+        job = outcome.job
+        if not job.want.in_slot:
+            self._parts.batches.give_back(job.trainer, self._largest[job.want.stream])
+        session = self._sessions.of(job.trainer)
+        if session is None or session.jobs.get(job.want.ticket) is not job:
+            return  # the trainer is gone
+        self._end(session, job)
+        if outcome.built is not None and not job.cancelled:
+            self._push(outcome, session)
+        elif outcome.error is not None:
+            self._sending.answer(session.address, self._report(job, outcome.error))
+        else:
+            self._sending.answer(session.address, m.Cancelled(ticket=job.want.ticket))
+        self._sessions.tidy(session)
+
+    def _push(self, outcome: Outcome, session: Session) -> None:
+        want, built = outcome.job.want, outcome.built
+        assert built is not None
+        assert outcome.shape is not None
+        assert outcome.payload is not None
+        header = m.Pushed(
+            ticket=want.ticket,
+            epoch=want.epoch,
+            number=want.number,
+            empty=want.empty,
+            in_slot=want.in_slot,
+            shape=_wire(outcome.shape),
+            nbytes=outcome.payload.nbytes,
+            digest=built.digest,
+            rows=built.rows,
+            masked=built.masked,
+            reason=built.reason,
+            build_us=built.build_us,
+            waiting=self._to_build(),
+        )
+        self.counts.built += 1
+        self.counts.masked += built.masked
+        self.counts.build_us += built.build_us
+        self.counts.pushed_bytes += outcome.payload.nbytes
+        if want.in_slot:
+            self._sending.answer(session.address, header)
+        else:
+            self._sending.push(outcome, header, session, self._parts.log)
+
+    def _report(self, job: Job, error: BaseException) -> m.Unbuilt:
+        self.counts.refused += 1
+        if is_exhaustion(error):
+            self.exhausted = True
+            self._parts.log.error("out of descriptors or memory: this worker drains and ends", error=repr(error))
+            return refusals.draining(job.want.ticket)
+        if isinstance(error, MachineError):
+            self._parts.log.warning("samples cannot be tried", number=job.want.number, error=str(error))
+        elif not isinstance(error, StokerError):
+            self._parts.log.error("defect while building", number=job.want.number, error=repr(error))
+        return refusals.failed(job.want, error)
+
+
+def _largest_bytes(stream: Stream) -> int:
+    return max(layout_of(stream.fields, shape).nbytes for shape in stream.shapes)
+
+
+def _wire(shape: BucketShape) -> m.WireShape:
+    return m.WireShape(shape.rows, tuple(sorted(shape.lengths.items())))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader_server.budget import Budget
+
+
+def fill(budget, *holders):
+    """All take one after the other, as long as each has room."""
+    while any(budget.has_room(one) for one in holders):
+        for one in holders:
+            if budget.has_room(one):
+                budget.take(one, 1)
+
+
+@pytest.mark.fault(42)
+@pytest.mark.parametrize(("holders", "each"), [("a", 30), ("ab", 20), ("abcde", 10)])
+def test_all_get_the_same_and_as_much_is_left_for_a_newcomer(holders, each):
+    budget = Budget(60)
+    fill(budget, *holders)
+    assert [budget.held(one) for one in holders] == [each] * len(holders)
+    assert budget.total == each * len(holders)
+    assert budget.has_room("newcomer")
+
+
+def test_what_is_given_back_makes_room_again():
+    budget = Budget(10)
+    fill(budget, "a")
+    assert not budget.has_room("a")
+    budget.give_back("a", 2)
+    assert (budget.held("a"), budget.total) == (3, 3)
+    assert budget.has_room("a")
+
+
+def test_nobody_has_room_in_nothing():
+    budget = Budget(10)
+    budget.take("a", 10)
+    assert not budget.has_room("b")
+    budget.give_back("a", 1)
+    assert budget.has_room("b")
+
+
+def test_what_was_not_taken_cannot_be_given_back():
+    with pytest.raises(KeyError):
+        Budget(10).give_back("a", 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.booleans())))
+def test_the_total_is_what_all_hold_and_goes_beyond_by_one_amount_at_most(script):
+    budget, held = Budget(20), []
+    for holder, amount, back in script:
+        if back and held:
+            budget.give_back(*held.pop())
+        elif not back and budget.has_room(holder):
+            budget.take(holder, amount)
+            held.append((holder, amount))
+        assert budget.total == sum(amount for _, amount in held) < 20 + 9
+        for one in "abc":
+            assert budget.held(one) == sum(amount for other, amount in held if other == one)
+    for one in held:
+        budget.give_back(*one)
+    assert (budget.total, budget._held) == (0, {})

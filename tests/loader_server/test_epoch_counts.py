@@ -1,0 +1,94 @@
+"""How many batches epochs have: found out aside, once, and told to all who asked."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from loader_server.epoch_counts import Epoch, EpochCounts
+from shared.logs import Log
+
+
+class Planner:
+    """Counts when it is let to; what it was asked is in `asked`."""
+
+    def __init__(self):
+        self.asked = []
+        self.go = threading.Semaphore(0)
+        self.woken = SimpleQueue()
+        self.counts = EpochCounts({"train": self.count}, Log("worker"), lambda: self.woken.put(None))
+
+    def count(self, epoch, group):
+        assert self.go.acquire(timeout=20)
+        self.asked.append((epoch, group))
+        if epoch == 13:
+            raise ValueError("unlucky")
+        return 100 * epoch + group
+
+    def found(self, times=1):
+        for _ in range(times):
+            self.go.release()
+            self.woken.get(timeout=20)
+        return self.counts.take_answers()
+
+
+@pytest.fixture
+def planner():
+    planner = Planner()
+    yield planner
+    planner.counts.close()
+
+
+def epoch(number, group=1):
+    return Epoch("train", number, group)
+
+
+def test_nobody_waits_and_the_answer_comes_later(planner):
+    assert planner.counts.ask(7, epoch(2)) is None
+    assert planner.counts.take_answers() == []
+    assert planner.found() == [(7, epoch(2), 201)]
+    assert planner.counts.take_answers() == []
+    assert planner.counts.ask(8, epoch(2)) == 201
+    assert planner.asked == [(2, 1)]
+
+
+def test_what_is_being_counted_is_not_begun_again_and_all_are_told(planner):
+    for trainer in (9, 7, 9, 8):
+        assert planner.counts.ask(trainer, epoch(2)) is None
+    planner.counts.ask(7, epoch(3))
+    assert planner.found() == [(trainer, epoch(2), 201) for trainer in (7, 8, 9)]
+    assert planner.found() == [(7, epoch(3), 301)]
+    assert planner.asked == [(2, 1), (3, 1)]
+
+
+@pytest.mark.fault(42)
+def test_a_trainer_has_four_open_questions_at_most(planner):
+    for number in range(10):
+        planner.counts.ask(7, epoch(number))
+    planner.counts.ask(8, epoch(9))
+    assert planner.found(5) == [
+        *((7, epoch(number), 100 * number + 1) for number in range(4)),
+        (8, epoch(9), 901),
+    ]
+    planner.counts.ask(7, epoch(6))
+    assert planner.found() == [(7, epoch(6), 601)]
+
+
+def test_a_failure_is_logged_and_whoever_asked_may_ask_again(planner, caplog):
+    planner.counts.ask(7, epoch(13))
+    assert planner.found() == []
+    assert "batches of an epoch cannot be counted" in caplog.text
+    assert "unlucky" in caplog.text
+    planner.counts.ask(7, epoch(13))
+    assert planner.found() == []
+    assert planner.asked == [(13, 1)] * 2
+
+
+def test_only_so_many_answers_are_kept(planner):
+    for number in range(14, 14 + 257):
+        planner.counts.ask(7, epoch(number))
+        planner.found()
+    assert planner.counts.ask(7, epoch(15)) == 1501
+    assert planner.counts.ask(7, epoch(14)) is None

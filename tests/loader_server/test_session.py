@@ -1,0 +1,172 @@
+"""Trainers as a worker knows them: by incarnation, and where they spoke last."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loader_server.build_thread import Job
+from loader_server.session import Sessions
+from loader_server.tickets import MOST_SLOTS
+from shared import messages as m
+from shared.memory import SlotMemory
+from tests.shared.examples import EXAMPLES
+
+WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
+
+
+def fresh(nbytes):
+    return np.zeros(nbytes, np.uint8)
+
+
+@pytest.fixture
+def sessions():
+    sessions = Sessions(fresh)
+    yield sessions
+    sessions.close()
+
+
+@pytest.fixture
+def memory():
+    memory = SlotMemory(3, 100)
+    yield memory
+    memory.close()
+
+
+def hello(incarnation=7, *, offer=None, seal=None, stream="train", verify=False):
+    return m.Hello(job="j", stream=stream, incarnation=incarnation, shared=offer, verify=verify, seal=seal)
+
+
+def job(session, slot=1):
+    want = dataclasses.replace(WANT, ticket=m.Ticket(slot, 1), in_slot=True)
+    session.tickets.accept(want.ticket)
+    made = session.jobs[want.ticket] = Job(session.incarnation, want, session.buffer(want))
+    return made
+
+
+def test_a_trainer_is_known_by_incarnation_and_by_connection(sessions):
+    session = sessions.welcome(b"one", hello())
+    assert sessions.at(b"one") is sessions.of(7) is session
+    assert (sessions.at(b"two"), sessions.of(8)) == (None, None)
+    assert list(sessions) == [session]
+    assert len(sessions) == 1
+    assert (session.stream, session.incarnation, session.address) == ("train", 7, b"one")
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("again", [b"one", b"two"])
+def test_a_trainer_that_connects_anew_keeps_its_session(sessions, memory, again):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    open_job = job(session)
+    shared = session.shared
+    assert sessions.welcome(again, hello(offer=memory.offer(17), verify=True, stream="dev")) is session
+    assert sessions.at(again) is session
+    assert session.address == again
+    assert (sessions.at(b"one") is None) == (again != b"one"), "what comes late on the old connection is nobody's"
+    assert session.jobs == {m.Ticket(1, 1): open_job}
+    assert session.tickets.held() == (m.Ticket(1, 1),)
+    assert session.shared is shared
+    assert memory.is_locked(16), "the lock that its slots are proved by stays"
+    assert not memory.is_locked(17)
+    assert (session.verify, session.stream) == (True, "dev")
+
+
+def test_slots_that_could_not_be_had_are_tried_again_with_each_hello(sessions, memory):
+    other = Sessions(fresh)
+    other.welcome(b"one", hello(offer=memory.offer(16)))
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    assert session.shared is None
+    assert session.why_not_shared.startswith("shared memory cannot be had: lock byte 16 is held")
+    assert session.tickets.slots == MOST_SLOTS
+    other.close()
+    sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    assert session.shared is not None
+    assert session.why_not_shared == ""
+    assert session.tickets.slots == 3
+
+
+def test_a_trainer_that_offers_nothing_says_why_it_is_fed_by_tcp(sessions):
+    assert sessions.welcome(b"one", hello()).why_not_shared == "the trainer does not offer its slots"
+
+
+def test_each_hello_has_a_key_of_its_own(sessions):
+    session = sessions.welcome(b"one", hello(seal=m.Seal(bytes(32), b"side")))
+    first = session.sealer
+    session.sealed_number = 5
+    sessions.welcome(b"one", hello(seal=m.Seal(b"\1" * 32, b"other side")))
+    assert session.sealer is not first
+    assert (session.sealed_identity, session.sealed_number) == (b"other side", 0)
+    sessions.welcome(b"one", hello(seal=m.Seal(b"short", b"side")))
+    assert session.sealer is None
+    sessions.welcome(b"one", hello())
+    assert (session.sealer, session.sealed_identity) == (None, b"")
+
+
+# --- the end ---
+
+
+def test_a_trainer_that_is_gone_is_forgotten_and_its_memory_let_go(sessions, memory):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    sessions.leave(session)
+    assert (sessions.at(b"one"), sessions.of(7), len(sessions)) == (None, None, 0)
+    assert not memory.is_locked(16)
+
+
+def test_not_before_its_last_job_has_ended(sessions, memory):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    last = job(session)
+    sessions.leave(session)
+    assert sessions.at(b"one") is None
+    assert sessions.of(7) is session
+    assert memory.is_locked(16)
+    last.buffer(10)[:] = 3
+    del session.jobs[last.want.ticket]
+    sessions.tidy(session)
+    assert sessions.of(7) is None
+    assert not memory.is_locked(16)
+    assert memory.slot(1)[9] == 3
+
+
+def test_a_trainer_that_comes_back_before_that_has_never_been_away(sessions, memory):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    last = job(session)
+    sessions.leave(session)
+    assert sessions.welcome(b"two", hello(offer=memory.offer(17))) is session
+    del session.jobs[last.want.ticket]
+    sessions.tidy(session)
+    assert sessions.of(7) is session
+    assert memory.is_locked(16)
+
+
+def test_who_leaves_takes_nobody_elses_connection_along(sessions):
+    former = sessions.welcome(b"one", hello(7))
+    session = sessions.welcome(b"one", hello(8))
+    assert sessions.at(b"one") is session
+    sessions.leave(former)
+    assert sessions.at(b"one") is session
+    assert sessions.of(7) is None
+
+
+def test_what_was_let_go_of_is_not_written(sessions, memory):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    late = job(session)
+    session.close()
+    with pytest.raises(ValueError, match="these slots were let go of"):
+        late.buffer(10)
+    session.close()
+
+
+def test_batches_by_tcp_get_memory_of_the_workers_own(sessions, memory):
+    session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
+    session.buffer(dataclasses.replace(WANT, in_slot=False))(10)[:] = 3
+    assert not memory.slot(WANT.ticket.slot % 3).any()
+
+
+def test_sessions_cost_no_descriptors(sessions, memory):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for incarnation in range(50):
+        assert sessions.welcome(b"%d" % incarnation, hello(incarnation, offer=memory.offer(16 + incarnation))).shared
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
