@@ -222,19 +222,11 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     12: "later: queue mode",
-    14: "later: a real coordinator on a full disk",
     20: "later: real ranks that come and go",
     21: "later: a relay that cuts",
-    22: "later: a relay that holds back one way",
-    23: "later: a relay that replays",
-    24: "later: a relay that delays and repeats",
     27: "later: a clock that jumps, under the whole system",
     38: "later: sockets",
-    42: "later: the worker's sessions",
     43: "later: the trainer's core",
-    47: "later: the coordinator",
-    48: "later: the coordinator",
-    52: "later: the coordinator",
 }
 
 #: Tests that lie here run real processes.
