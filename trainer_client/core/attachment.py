@@ -21,6 +21,7 @@ __all__ = ["Attachment"]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
+_NOT_YET_S = 0.01
 
 #: The heartbeat timeout until the coordinator tells the job's.
 _USUAL_TIMEOUT_S = 2.0
@@ -87,6 +88,11 @@ class Attachment:
         )
         self._again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def try_soon(self, now_s: float) -> None:
+        """The request did not get out: while a connection is being made, a start should not wait for a pause to end."""
+        if self._open:
+            self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
 
     def tick(self, members: int, now_s: float) -> None:
         """Say what is due."""

@@ -210,6 +210,9 @@ class Core:
         else:
             self.strays += not isinstance(said, m.Noted)
 
+    def _coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
+        self.attachment.try_soon(now_s)
+
     def _attached(self, said: m.Attached, now_s: float) -> None:
         if not self.attachment.agree(said, now_s):
             return
@@ -325,6 +328,7 @@ class Core:
         e.TakenBack: _taken_back,
         e.QuestionAsked: _question_asked,
         e.CoordinatorSaid: _coordinator_said,
+        e.CoordinatorAway: _coordinator_away,
         e.LinkUp: _link_up,
         e.LinkDown: _link_down,
         e.LinkFailed: _link_failed,

@@ -18,6 +18,7 @@ __all__ = [
     "AttachAsked",
     "Came",
     "Checked",
+    "CoordinatorAway",
     "CoordinatorSaid",
     "Event",
     "GreetingFailed",
@@ -83,6 +84,11 @@ class CoordinatorSaid:
     """A message came from the coordinator."""
 
     message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorAway:
+    """What was to be said to the coordinator was not: the connection is not up (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,7 @@ Event = (
     | HandedBack
     | QuestionAsked
     | CoordinatorSaid
+    | CoordinatorAway
     | LinkUp
     | LinkDown
     | LinkFailed

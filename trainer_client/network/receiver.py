@@ -235,7 +235,9 @@ class Receiver:
         events: list[e.Event] = []
         for order in orders:
             own = self._own_orders.get(type(order))
-            if own is not None:
+            if isinstance(order, i.ToCoordinator):
+                events += [] if self._coordinator.send(order.message) else [e.CoordinatorAway()]
+            elif own is not None:
                 own(self, order)
             elif isinstance(order, i.TakeBack):
                 self._flush_offers()
@@ -251,9 +253,6 @@ class Receiver:
         return events
 
     # --- orders ---
-
-    def _to_coordinator(self, order: i.ToCoordinator) -> None:
-        self._coordinator.send(order.message)
 
     def _send_progress(self, order: i.SendProgress) -> None:
         core = self.settings.core
@@ -343,7 +342,6 @@ class Receiver:
         getattr(self.log, order.level)(order.event, **order.fields)
 
     _own_orders: ClassVar[dict[type, Callable[..., None]]] = {
-        i.ToCoordinator: _to_coordinator,
         i.SendProgress: _send_progress,
         i.RenewCoordinator: _renew_coordinator,
         i.AnswerAttach: _answer_attach,

@@ -45,6 +45,14 @@ def test_it_asks_at_once_and_again_under_the_same_number_until_it_is_answered(lo
     assert asked(lone) == []
 
 
+def test_a_request_that_did_not_get_out_is_said_again_soon(lone):
+    lone.tell(e.AttachAsked(1, None))
+    lone.tell(e.CoordinatorAway())
+    assert lone.core.due_s - lone.now_s <= 0.01
+    lone.tell(after_s=0.011)
+    assert len(asked(lone)) == 1
+
+
 @pytest.mark.fault(37)
 def test_the_late_answer_to_an_earlier_request_is_dropped_and_counted(lone):
     lone.tell(e.AttachAsked(1, None))
