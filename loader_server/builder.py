@@ -371,5 +371,5 @@ def _kills(name: str) -> SampleError:
         expected="a sample that can be decoded",
         got="one that the process which decodes it dies of or hangs at, twice",
         where=name,
-        remedy="Mend or remove the file. The loaders' log says how; loader-server forgive tries it again as it is.",
+        remedy="Mend or remove the file; or mend the decoder, and let loader-server forgive have it tried again.",
     )

@@ -263,7 +263,7 @@ class JobSettings:
     )
     build_timeout: float = setting(
         _timeout_s,
-        'longest that reading or building one sample may take, such as "60 s"; one that hangs a worker is masked',
+        'longest that one sample may take, such as "60 s": a longer read is an error, else the sample is masked',
         default=60.0,
     )
     max_bad: float = setting(
