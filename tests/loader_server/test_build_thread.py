@@ -134,11 +134,13 @@ def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> N
     assert buffer.nbytes == sealed.payload.nbytes + 16
 
 
-def test_a_cancelled_job_ends_as_neither(bench: Callable[..., Bench]) -> None:
-    made = bench()
+def test_a_cancelled_job_ends_as_neither_and_nobody_waits_for_its_bytes(bench: Callable[..., Bench]) -> None:
+    gate = threading.Event()
+    made = bench(MemorySource(on_read={5: gate.wait}))
     job = made.job()
     job.cancelled = True
     (outcome,) = made.outcomes(job)
+    gate.set()
     assert (outcome.built, outcome.error) == (None, None)
     assert made.buffers == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from loader_server.builder import Builder, Built
 from loader_server.quarantine import Quarantine
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
+from shared.layout import BucketShape
 from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Builder]:
-    def make(source: MemorySource | None = None, *transforms: str) -> Builder:
-        stream = MemoryStream(source, transforms)
+    def make(source: MemorySource | None = None, *transforms: str, packed: bool = False) -> Builder:
+        stream = MemoryStream(source, transforms, packed=packed)
         return Builder(stream, Quarantine(tmp_path / "quarantine.jsonl"), Steps())
 
     return make
@@ -73,6 +75,7 @@ def test_a_batch_holds_its_samples_and_nothing_else(make: Callable[..., Builder]
         [0] * 6,
     ]
     assert arrays["tokens_length"].tolist() == [4, 5, 5, 5, 0]
+    assert arrays["third"].tolist() == pytest.approx([4 / 3, 5 / 3, 2, 7 / 3, 0])
     assert arrays["weight"].tolist() == [1, 1, 1, 1, 0]
     assert arrays["tag"].tolist() == [4, 5, 6, 7, -1]
     assert (built.rows, built.masked, built.reason) == (4, 0, "")
@@ -85,6 +88,72 @@ def test_an_empty_place_has_the_shape_and_no_sample(make: Callable[..., Builder]
     assert arrays["tag"].tolist() == [-1] * 5
     assert not any(arrays[key].any() for key in ("tokens", "tokens_length", "weight"))
     assert (built.rows, built.masked, built.masked_cells) == (0, 0, 30)
+
+
+def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builder]) -> None:
+    built, arrays = build(make(packed=True), memory_want(1))
+    rows = {
+        "tokens": [[5, 5, 5, 5, 0, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7], [8] * 5 + [0] * 10],
+        "tokens_segment": [[1, 1, 1, 1, 0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3], [1] * 5 + [0] * 10],
+        "tokens_position": [[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4] + [0] * 10],
+    }
+    for key, (first, third) in rows.items():
+        assert arrays[key].tolist() == [first, [0] * 15, third, [0] * 15, [0] * 15]
+    assert arrays["tokens_length"].tolist() == [15, 0, 5, 0, 0]
+    assert arrays["weight"].tolist() == [1, 0, 1, 0, 0]
+    assert arrays["tag"].tolist() == [4, -1, 7, -1, -1]
+    assert (built.rows, built.masked, built.cells, built.masked_cells) == (2, 0, 75, 45)
+
+
+def test_a_packed_sample_that_is_masked_leaves_its_place_empty(make: Callable[..., Builder]) -> None:
+    source = MemorySource(on_decode={4: raising(ValueError()), 7: raising(ValueError())})
+    built, arrays = build(make(source, packed=True), memory_want(1))
+    assert arrays["tokens"].tolist() == [[0] * 5 + [6] * 5 + [7] * 5, *([0] * 15 for _ in range(4))]
+    assert arrays["tokens_segment"][0].tolist() == [0] * 5 + [2] * 5 + [3] * 5
+    assert arrays["tag"].tolist() == [4, -1, 7, -1, -1]
+    assert (built.rows, built.masked) == (1, 2)
+
+
+def test_an_empty_place_of_packed_rows(make: Callable[..., Builder]) -> None:
+    built, arrays = build(make(packed=True), memory_want(1, empty=True))
+    assert arrays["tag"].tolist() == [-1] * 5
+    assert not any(array.any() for key, array in arrays.items() if key != "tag")
+    assert built.rows == 0
+
+
+def test_float32_values_have_the_precision_that_the_job_says(make: Callable[..., Builder]) -> None:
+    builder = make()
+    builder.stream.float32 = "bfloat16"
+    assert build(builder, memory_want(1))[1]["third"][1] == 1.6640625  # of 5/3
+
+
+def test_time_spent_on_decoding_is_part_of_the_time_of_building(
+    make: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes on by a microsecond each time that somebody looks."""
+    ticks = itertools.count(1000, 1000)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(ticks))
+    built, _ = build(make(), memory_want(1))
+    assert (built.read_us, built.decode_us) == (1, 4)
+    assert built.build_us > built.decode_us
+
+
+def test_few_epochs_are_kept_open_the_latest(make: Callable[..., Builder]) -> None:
+    builder = make()
+    for epoch in (*range(9), *range(8, 0, -1), 0):
+        assert builder.batches(epoch, 1) == 4
+    assert builder.stream.plan.opened == [*((epoch, 1) for epoch in range(9)), (0, 1)]
+
+
+def test_layouts_are_kept_but_not_without_end(make: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader_server.builder._LAYOUTS_KEPT", 2)
+    builder = make()
+    shapes = [BucketShape(rows=1, lengths={"tokens": length}) for length in (1, 2, 3)]
+    kept = builder._laid_out(shapes[0])[1]
+    assert builder._laid_out(shapes[0])[1] is kept
+    for shape in shapes:
+        assert builder._laid_out(shape)[1].nbytes == builder._laid_out(shape)[1].nbytes
+        assert len(builder._layouts) <= 2
 
 
 def test_no_digest_is_made_that_nobody_wants(make: Callable[..., Builder]) -> None:
@@ -125,9 +194,14 @@ def test_whatever_a_decoder_raises_masks_the_row(
 
 def test_the_reason_of_a_batch_is_that_of_its_first_masked_sample_and_short(make: Callable[..., Builder]) -> None:
     source = MemorySource(on_decode={5: raising(ValueError("x" * 999)), 6: raising(ValueError("later"))})
-    built, _ = build(make(source), memory_want(1))
+    builder = make(source)
+    built, _ = build(builder, memory_want(1))
     assert built.masked == 2
     assert built.reason == f"sample-5: undecodable: ValueError: {'x' * 999}"[:200]
+    builder.stream.source.name = lambda sample: "deep/" * 100 + f"{sample}.wav"
+    built, _ = build(builder, memory_want(1))
+    assert built.reason.startswith(f"{'deep/' * 19}5.wav: undecodable: ValueError: xxx")  # the last 100 of the name
+    assert len(built.reason) == 200
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()], ids=repr)

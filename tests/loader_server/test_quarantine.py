@@ -8,6 +8,7 @@ import resource
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from loader_server.quarantine import Quarantine
@@ -33,6 +34,10 @@ def full_after(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def _open_files() -> list[str]:
+    return [one.path for one in psutil.Process().open_files()]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "quarantine.jsonl"
@@ -50,6 +55,7 @@ def test_a_sample_is_named_once_for_each_reason_and_counted_each_time(path: Path
         quarantine.note("train", 7, "a.wav", error(reason))
     quarantine.note("dev", 7, "a.wav", error())
     quarantine.close()
+    assert str(path) not in _open_files()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["stream"], line["sample"], line["name"], line["reason"]) for line in lines] == [
         ("train", 7, "a.wav", "transform"),

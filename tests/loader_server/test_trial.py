@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from loader_server.stream import JobFile, Stream
 from loader_server.trial import Trial, judged
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
-from tests.support.loaders import ROOT, wait_until
+from tests.support.loaders import ROOT, wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,10 +60,32 @@ def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: T
     before = children()
     assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 11) == {}
     (child,) = children() - before
+    os.kill(child, signal.SIGINT)  # Ctrl-C is for the worker to decide on
     assert convicted(trial, stream, 10) == {}
     assert children() - before == {child}
     trial.close()
     assert children() == before
+
+
+def test_another_stream_has_a_child_of_its_own(trial: Trial, stream: Stream) -> None:
+    before = children()
+    dev = JobFile(stream.path).open("dev")
+    for one in (stream, dev):
+        assert convicted(trial, one, 0) == {}
+        (child,) = children() - before
+        assert one.name in psutil.Process(child).cmdline()
+
+
+def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.syspath_prepend(tmp_path)
+    declared = "from loader_server.transforms.declare import transform\n@transform()\n"
+    (tmp_path / "beside.py").write_text(f"{declared}def nothing(sample, rng): pass\n")
+    path = write_job(tmp_path, samples=4, transforms=("beside:nothing", "logmel", "characters"))
+    index(path)
+    trial = Trial(path, 60.0)
+    assert convicted(trial, JobFile(path).open("train"), 0) == {}
+    trial.close()
 
 
 @pytest.mark.parametrize(

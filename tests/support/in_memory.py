@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GatheringSource", "MemorySource", "MemoryStream", "Steps", "memory_want"]
 
-RAW = (Field(key="tokens", dtype="int32", shape=(None,)),)
+TOKENS = Field(key="tokens", dtype="int32", shape=(None,))
+RAW = (TOKENS, Field(key="third", dtype="float32", shape=()))
 
 #: Rows of a batch, the last of which has no sample, and its padded length.
 ROWS, LENGTH = 5, 6
@@ -26,7 +27,7 @@ ROWS, LENGTH = 5, 6
 
 @dataclass
 class MemorySource:
-    """Sample n is n tokens of value n + 1, at most five; `on_read` and `on_decode` happen before, by sample."""
+    """Sample n is n tokens of value n + 1, at most five, and n / 3; `on_read` and `on_decode` are done before."""
 
     samples: int = 16
     on_read: dict[int, Callable[[], object]] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class MemorySource:
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         self.on_decode.get(sample, bool)()
-        return {"tokens": np.full(min(sample, 5), raw[0], np.int32)}
+        return {"tokens": np.full(min(sample, 5), raw[0], np.int32), "third": sample / 3}
 
     def name(self, sample: int) -> str:
         return f"sample-{sample}"
@@ -58,21 +59,32 @@ class GatheringSource(MemorySource):
             out["tokens"][row, :length] = sample + 1
             out["tokens"][row, length:] = 0
             out["tokens_length"][row] = length
+            out["third"][row] = sample / 3
 
 
 class _Plan:
-    """Four samples a batch, in order."""
+    """Four samples a batch, in order; packed, the first three share a row."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, *, packed: bool) -> None:
         self.batches = samples // (ROWS - 1)
+        self.opened: list[tuple[int, int]] = []
+        self._packed = packed
 
-    def epoch(self, _epoch: int, _group: int) -> _Plan:
+    def epoch(self, epoch: int, group: int) -> _Plan:
+        self.opened.append((epoch, group))
         return self
 
     def batch(self, number: int) -> PlannedBatch:
         first = number * (ROWS - 1)
-        shape = BucketShape(rows=ROWS, lengths={"tokens": LENGTH})
-        return PlannedBatch(samples=np.arange(first, first + ROWS - 1), bucket=0, shape=shape)
+        samples = np.arange(first, first + ROWS - 1)
+        if not self._packed:
+            return PlannedBatch(samples=samples, bucket=0, shape=_shape(LENGTH))
+        rows, offsets = np.array([0, 0, 0, 2]), np.array([0, 5, 10, 0])
+        return PlannedBatch(samples=samples, bucket=0, shape=_shape(3 * 5), rows=rows, offsets=offsets)
+
+
+def _shape(length: int) -> BucketShape:
+    return BucketShape(rows=ROWS, lengths={"tokens": length})
 
 
 class MemoryStream:
@@ -81,17 +93,24 @@ class MemoryStream:
     name = "train"
     seed = 7
     float32 = "float32"
-    packed = False
 
-    def __init__(self, source: MemorySource | None = None, transforms: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, source: MemorySource | None = None, transforms: tuple[str, ...] = (), *, packed: bool = False
+    ) -> None:
         self.source = source or MemorySource()
-        self.chain = Chain.make(transforms, {}, "in memory", RAW)
-        self.fields = fields_of_batch(self.chain.fields)
-        self.plan = _Plan(self.source.samples)
+        self.packed = packed
+        self.chain = Chain.make(transforms, {}, "in memory", (TOKENS,) if packed else RAW)
+        marks = ("tokens_segment", "tokens_position") if packed else ()
+        self.fields = (
+            *fields_of_batch(self.chain.fields),
+            *(Field(key=mark, dtype="int32", shape=(None,)) for mark in marks),
+        )
+        self.plan = _Plan(self.source.samples, packed=packed)
         self.settings = SimpleNamespace(length="tokens")
 
     def shape(self, planned: BucketShape) -> BucketShape:
-        return planned
+        lengths = {field.key: planned.lengths["tokens"] for field in self.fields if field.padded}
+        return BucketShape(rows=planned.rows, lengths=lengths)
 
     def identity(self, sample: int) -> str:
         return f"file-{sample}"
