@@ -153,6 +153,11 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+    # Not on a ROUTER: where libzmq has stopped reading from a connection that then closes, its own next heartbeat there
+    # fails an assertion (4.3.5): whoever says too much could end our process. The TTL ends dead connections for both.
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
+    dealer.setsockopt(zmq.HEARTBEAT_TTL, 10000)
     if keys is not None:
         keys.use(dealer)
 
@@ -165,9 +170,6 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
     if is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, 10000)
 
 
 def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
