@@ -22,7 +22,7 @@ from loader_server.budget import Budget
 from shared.codec import encode
 from shared.endpoints import port_of
 from shared.hashing import digest64
-from shared.sockets import bind_router, bind_sealed_router, send_now
+from shared.sockets import bind_router, bind_sealed_router, drained, send_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,16 @@ class Sending:
     def reads(self, identity: bytes) -> bool:
         """Whether this connection reads what it is told; one that does not is told only what it is owed."""
         return self._answers.has_room(identity)
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """What is to be polled."""
+        return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
+
+    def drop_strays(self, ready: set[object]) -> int:
+        """Read what came to the ROUTER of sealed payloads, where nobody has anything to say; how many messages."""
+        if self._sealed_router is None or self._sealed_router not in ready:
+            return 0
+        return sum(1 for _ in drained(self._sealed_router))
 
     def say(self, identity: bytes, message: Message) -> None:
         """Send it with the next `flush`, unless the other side does not read."""

@@ -152,7 +152,8 @@ class Worker:
     def run(self) -> None:
         """Serve until drained."""
         poller = zmq.Poller()
-        poller.register(self._sending.router, zmq.POLLIN)
+        for socket in self._sending.sockets():
+            poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
         try:
@@ -196,6 +197,7 @@ class Worker:
                 key = self.guard.key_of(identity)
                 for frame in frames:
                     self._reception.receive(identity.bytes, key, frame.buffer, now_s)
+        self.counts.garbage += self._sending.drop_strays(ready)
         self._forget_gone(now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)

@@ -3,7 +3,9 @@
 Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they
 drop silently at their high-water mark and for unknown peers. DEALERs queue only on finished connections; one DEALER a
 peer. Nothing lingers: what is unsent at close was answered for or will be asked again. libzmq's own heartbeats only
-notice dead connections; whether Python still turns is the business of our pings.
+notice dead connections; whether Python still turns is the business of our pings. DEALERs alone send them: a ROUTER of
+libzmq 4.3.5 aborts the process if one is due on a connection that was reset after its client had been replaced, or had
+sent more than is read. A ROUTER learns from its clients' heartbeats how long to wait for the next.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ _MOST_FRAMES = 4096
 #: Between hosts the system's choice grows with the distance, and a fixed one would be a limit.
 _LOOPBACK_SEND_BUFFER = 384 * 1024
 
+#: TCP finds out within 25 s that a machine is gone without a word.
+_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
+
 # Plain numbers: libzmq's own are enumerations, which take longer to combine than a small frame to send.
 _NOW = int(zmq.DONTWAIT)
 _NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -69,13 +74,10 @@ class Watched:
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
     """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` tells the port that it got."""
-    router = context.socket(zmq.ROUTER)
-    _set_common(router, endpoint)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router = _router(context, endpoint)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST)
     router.setsockopt(zmq.RCVHWM, _MOST_UNREAD)
-    router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
     if keys is not None:
         keys.serve(router)
     try:
@@ -92,19 +94,28 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Se
 
 
 def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
-    """A ROUTER on any port of the same address, for what is sealed already; nothing that is sent to it is read.
+    """A ROUTER on any port of the same address, for what is sealed already.
 
-    A connection that is made anew is let in though the one before it may still seem to be up, or it would never be. Who
-    steals an identity gets what cannot be opened, until the trainer that misses it connects anew.
+    What is sent to it has to be read and dropped: the connection of a client with more unread than its high-water mark
+    would never be seen to end. A connection that is made anew is let in though the one before it may still seem to be
+    up, or it would never be. Who steals an identity gets what cannot be opened, until the trainer that misses it
+    connects anew.
     """
-    router = context.socket(zmq.ROUTER)
-    _set_common(router, beside)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router = _router(context, beside)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.RCVHWM, 1)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
-    router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
     router.bind(beside.rpartition(":")[0] + ":*")
+    return router
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    router = context.socket(zmq.ROUTER)
+    _set_common(router, endpoint)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    for option, value in _KEEPALIVE.items():
+        router.setsockopt(option, value)
     return router
 
 
@@ -150,14 +161,12 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
     _set_common(dealer, endpoint)
     dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.setsockopt(zmq.IMMEDIATE, 1)
-    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
-    # Not on a ROUTER: where libzmq has stopped reading from a connection that then closes, its own next heartbeat there
-    # fails an assertion (4.3.5): whoever says too much could end our process. The TTL ends dead connections for both.
     dealer.setsockopt(zmq.HEARTBEAT_IVL, 1000)
     dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
     dealer.setsockopt(zmq.HEARTBEAT_TTL, 10000)
+    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
     if keys is not None:
         keys.use(dealer)
 
