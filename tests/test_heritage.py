@@ -223,10 +223,8 @@ FAULTS = {
 FAULTS_LATER = {
     12: "later: queue mode",
     20: "later: real ranks that come and go",
-    21: "later: a relay that cuts",
     27: "later: a clock that jumps, under the whole system",
     38: "later: sockets",
-    43: "later: the trainer's core",
 }
 
 #: Tests that lie here run real processes.

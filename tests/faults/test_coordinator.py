@@ -23,7 +23,7 @@ from tests.support.coordinator import attach, culprit, progress, register
 from tests.support.disk import small_disk
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 from tests.support.peer import Peer, peers
-from tests.support.relay import Relay
+from tests.support.proxy import DOWN, UP, Proxy
 from tests.support.scraping import scraped, targets
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ def _epoch(feed: trainer_client.Feed) -> list[tuple[int, int]]:
 @pytest.mark.fault(22)
 def test_an_attach_whose_answers_are_lost_is_counted_once(loaders: Loaders, read) -> None:
     calm, before = read(loaders), ask(loaders.endpoint)["attaches"]
-    with Relay(loaders.endpoint) as relay, ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(trainer_client.connect, relay.endpoint)
-        wait_until(lambda: relay.came["back"] > 100, "the connection is up")
+    with Proxy(loaders.endpoint) as proxy, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(trainer_client.connect, proxy.endpoint)
+        wait_until(lambda: proxy.ways[DOWN].came > 100, "the connection is up")
         with connecting.result(20) as feed:
-            relay.hold("back")
+            proxy.hold(DOWN)
             restoring = pool.submit(lambda: (feed.restore({**feed.state(), "epoch": 1}), _epoch(feed))[1])
             wait_until(lambda: ask(loaders.endpoint)["attaches"] == before + 2, "the second attach came through")
-            relay.cut()
-            relay.let_go()
+            proxy.cut()
+            proxy.heal()
             second = restoring.result(30)
         assert [number for number, _ in second] == list(range(len(second)))
         assert second != calm
@@ -92,12 +92,12 @@ def test_an_attach_whose_answers_are_lost_is_counted_once(loaders: Loaders, read
 @pytest.mark.fault(23)
 def test_a_trainer_that_was_cut_off_meanwhile_hears_that_it_was_superseded(loaders: Loaders, read) -> None:
     calm, before = read(loaders), ask(loaders.endpoint)["stale"]
-    with Relay(loaders.endpoint) as relay, trainer_client.connect(relay.endpoint) as older:
-        relay.hold("there", "back")
+    with Proxy(loaders.endpoint) as proxy, trainer_client.connect(proxy.endpoint) as older:
+        proxy.hold(UP, DOWN)
         with trainer_client.connect(loaders.endpoint) as newer:
-            came = relay.came["there"]
-            wait_until(lambda: relay.came["there"] > came + 100, "the older one has said how far it is")
-            relay.let_go()
+            came = proxy.ways[UP].came
+            wait_until(lambda: proxy.ways[UP].came > came + 100, "the older one has said how far it is")
+            proxy.heal()
             with pytest.raises(trainer_client.RefusedError, match=r"to be the only trainer of rank 0, got a newer one"):
                 _read_for_ever(older)
             assert _epoch(newer) == calm
@@ -218,21 +218,21 @@ def _kill_coordinator(loaders: Loaders) -> None:
 def test_the_newer_trainer_wins_though_the_older_one_is_the_first_to_come_back(loaders: Loaders, read) -> None:
     calm = read(loaders)
     with (
-        Relay(loaders.endpoint) as to_older,
-        Relay(loaders.endpoint) as to_newer,
+        Proxy(loaders.endpoint) as to_older,
+        Proxy(loaders.endpoint) as to_newer,
         trainer_client.connect(to_older.endpoint) as older,
     ):
-        to_older.hold("there", "back")
+        to_older.hold(UP, DOWN)
         with trainer_client.connect(to_newer.endpoint) as newer:
-            to_newer.hold("there", "back")
+            to_newer.hold(UP, DOWN)
             _kill_coordinator(loaders)
             to_older.cut()
-            to_older.let_go()
+            to_older.heal()
             with pytest.raises(trainer_client.RefusedError, match=r"to be the only trainer of rank 0, got a newer one"):
                 _read_for_ever(older)
             assert _trainers(loaders) == [], "the newer one has not come back yet"
             to_newer.cut()
-            to_newer.let_go()
+            to_newer.heal()
             assert _epoch(newer) == calm
             wait_until(lambda: len(_trainers(loaders)) == 1, "it is back")
 

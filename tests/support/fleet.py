@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loader_server.status import ask
 from tests.support.loaders import ROOT, wait_until
+from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,18 +66,32 @@ class Fleet:
         assert process.poll() is None, self.text()
         return process
 
+    @contextmanager
+    def join_behind_proxy(self, name: str) -> Iterator[Proxy]:
+        """Start a worker that trainers reach through a relay only; the coordinator it talks to by itself."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            listen = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        with Proxy(listen) as proxy:
+            self.join(name, "--listen", listen, odd=(f"at={proxy.endpoint}",))
+            yield proxy
+
+    def status(self) -> dict[str, Any]:
+        """What the coordinator says."""
+        keys = self.job.parent / "keys"
+        return ask(self.endpoint, keys=str(keys) if keys.exists() else "")
+
+    def worker(self, name: str) -> dict[str, Any]:
+        """What the coordinator says of a worker."""
+        (found,) = (worker for worker in self.status()["workers"] if worker["name"] == name)
+        return found
+
     def members(self) -> list[str]:
         """The workers that the coordinator knows."""
-        return [worker["name"] for worker in ask(self.endpoint)["workers"]]
+        return [worker["name"] for worker in self.status()["workers"]]
 
     def text(self) -> str:
         """All that the processes have said."""
         return self.log.read_text()
-
-    def events(self, name: str) -> list[dict[str, object]]:
-        """The lines of this name in their logs."""
-        lines = (json.loads(line) for line in self.text().splitlines() if line.startswith("{"))
-        return [line for line in lines if line.get("event") == name]
 
     def _start(
         self, *command: str, environment: Mapping[str, str] = _NOTHING, pass_fds: tuple[int, ...] = ()

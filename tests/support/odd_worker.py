@@ -1,16 +1,19 @@
 """A real worker with one oddity: it lies about each batch, or names another address than its own.
 
     python -m tests.support.odd_worker digest worker job.toml --coordinator tcp://127.0.0.1:7400
-    python -m tests.support.odd_worker at=tcp://127.0.0.1:7500 worker job.toml --coordinator tcp://127.0.0.1:7400
+    python -m tests.support.odd_worker at=tcp://127.0.0.1:7500 worker job.toml …
+    python -m tests.support.odd_worker sealed=7501:port.txt worker job.toml …
 
-All else is as usual: it registers with the right fingerprint, and builds what it is asked for.
+The last one names port 7501 for sealed payloads, and writes into the file which one it is really. All else is as
+usual: it registers with the right fingerprint, and builds what it is asked for.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from loader_server import cli, sending, worker
 from shared.messages import Message, Pushed, WireShape
@@ -40,10 +43,28 @@ def _lie(lie: Callable[[Pushed], Pushed]) -> None:
     sending.encode = encode_a_lie
 
 
-if __name__ == "__main__":
-    oddity, arguments = sys.argv[1], sys.argv[2:]
-    if oddity.startswith("at="):
-        worker.advertised = lambda *_: oddity.removeprefix("at=")
+class _Sending(sending.Sending):
+    told_port = 0
+    file = Path()
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.file.write_text(str(self.sealed_port))
+        self.sealed_port = self.told_port
+
+
+def _become(oddity: str) -> None:
+    kind, _, value = oddity.partition("=")
+    if kind == "at":
+        worker.advertised = lambda *_: value
+    elif kind == "sealed":
+        port, _, file = value.partition(":")
+        _Sending.told_port, _Sending.file = int(port), Path(file)
+        worker.Sending = _Sending
     else:
-        _lie(LIES[oddity])
-    cli.main(arguments)
+        _lie(LIES[kind])
+
+
+if __name__ == "__main__":
+    _become(sys.argv[1])
+    cli.main(sys.argv[2:])
