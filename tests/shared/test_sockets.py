@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket as posix
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -47,15 +49,6 @@ def test_a_bind_conflict_is_named(context):
         f"bind: expected {endpoint} to be free, and an address of this machine, got Address already in use"
     )
     assert said.endswith("Another loader may run there: stop it, or change `listen`.")
-
-
-def test_only_those_who_connect_send_heartbeats(context):
-    """libzmq aborts a process whose ROUTER sends them, see `tests/faults/test_cut_off.py`."""
-    router, endpoint = bound(context)
-    sealed = bind_sealed_router(context, endpoint)
-    assert router.getsockopt(zmq.HEARTBEAT_IVL) == sealed.getsockopt(zmq.HEARTBEAT_IVL) == 0
-    assert connected(context, endpoint).getsockopt(zmq.HEARTBEAT_IVL) > 0
-    assert connected(context, endpoint).getsockopt(zmq.HEARTBEAT_TTL) > 0
 
 
 @pytest.mark.skipif(not posix.has_ipv6, reason="this Python has no IPv6")
@@ -182,6 +175,36 @@ def test_who_says_more_than_is_read_waits_alone(context):
         assert router.poll(20_000)
         heard.append(router.recv_multipart()[0])
     assert len(heard) < sent
+
+
+def test_servers_let_tcp_find_machines_that_are_gone(context):
+    router, endpoint = bound(context)
+    for one in (router, bind_sealed_router(context, endpoint)):
+        assert (one.getsockopt(zmq.TCP_KEEPALIVE), one.getsockopt(zmq.TCP_KEEPALIVE_IDLE)) == (1, 10)
+
+
+@pytest.mark.fault(42)
+def test_who_says_too_much_and_hangs_up_does_not_end_the_server(context):
+    """libzmq's heartbeat on a connection that it has stopped reading from, and that then closed, fails an assertion."""
+    code = (
+        "import zmq, sys\n"
+        "from shared.sockets import bind_router\n"
+        "router = bind_router(zmq.Context(), 'tcp://127.0.0.1:*', None)\n"
+        "print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as server:
+        flood = context.socket(zmq.DEALER)
+        flood.setsockopt(zmq.SNDHWM, 1)
+        flood.connect(server.stdout.readline().strip())
+        while flood.poll(300, zmq.POLLOUT):
+            flood.send(bytes(MAX_REQUEST))
+        flood.close(0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(2.5)  # its heartbeats would have come after one
+        server.communicate("\n")
+        assert server.returncode == 0
 
 
 @pytest.mark.fault(42)
