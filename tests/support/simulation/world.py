@@ -323,5 +323,5 @@ class World:
     def patience_s(self, consumer: Consumer) -> float:
         """How long a consumer may wait when all is well again: a heartbeat timeout, and builds of what is in hand."""
         timeout_s = self.setting.timeout_s
-        builds_s = 6 * 3.5 * timeout_s if False else 8 * 1.5 * self.setting.build_s
+        builds_s = 8 * 1.5 * self.setting.build_s
         return 1.25 * timeout_s + builds_s + _SLACK_S + 100 * self.setting.far_s
