@@ -222,7 +222,6 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     12: "later: queue mode",
-    20: "later: real ranks that come and go",
     27: "later: a clock that jumps, under the whole system",
     38: "later: sockets",
 }
