@@ -224,6 +224,7 @@ FAULTS_LATER = {
     12: "later: queue mode",
     27: "later: a clock that jumps, under the whole system",
     38: "later: sockets",
+    51: "later: finalisers that a signal interrupts",
 }
 
 #: Tests that lie here run real processes.

@@ -37,7 +37,7 @@ class TestEach:
         assert set(metric.labels) <= {"stream", "phase", "kind", "part", "state", "reason", "worker"}
 
     def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
-        named = {"phase": "plan_and_read", "part": "build", "state": "filled"}
+        named = {"phase": "plan_and_read", "part": "build", "state": "offered"}
         for label in set(metric.labels) & named.keys():
             assert named[label] in metric.what
 

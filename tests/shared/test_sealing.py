@@ -34,9 +34,9 @@ def test_what_was_sealed_is_opened(frame, payload):
     data = np.frombuffer(payload, np.uint8)
     head, body = sealed(Sealer(opener.key), data, frame)
     assert opener.header(head) == frame
-    assert opener.payload(body.data) == payload
+    assert opener.payload(opener.number, body.data) == payload
     place = np.zeros(data.nbytes, np.uint8)
-    assert opener.payload_into(body.data, place)
+    assert opener.payload_into(opener.number, body.data, place)
     assert place.tobytes() == payload
     assert payload not in body.tobytes() or len(payload) < 3
     assert opener.key.hex() not in repr(opener)
@@ -54,8 +54,8 @@ def test_a_changed_byte_is_noticed_wherever_it_is(place, by):
     else:
         opener.header(head)
         body[place % body.nbytes] ^= by
-        assert opener.payload(body.data) is None
-        assert not opener.payload_into(body.data, np.empty(DATA.nbytes, np.uint8))
+        assert opener.payload(opener.number, body.data) is None
+        assert not opener.payload_into(opener.number, body.data, np.empty(DATA.nbytes, np.uint8))
 
 
 def test_nothing_is_opened_twice_or_behind_a_later_one(opener, sealer):
@@ -68,8 +68,8 @@ def test_nothing_is_opened_twice_or_behind_a_later_one(opener, sealer):
 def test_a_payload_goes_with_its_own_header(opener, sealer):
     first, second = sealed(sealer), sealed(sealer)
     opener.header(first[0])
-    assert opener.payload(second[1].data) is None
-    assert opener.payload(first[0]) is None
+    assert opener.payload(opener.number, second[1].data) is None
+    assert opener.payload(opener.number, first[0]) is None
 
 
 def test_each_opener_has_a_key_of_its_own(opener, sealer):
@@ -81,7 +81,7 @@ def test_each_opener_has_a_key_of_its_own(opener, sealer):
 @pytest.mark.parametrize("frame", [b"", b"1234567", b"12345678", bytes(40)])
 def test_what_is_none_is_not_opened(opener, frame):
     assert opener.header(frame) is None
-    assert opener.payload(memoryview(frame)) is None
+    assert opener.payload(opener.number, memoryview(frame)) is None
 
 
 def test_one_of_another_length_is_not_written(opener, sealer):
@@ -89,5 +89,5 @@ def test_one_of_another_length_is_not_written(opener, sealer):
     opener.header(head)
     for nbytes in (DATA.nbytes - 1, DATA.nbytes + 1):
         place = np.full(nbytes, 7, np.uint8)
-        assert not opener.payload_into(body.data, place)
+        assert not opener.payload_into(opener.number, body.data, place)
         assert (place == 7).all()
