@@ -24,6 +24,7 @@ from shared.sockets import (
     drained,
 )
 from tests.support.loaders import wait_until
+from tests.support.zmtp import frame, ping, raw_client, reset
 
 
 def bound(context):
@@ -155,56 +156,43 @@ def test_draining_takes_a_turn_not_all(context):
 # --- those who say too much ---
 
 
-@pytest.mark.fault(42)
-def test_who_says_more_than_is_read_waits_alone(context):
-    router, endpoint = bound(context)
-    good, flood = connected(context, endpoint, b"good"), context.socket(zmq.DEALER)
-    flood.setsockopt(zmq.SNDHWM, 1)
-    good.send(b"")
-    assert router.poll(20_000)
-    router.recv_multipart()
-    flood.connect(endpoint)
-    sent = 0
-    while flood.poll(200, zmq.POLLOUT):
-        flood.send(bytes(MAX_REQUEST))
-        sent += 1
-        assert sent < 1000, "the server takes in all that it is sent"
-    good.send(b"hello")
-    heard = [b""]
-    while heard[-1] != b"good":
-        assert router.poll(20_000)
-        heard.append(router.recv_multipart()[0])
-    assert len(heard) < sent
-
-
 def test_servers_let_tcp_find_machines_that_are_gone(context):
     router, endpoint = bound(context)
     for one in (router, bind_sealed_router(context, endpoint)):
         assert (one.getsockopt(zmq.TCP_KEEPALIVE), one.getsockopt(zmq.TCP_KEEPALIVE_IDLE)) == (1, 10)
 
 
-@pytest.mark.fault(42)
-def test_who_says_too_much_and_hangs_up_does_not_end_the_server(context):
-    """libzmq's heartbeat on a connection that it has stopped reading from, and that then closed, fails an assertion."""
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("server", ["bind_router", "bind_sealed_router"])
+def test_who_says_too_much_and_is_reset_does_not_end_the_server(server):
+    """With a limit of unread messages it did: a PING among the last that were read failed an assertion of libzmq."""
     code = (
-        "import zmq, sys\n"
-        "from shared.sockets import bind_router\n"
-        "router = bind_router(zmq.Context(), 'tcp://127.0.0.1:*', None)\n"
+        "import sys, zmq\n"
+        f"from shared.sockets import drained, {server} as bind\n"
+        f"router = bind(zmq.Context(), 'tcp://127.0.0.1:*'{', None' * (server == 'bind_router')})\n"
         "print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)\n"
         "sys.stdin.readline()\n"
+        "heard = 0\n"
+        "while router.poll(500):\n"
+        "    heard += len(list(drained(router)))\n"
+        "print(heard)\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as server:
-        flood = context.socket(zmq.DEALER)
-        flood.setsockopt(zmq.SNDHWM, 1)
-        flood.connect(server.stdout.readline().strip())
-        while flood.poll(300, zmq.POLLOUT):
-            flood.send(bytes(MAX_REQUEST))
-        flood.close(0)
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.wait(2.5)  # its heartbeats would have come after one
-        server.communicate("\n")
-        assert server.returncode == 0
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as process:
+        with raw_client(process.stdout.readline().strip()) as flood:
+            flood.settimeout(1.0)
+            with contextlib.suppress(TimeoutError):  # it is not read any more
+                flood.sendall(1000 * (3 * frame(b"x") + ping(ttl_s=10)))
+            reset(flood)
+        heard, _ = process.communicate("\n", timeout=20)
+        assert process.returncode == 0
+        assert int(heard) > 100
+
+
+def test_servers_take_in_little_at_a_time(context):
+    router, endpoint = bound(context)
+    for one in (router, bind_sealed_router(context, endpoint)):
+        assert (one.getsockopt(zmq.RCVBUF), one.getsockopt(zmq.RCVHWM)) == (4096, 0)
 
 
 @pytest.mark.fault(42)
