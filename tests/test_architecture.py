@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,10 @@ WORLD = frozenset(
 
 #: Parsing what someone else wrote must never run it.
 RUNS_CODE = frozenset(("cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"))
+
+
+#: Modules that write a date down for people. All else goes by clocks that nobody sets.
+DATED = ("loader_server/quarantine.py", "shared/logs.py", "trainer_client/load_test/command.py")
 
 
 @functools.cache
@@ -143,6 +148,12 @@ def test_nothing_in_the_code_runs_what_it_reads(name):
         if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
             assert isinstance(node.value, ast.Constant), f"{name}:{node.value.lineno}"
             assert node.value.value is False, f"{name}:{node.value.lineno}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_only_what_people_read_is_timed_by_the_time_of_day(name):
+    assert ("datetime" in roots(imports(name))) == (name in DATED), f"{name}: a clock that somebody may set"
+    assert not re.search(r"\btime\.(time|gmtime|localtime)|\bfrom time import .*\btime", FILES[name].read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", FILES)

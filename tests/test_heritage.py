@@ -222,7 +222,6 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     12: "later: queue mode",
-    27: "later: a clock that jumps, under the whole system",
     38: "later: sockets",
     51: "later: finalisers that a signal interrupts",
 }
