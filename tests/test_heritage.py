@@ -223,7 +223,6 @@ FAULTS = {
 FAULTS_LATER = {
     12: "later: queue mode",
     38: "later: sockets",
-    51: "later: finalisers that a signal interrupts",
 }
 
 #: Tests that lie here run real processes.

@@ -1,10 +1,12 @@
 """Where the receive thread and the consumers meet: batches go one way, facts and errors the other.
 
 Rules: a consumer pops what is offered under the one lock here, without a hop between threads, and never touches a
-socket. What consumers do is left as facts in one ordered deque, which takes no lock, because a batch's finaliser may
-run in any thread, at any moment, inside garbage collection. An item carries its finaliser before it is offered, so
-that a signal at any instruction loses no slot. One reader is served at a time; the newest one that waits goes before,
-because frameworks abandon iterators without a word.
+socket. What consumers do is left as facts in one ordered deque. One reader is served at a time; the newest one that
+waits goes before, because frameworks abandon iterators without a word.
+
+A signal's handler may raise at any instruction of a consumer's Python, so nothing here depends on two of them: locks
+are taken and given back by the interpreter itself, a reader counts a batch before the one step that takes it out (and
+takes it once more if that step was not reached), and that a slot came back is told by a weak reference, without Python.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -20,14 +23,14 @@ from trainer_client.core.events import HandedBack, Opened, Took
 from trainer_client.core.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from shared.messages import Pushed
     from trainer_client.core.events import Event
     from trainer_client.core.instructions import Offer
     from trainer_client.core.upcoming import Position, UpcomingBatch
 
-__all__ = ["Item", "Outbox", "Reader"]
+__all__ = ["Item", "Outbox", "Reader", "Waiting"]
 
 #: How long the reader in service has to pause before an older one may take over.
 _LEFT_BEHIND_S = 0.1
@@ -35,38 +38,105 @@ _LEFT_BEHIND_S = 0.1
 _SERIALS = itertools.count()
 
 
+class _Claim:
+    """Lives as long as anybody looks into a slot."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Loan(weakref.ref[_Claim]):
+    """Watches a claim; what it calls when the claim is gone is a method of the interpreter's, with itself."""
+
+    __slots__ = ("seq", "slot")
+
+    seq: int
+    slot: int
+
+
+class _Knock:
+    """Calls somebody as it goes; apart from the claim, which whoever keeps an error of its finaliser must not keep."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
+
+
 class Item:
     """A batch that lies whole in its slot; when the last reference to it goes, the slot is handed back."""
 
-    __slots__ = ("_hand_back", "batch", "header", "seq", "slot")
+    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")  # the interpreter lets go in alphabetical order
 
-    def __init__(self, offer: Offer, hand_back: Callable[[int, int], None]) -> None:
+    def __init__(self, offer: Offer, claim: _Claim, gone: Callable[[], None]) -> None:
         self.seq = offer.seq
         self.slot = offer.slot
         self.batch: UpcomingBatch = offer.batch
         self.header: Pushed = offer.header
-        self._hand_back: Callable[[int, int], None] | None = hand_back
-
-    def disarm(self) -> None:
-        """It is taken back: the core knows, and nobody hands anything back."""
-        self._hand_back = None
-
-    def __del__(self) -> None:
-        if self._hand_back is not None:
-            self._hand_back(self.seq, self.slot)
+        self._claim = claim
+        self._knock = _Knock(gone)
 
 
 class Reader:
     """A reader's way from `start` to the end of that epoch, and how much of it was taken."""
 
-    __slots__ = ("closed", "ended", "serial", "start", "taken")
+    __slots__ = ("closed", "end", "first", "serial", "start", "taken")
 
     def __init__(self, start: Position) -> None:
         self.serial = next(_SERIALS)
         self.start = start
         self.taken = 0
-        self.ended = False
+        #: In the line of batches that it is served from: the number of its first one, and behind its last one.
+        self.first = 0
+        self.end: int | None = None
         self.closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left for it."""
+        return self.end is not None and self.first + self.taken >= self.end
+
+    def begin(self, head: int) -> None:
+        """It is served from here on."""
+        self.first, self.end = head - self.taken, None
+
+    def count(self, item: Item) -> None:
+        """It takes this one."""
+        self.taken = item.seq + 1 - self.first
+        self.end = item.seq + 1 if item.batch.last else None
+
+    def is_due(self, item: Item) -> bool:
+        """Whether this one is still to be taken."""
+        return not self.ended or item.seq < self.first + self.taken
+
+
+class Waiting:
+    """Readers that wait, each at a bell of its own: a condition's lock could be left taken by a signal's handler."""
+
+    def __init__(self) -> None:
+        #: Who waits, by bell.
+        self.readers: dict[threading.Lock, Reader] = {}
+
+    def newest(self) -> int:
+        """The serial of the newest reader that waits."""
+        return max(reader.serial for reader in list(self.readers.values()))
+
+    def come(self, bell: threading.Lock, reader: Reader) -> None:
+        """It waits at this bell, which nobody rang yet."""
+        bell.acquire(blocking=False)
+        self.readers[bell] = reader
+
+    def wait(self, bell: threading.Lock, timeout_s: float) -> None:
+        """Until the bell rings, or rang since the last wait; so long at most, for ever if negative."""
+        bell.acquire(timeout=timeout_s)
+
+    def ring(self) -> None:
+        """Whoever waits looks up."""
+        for bell in list(self.readers):
+            if bell.locked():
+                bell.release()
 
 
 class Outbox:
@@ -74,51 +144,60 @@ class Outbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.error: BaseException | None = None
-        #: What consumers did, in order; the receive thread empties it.
-        self.facts: deque[Event] = deque()
         #: The first batch that was not yet read, by epoch and number: for people.
         self.read_to = (0, 0)
         #: When the receive thread is to be woken. It turns whenever a batch arrives, and looks at the rest then anyway.
         self.wake_for_room = True
         self.wake_for_slots = False
         self._wake = wake
-        self._changed = threading.Condition()
+        #: What consumers did, in order.
+        self._facts: deque[Event | _Loan] = deque()
+        #: By slot; those of slots that came back are dead.
+        self._loans: dict[int, _Loan] = {}
+        self._lock = threading.RLock()  # a signal's handler may close a feed
+        self._waiting = Waiting()
         self._inbox: Inbox[Item] = Inbox()
         self._served: Reader | None = None
         self._wanted: Reader | None = None
-        self._waiting: dict[int, Reader] = {}
         self._taken_s = 0.0
         self._waiting_since_s = 0.0
         self._closed = False
-        #: Slots that consumers look into. Adding and discarding are whole steps of the interpreter: no lock is needed.
-        self._held: set[int] = set()
 
     # --- for consumers, in any thread ---
 
     def take(self, reader: Reader) -> Item | None:
         """The next batch of this reader, waiting for it; None at the end."""
-        with self._changed:
-            self._waiting[reader.serial] = reader
-            try:
-                return self._wait_for_next(reader)
-            finally:
-                del self._waiting[reader.serial]
+        bell = threading.Lock()
+        try:
+            while True:
+                with self._lock:
+                    item = self._next_of(reader)
+                    if item is not None or reader.ended:
+                        return item
+                    self._waiting.come(bell, reader)
+                    pause_s = self._wait_in_line(reader)
+                self._waiting.wait(bell, pause_s)
+        finally:
+            self._waiting.readers.pop(bell, None)  # one step, whatever comes
 
-    def _wait_for_next(self, reader: Reader) -> Item | None:
-        while True:
-            if self.error is not None:
-                raise self.error
-            if self._closed or reader.closed:
-                raise _closed()
-            if reader.ended:
-                return None
-            if self._served is reader and self._inbox.has_next():
-                return self._pop(reader)
-            newest = reader.serial == max(self._waiting)
-            if self._wanted is not reader and newest and self._may_take_over(reader):
-                self._ask_to_be_served(reader)
-            self._waiting_since_s = self._waiting_since_s or time.monotonic()
-            self._changed.wait(None if newest and self._wanted is reader else _LEFT_BEHIND_S)
+    def _next_of(self, reader: Reader) -> Item | None:
+        if self.error is not None:
+            raise self.error
+        if self._closed or reader.closed:
+            raise _closed()
+        item = self._inbox.peek() if self._served is reader else None
+        if item is not None and reader.is_due(item):
+            self._pop(reader, item)
+            return item
+        return None
+
+    def _wait_in_line(self, reader: Reader) -> float:
+        """Ask to be served, if it is time; how long to wait at most before looking again."""
+        newest = reader.serial == self._waiting.newest()
+        if self._wanted is not reader and newest and self._may_take_over(reader):
+            self._ask_to_be_served(reader)
+        self._waiting_since_s = self._waiting_since_s or time.monotonic()
+        return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
         """A newer reader goes before; an older one only when the one in service has paused."""
@@ -128,115 +207,143 @@ class Outbox:
         return time.monotonic() - self._taken_s > _LEFT_BEHIND_S
 
     def _ask_to_be_served(self, reader: Reader) -> None:
+        self._settle()
         self._wanted = reader
-        self.facts.append(Opened(reader.serial, reader.start, reader.taken))
-        self._wake()
+        self.tell(Opened(reader.serial, reader.start, reader.taken))
 
-    def _pop(self, reader: Reader) -> Item:
+    def _pop(self, reader: Reader, item: Item) -> None:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
-        item = self._inbox.take()
-        self._held.add(item.slot)
-        self.facts.append(Took(item.seq, item.slot))
-        reader.taken += 1
-        reader.ended = item.batch.last
         self.read_to = (item.batch.position.epoch, item.batch.number + 1)
+        reader.count(item)
+        self._inbox.take()
+        self._facts.append(Took(item.seq, item.slot))
         if self.wake_for_room or reader.ended:
             self._wake()
-        return item
 
     def take_alike(self, reader: Reader, first: Item, most: int) -> list[Item]:
         """Up to so many more that are there already and have the shape of the first."""
         alike: list[Item] = []
-        with self._changed:
+        with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:
                 item = self._inbox.peek()
                 if item is None or item.header.shape != first.header.shape:
                     break
-                alike.append(self._pop(reader))
+                self._pop(reader, item)
+                alike.append(item)
         return alike
 
     def held(self) -> int:
         """How many slots consumers hold."""
-        return len(self._held)
+        with self._lock:
+            return sum(loan() is not None for loan in self._loans.values()) - len(self._inbox)
 
     def waiting_s(self, now_s: float) -> float:
         """How long a consumer has been waiting for a batch by now."""
         since_s = self._waiting_since_s
         return now_s - since_s if since_s else 0.0
 
-    def hand_back(self, seq: int, slot: int) -> None:
-        """The last view of a batch is gone; called by finalisers."""
-        self._held.discard(slot)
-        self.facts.append(HandedBack(seq, slot))
+    def _slot_came_back(self) -> None:
         if self.wake_for_slots:
             self._wake()
 
+    def tell(self, event: Event) -> None:
+        """Something that the receive thread is to hear, soon."""
+        self._facts.append(event)
+        self._wake()
+
     def leave(self, reader: Reader) -> None:
         """Nobody reads this any more."""
-        with self._changed:
+        with self._lock:
             reader.closed = True
-            self._changed.notify_all()
+            self._waiting.ring()
 
     def interrupt(self, error: BaseException) -> None:
         """Whoever waits, or comes to wait, gets this error; the first one counts."""
-        with self._changed:
+        with self._lock:
             self.error = self.error or error
-            self._changed.notify_all()
+            self._waiting.ring()
 
     def nudge(self) -> None:
         """Whoever waits runs a little Python, and with it handlers of signals, before waiting on."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._waiting.ring()
 
     def forget_interrupt(self) -> None:
         """A Ctrl-C that was answered is no reason not to begin anew."""
-        with self._changed:
+        with self._lock:
             if isinstance(self.error, KeyboardInterrupt):
                 self.error = None
 
     def close(self) -> None:
         """Whoever waits learns that the feed is closed."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._waiting.ring()
 
     # --- for the receive thread ---
 
+    def read_facts(self) -> Iterator[Event]:
+        """What consumers did since the last look, in order."""
+        while self._facts:
+            fact = self._facts.popleft()
+            yield HandedBack(fact.seq, fact.slot) if isinstance(fact, _Loan) else fact
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether consumers did anything since the last look."""
+        return bool(self._facts)
+
     def offer(self, offers: Iterable[Offer]) -> None:
         """Batches are there."""
-        items = [Item(offer, self.hand_back) for offer in offers]
-        with self._changed:
-            for item in items:
-                self._inbox.put(item.seq, item)
-            self._changed.notify_all()
+        with self._lock:
+            for offer in offers:
+                claim = _Claim()
+                loan = self._loans[offer.slot] = _Loan(claim, self._facts.append)
+                loan.seq, loan.slot = offer.seq, offer.slot
+                self._inbox.put(offer.seq, Item(offer, claim, self._slot_came_back))
+            self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:
         """Take a batch back; False if a consumer was faster."""
-        with self._changed:
+        with self._lock:
             item = self._inbox.retract(seq)
             if item is not None:
-                item.disarm()
+                del self._loans[item.slot]  # the core knows: nothing is handed back
             return item is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
         """What is here from `head` on is for this reader; where a consumer took of it meanwhile it has to ask anew."""
-        with self._changed:
+        with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
-                reader.ended = True
+                reader.end = reader.first + reader.taken
             elif reader is not None and head != self._inbox.head:
                 self._ask_to_be_served(reader)
             elif reader is not None:
-                self._served = reader
-            self._changed.notify_all()
+                self._begin(reader)
+            self._waiting.ring()
 
     def restart(self, serial: int, head: int) -> None:
         """Begin anew at `head` for this reader; the batches that were here are handed back."""
-        with self._changed:
+        with self._lock:
+            self._settle()
             left = self._inbox.restart(head)
-            self._served = self._reader_of(serial)
-            self._changed.notify_all()
+            self._served = None
+            reader = self._reader_of(serial)
+            if reader is not None:
+                self._begin(reader)
+            self._waiting.ring()
         del left  # outside of the lock, for this runs finalisers
+
+    def _begin(self, reader: Reader) -> None:
+        self._settle()
+        reader.begin(self._inbox.head)
+        self._served = reader
+
+    def _settle(self) -> None:
+        """What was taken out counts: a signal may have come between a reader's counting and its taking."""
+        if self._served is not None:
+            self._served.taken = self._inbox.head - self._served.first
 
     def _reader_of(self, serial: int) -> Reader | None:
         """None if another one has asked to be served since."""

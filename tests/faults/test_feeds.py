@@ -1,7 +1,11 @@
-"""A feed attacked from its own side: cursors moved at once, nothing but bad samples."""
+"""A feed attacked from its own side: cursors moved at once, signals at any instruction, nothing but bad samples."""
 
 from __future__ import annotations
 
+import gc
+import itertools
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +13,8 @@ import pytest
 import trainer_client
 from loader_server.indexing import index_streams
 from loader_server.stream import JobFile
-from tests.support.loaders import running, write_job
+from tests.support.loaders import running, wait_until, write_job
+from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +77,47 @@ def test_max_bad_decides(tmp_path: Path) -> None:
                     list(feed)
             else:
                 assert sum(batch.masked for batch in feed) > 0
+
+
+class Interrupted(Exception):
+    """What a user's own handler raises."""
+
+
+@pytest.mark.fault(51)
+def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # what is raised in finalisers is not kept by pytest
+
+    def interrupt(_number, _frame):
+        raise Interrupted
+
+    with (
+        running(write_job(tmp_path, samples=240), workers=1) as loaders,
+        trainer_client.connect(loaders.endpoint) as feed,
+    ):
+        calm = [(batch.number, batch.digest) for batch in feed]
+        feed.rewind()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            interrupted = sum(_read_until_interrupted(feed, 0.0005 + 0.00037 * turn, calm) for turn in range(150))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert interrupted > 75
+        gc.collect()
+        slots = feed._receiver.line.slots
+        wait_until(lambda: slots.count(SlotState.OUT) == 0, "no slot is with a consumer")
+        assert feed.error is None
+        assert [(batch.number, batch.digest) for batch in feed] == calm
+
+
+def _read_until_interrupted(feed, after_s, calm):
+    """Read from the cursor until the signal comes; whether it came in time."""
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        with feed.open() as reading:
+            for got, expected in zip(reading, itertools.chain(calm), strict=False):
+                assert (got.number, got.digest) == expected
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        return True
+    return False

@@ -1,10 +1,12 @@
 """Puts what arrives back in order.
 
 Rules: pure. Items go in under their sequence number, in any order, each number once, and come out in order, each once.
+Taking one out is a single step of the interpreter: a signal comes before it or after it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Generic, TypeVar
 
 __all__ = ["Inbox"]
@@ -13,42 +15,50 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Items that wait for their turn; `head` is the next number to come out."""
+    """Items that wait for their turn."""
 
     def __init__(self, head: int = 0) -> None:
-        self.head = head
-        self._items: dict[int, T] = {}
+        self._ready: deque[T] = deque()
+        #: The number behind those that are ready, and what came before its turn.
+        self._end = head
+        self._early: dict[int, T] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._ready) + len(self._early)
+
+    @property
+    def head(self) -> int:
+        """The next number to come out."""
+        return self._end - len(self._ready)
 
     def put(self, seq: int, item: T) -> None:
         """Take an item in."""
-        if seq < self.head or seq in self._items:
+        if seq < self._end or seq in self._early:
             raise AssertionError(f"number {seq} came twice; the head is {self.head}")
-        self._items[seq] = item
-
-    def has_next(self) -> bool:
-        """Whether the head is here."""
-        return self.head in self._items
+        self._early[seq] = item
+        while self._end in self._early:
+            self._ready.append(self._early.pop(self._end))
+            self._end += 1
 
     def peek(self) -> T | None:
         """The head, if it is here."""
-        return self._items.get(self.head)
+        return self._ready[0] if self._ready else None
 
     def take(self) -> T:
         """The head, which is gone then."""
-        item = self._items.pop(self.head)
-        self.head += 1
-        return item
+        return self._ready.popleft()
 
     def retract(self, seq: int) -> T | None:
         """Take an item back out, if it is still here; its number may be put again."""
-        return self._items.pop(seq, None)
+        while self._ready and self._end > seq:
+            self._end -= 1
+            self._early[self._end] = self._ready.pop()
+        return self._early.pop(seq, None)
 
     def restart(self, head: int) -> list[T]:
         """Begin anew at `head`; what was still here is returned."""
-        left = list(self._items.values())
-        self._items.clear()
-        self.head = head
+        left = [*self._ready, *self._early.values()]
+        self._ready.clear()
+        self._early.clear()
+        self._end = head
         return left

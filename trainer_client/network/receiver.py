@@ -127,7 +127,7 @@ class Receiver:
         """Attach (again) at a cursor; the coordinator's answer."""
         serial, answer = next(self._serials), Future[m.Attached]()
         self._attaching[serial] = answer
-        self._tell(e.AttachAsked(serial, cursor))
+        self.outbox.tell(e.AttachAsked(serial, cursor))
         try:
             return answer.result(self.settings.connect_timeout_s)
         except FutureTimeoutError:
@@ -152,17 +152,13 @@ class Receiver:
     def _answer(self, question: m.EpochQuery | m.NameQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
         answer: Future[Any] = Future()
         self._questions.setdefault(question, []).append(answer)
-        self._tell(e.QuestionAsked(question))
+        self.outbox.tell(e.QuestionAsked(question))
         while True:
             try:
                 return answer.result(_LOOK_S)
             except FutureTimeoutError:
                 if self.outbox.error is not None:
                     raise self.outbox.error from None
-
-    def _tell(self, event: e.Event) -> None:
-        self.outbox.facts.append(event)
-        self._waker.wake()
 
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still look at live until they look away."""
@@ -206,22 +202,17 @@ class Receiver:
         if self._waker.fileno() in ready:
             self._waker.clear()
         now_s = time.monotonic()
-        events = [*self._read_facts(), *self._read_network(ready, now_s)]
+        events = [*self.outbox.read_facts(), *self._read_network(ready, now_s)]
         while True:
             events = self._carry_out(self.core.handle(events, now_s))
             if not events:
                 break
 
     def _pause_ms(self) -> int:
-        if self.outbox.facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
+        if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
             return 0  # they came while we decided that we wait for them
         pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
         return max(0, int(1000 * pause_s) + 1)
-
-    def _read_facts(self) -> Iterator[e.Event]:
-        facts = self.outbox.facts
-        while facts:
-            yield facts.popleft()
 
     def _read_network(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
         if self._coordinator.socket in ready:
@@ -249,7 +240,7 @@ class Receiver:
         if self._workers is not None:
             events += self._workers.flush()
         if events:
-            events = [*events, *self._read_facts()]
+            events = [*events, *self.outbox.read_facts()]
         return events
 
     # --- orders ---

@@ -18,7 +18,7 @@ from tests.support.simulation.process import Process
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
-from trainer_client.outbox import Outbox
+from trainer_client.outbox import Outbox, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,22 +42,17 @@ class Interrupted(BaseException):
     """A signal came at this instruction."""
 
 
-class _Turnstile:
-    """In place of the outbox's condition: nobody waits in the simulated world, they come again when they are told."""
+class _Turnstile(Waiting):
+    """Nobody waits in the simulated world, they come again when they are told."""
 
     def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
         self._trainer = trainer
 
-    def __enter__(self) -> None:
-        pass
+    def wait(self, _bell: object, timeout_s: float) -> None:
+        raise WouldWait(float("inf") if timeout_s < 0 else timeout_s)
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        raise WouldWait(float("inf") if timeout_s is None else timeout_s)
-
-    def notify_all(self) -> None:
+    def ring(self) -> None:
         self._trainer.poke()
 
 
@@ -82,8 +77,8 @@ class Trainer(Process):
         self.settings = settings
         self.core = Core(settings)
         self.outbox = Outbox(self.wake)
-        self.facts = self.outbox.facts = _Facts()
-        self.outbox._changed = _Turnstile(self)  # type: ignore[assignment]
+        self.facts = self.outbox._facts = _Facts()
+        self.outbox._waiting = _Turnstile(self)
         self.memory: Memory | None = None
         self.ports: dict[int, Port] = {}
         self.consumer: Consumer | None = None
@@ -115,14 +110,12 @@ class Trainer(Process):
         """Attach at this cursor."""
         self._serials += 1
         self._answers[self._serials] = answered
-        self.facts.append(e.AttachAsked(self._serials, cursor))
-        self.wake()
+        self.outbox.tell(e.AttachAsked(self._serials, cursor))
 
     def ask(self, question: m.EpochQuery | m.NameQuery, answered: Callable[[Any], None]) -> None:
         """Ask any worker."""
         self._questions[question] = answered
-        self.facts.append(e.QuestionAsked(question))
-        self.wake()
+        self.outbox.tell(e.QuestionAsked(question))
 
     # --- turns ---
 
@@ -149,7 +142,7 @@ class Trainer(Process):
             return
         self._planned_s = float("inf")
         now_s = self.scheduler.now_s
-        events = [*self._read_facts(), *self._read_network()]
+        events = [*self.outbox.read_facts(), *self._read_network()]
         core = self.core
         while True:
             orders = core.handle(events, now_s)
@@ -160,15 +153,10 @@ class Trainer(Process):
             if not events:
                 break
         self.world.checks.on_turn(self)
-        if self.facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
+        if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
             self.wake()
         pause_s = min(max(core.due_s - now_s, 0.0), _LONGEST_PAUSE_S)
         self._turn_at(now_s + pause_s + 0.001)
-
-    def _read_facts(self) -> Iterable[e.Event]:
-        facts = self.facts
-        while facts:
-            yield facts.popleft()
 
     def _read_network(self) -> Iterable[e.Event]:
         self._coordinator.news.clear()
@@ -204,7 +192,7 @@ class Trainer(Process):
         self._flush_offers()
         self._flush(events)
         if events:
-            events = [*events, *self._read_facts()]
+            events = [*events, *self.outbox.read_facts()]
         return events
 
     # --- orders: consumers and coordinator ---

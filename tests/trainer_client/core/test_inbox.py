@@ -14,7 +14,7 @@ def test_whatever_order_they_come_in_they_come_out_in_turn(order):
     out = []
     for seq in order:
         inbox.put(5 + seq, f"batch {seq}")
-        while inbox.has_next():
+        while inbox.peek() is not None:
             out.append(inbox.take())
     assert out == [f"batch {seq}" for seq in range(8)]
     assert (inbox.head, len(inbox)) == (13, 0)
@@ -46,6 +46,6 @@ def test_a_restart_returns_what_was_left():
     inbox.put(1, "one")
     inbox.put(3, "three")
     assert sorted(inbox.restart(7)) == ["one", "three"]
-    assert (inbox.head, len(inbox), inbox.has_next()) == (7, 0, False)
+    assert (inbox.head, len(inbox), inbox.peek()) == (7, 0, None)
     inbox.put(7, "seven")
     assert inbox.take() == "seven"

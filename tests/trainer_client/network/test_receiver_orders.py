@@ -28,5 +28,5 @@ def test_what_is_offered_in_the_turn_of_a_restart_is_handed_back():
     receiver._memory = SlotMemory(2, 64)
     events = receiver._carry_out([offer(0, 1), i.Restart(0, 1)])
     assert events == []
-    assert list(receiver.outbox.facts) == [e.HandedBack(0, 1)]
+    assert list(receiver.outbox.read_facts()) == [e.HandedBack(0, 1)]
     receiver._memory.close()
