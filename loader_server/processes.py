@@ -4,6 +4,7 @@ ports to themselves.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -13,9 +14,16 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["end_with_parent", "how_it_ended", "keep_memory", "keep_ports_from_children", "say_ready"]
+__all__ = [
+    "descriptors_by_port",
+    "end_with_parent",
+    "how_it_ended",
+    "keep_memory",
+    "keep_ports_from_children",
+    "say_ready",
+]
 
 # <malloc.h>: numbers of mallopt parameters.
 _M_TRIM_THRESHOLD = -1
@@ -53,13 +61,20 @@ def keep_ports_from_children(ports: Iterable[int]) -> None:
 
 
 def _close_ports(ports: frozenset[int]) -> None:
+    for fd, port in descriptors_by_port():
+        if port in ports:
+            os.close(fd)
+
+
+def descriptors_by_port() -> Iterator[tuple[int, int]]:
+    """Our TCP sockets, each with the port that it has here."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
-        fd = int(name)
-        try:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode) and _local_port(fd) in ports:
-                os.close(fd)
-        except OSError:  # the descriptor of the listing itself, or no connection any more
-            continue
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself, or no connection any more
+            fd = int(name)
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                port = _local_port(fd)
+                if port:
+                    yield fd, port
 
 
 def _local_port(fd: int) -> int:

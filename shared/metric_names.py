@@ -73,6 +73,7 @@ class _Declarations:
 
 
 _everyone = _Declarations("coordinator", "worker", "trainer")
+_server = _Declarations("coordinator", "worker")
 _coordinator = _Declarations("coordinator")
 _worker = _Declarations("worker")
 _trainer = _Declarations("trainer")
@@ -81,6 +82,29 @@ GARBAGE = _everyone.counter(
     "stoker_garbage_messages_total",
     "Frames that are no message of this protocol.",
     "Zero is normal; if it grows, something else talks to this port: close the port to it.",
+)
+CONNECTIONS = _server.gauge(
+    "stoker_connections",
+    "Open connections by port: messages, or sealed (where a worker sends payloads under keys).",
+    "Far more than trainers and workers: strangers knock, see stoker_connection_changes_total.",
+    ("port",),
+)
+CONNECTION_CHANGES = _server.counter(
+    "stoker_connection_changes_total",
+    "What happened to connections: accepted, admitted (past its handshake), ended; not let in: unknown_key, "
+    "not_understood (no keys, or other bytes than ours), unfinished (silent, or hung up), no_descriptor.",
+    "unknown_key: put that machine's key into allowed/. The others grow: close this port to whoever knocks there.",
+    ("port", "kind"),
+)
+DOORS_SHUT = _server.counter(
+    "stoker_doors_shut_total",
+    "Times that nobody was let in any more, because too many of the process's descriptors were in use.",
+    "Close the port to strangers; if the connections are your own, raise the limit of open files (ulimit -n).",
+)
+WRONG_ROLES = _server.counter(
+    "stoker_wrong_roles_total",
+    "Messages from keys that have not the role for them, or are not allowed any more.",
+    "The sender's log says which role it has and which it needs: move its key to that folder of allowed/.",
 )
 WORKERS = _coordinator.gauge(
     "stoker_workers",

@@ -330,6 +330,21 @@ _TROUBLE = Row(
                 Query('stoker_journal_waiting_facts{job="$job"}', "facts not in the journal"),
             ),
         ),
+        Panel(
+            title="Who knocks at the ports?",
+            unit="none",
+            about="Open connections of each server; in the last hour, connections by what became of them, messages "
+            "from keys of another role, and how often nobody was let in because descriptors ran short.",
+            queries=(
+                Query('sum by (role, port) (stoker_connections{job="$job"})', "open at {{role}}, {{port}}"),
+                Query(
+                    'sum by (role, kind) (increase(stoker_connection_changes_total{job="$job"}[1h]))',
+                    "{{kind}} at {{role}}",
+                ),
+                Query('sum by (role) (increase(stoker_wrong_roles_total{job="$job"}[1h]))', "wrong role at {{role}}"),
+                Query('sum by (role) (increase(stoker_doors_shut_total{job="$job"}[1h]))', "doors shut at {{role}}"),
+            ),
+        ),
     ),
 )
 

@@ -1,0 +1,150 @@
+"""The connections to a server's ports: they are counted, and leave it descriptors for its own work.
+
+Rules: made, used and closed in the server's thread. libzmq lets in whoever connects until the process has no descriptor
+left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
+drops what would begin a connection, and whoever knocks tries again by itself. Open connections are left alone. libzmq
+closes those whose handshake does not end, and so the doors open again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import socket as posix
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import zmq
+import zmq.utils.monitor
+
+from loader_server.processes import descriptors_by_port
+from shared.endpoints import port_of
+
+if TYPE_CHECKING:
+    from shared.logs import Log
+
+__all__ = ["Connections"]
+
+#: What can happen to a connection.
+_CHANGES = {
+    zmq.EVENT_ACCEPTED: "accepted",
+    zmq.EVENT_ACCEPT_FAILED: "no_descriptor",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "admitted",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "not_understood",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "unknown_key",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "unfinished",
+    zmq.EVENT_DISCONNECTED: "ended",
+}
+
+#: Shares of the descriptors: from the first one on the doors are shut, below the second they open. While Python is busy
+#: some hundreds more may get in; a worker has some fifty for its own work.
+_SHUT, _OPEN = 5 / 8, 1 / 2
+
+#: While they are shut this is looked at so often.
+_LOOK_S = 0.2
+
+#: <asm/socket.h>, and a program for the kernel's packet filter that keeps nothing (<linux/filter.h>).
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
+
+
+class Connections:
+    """Watches the ports of a process; `turn` belongs into each turn of its loop."""
+
+    def __init__(self, log: Log) -> None:
+        #: How often what happened, by the port's name.
+        self.changes: dict[str, Counter[str]] = {}
+        #: How often nobody was let in any more.
+        self.times_shut = 0
+        self._is_shut = False
+        self._log = log
+        self._ports: dict[int, str] = {}
+        self._monitors: dict[zmq.Socket[bytes], Counter[str]] = {}
+        self._routers: list[zmq.Socket[bytes]] = []
+        self._listeners: list[posix.socket] = []
+        self._look_s = 0.0
+
+    def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
+        """Count what comes to a ROUTER that is bound."""
+        port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._ports[port] = name
+        self._routers.append(router)
+        self._listeners.append(_listener(port))
+        changes = self.changes[name] = Counter(dict.fromkeys(_CHANGES.values(), 0))
+        self._monitors[router.get_monitor_socket(sum(_CHANGES))] = changes
+
+    def monitors(self) -> list[zmq.Socket[bytes]]:
+        """What is to be polled."""
+        return list(self._monitors)
+
+    def open_now(self) -> dict[str, int]:
+        """How many connections each port has; for any thread."""
+        found = Counter(port for _, port in descriptors_by_port())
+        return {name: found[port] - 2 for port, name in self._ports.items()}  # what listens, and our hold on it
+
+    def turn(self, now_s: float) -> None:
+        """Take in what happened, and shut the doors or open them."""
+        news = [self._read(monitor, changes) for monitor, changes in self._monitors.items()]
+        if any(news) or (self._is_shut and now_s >= self._look_s):
+            self._look_s = now_s + _LOOK_S
+            self._judge()
+
+    @staticmethod
+    def _read(monitor: zmq.Socket[bytes], changes: Counter[str]) -> bool:
+        """Whether somebody came."""
+        before = changes["accepted"] + changes["no_descriptor"]
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)["event"]
+                changes[_CHANGES[zmq.Event(event)]] += 1
+        return changes["accepted"] + changes["no_descriptor"] > before
+
+    def _judge(self) -> None:
+        used, most = _descriptors()
+        if not self._is_shut and used >= _SHUT * most:
+            self._log.warning("too many connections: nobody is let in until some end", open_files=used, most=most)
+            self._shut()
+        elif self._is_shut and used < _OPEN * most:
+            self._log.info("connections are let in again", open_files=used, most=most)
+            self._open()
+
+    def _shut(self) -> None:
+        self._is_shut = True
+        self.times_shut += 1
+        program = ctypes.create_string_buffer(_KEEP_NOTHING, len(_KEEP_NOTHING))
+        self._filter(_SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+
+    def _open(self) -> None:
+        self._is_shut = False
+        self._filter(_SO_DETACH_FILTER, 0)
+
+    def _filter(self, option: int, value: bytes | int) -> None:
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # a kernel without packet filters
+                listener.setsockopt(posix.SOL_SOCKET, option, value)
+
+    def close(self) -> None:
+        """Watch no longer; before the ROUTERs are closed."""
+        for router in self._routers:
+            router.disable_monitor()
+        for monitor in self._monitors:
+            monitor.close()
+        for listener in self._listeners:
+            listener.close()
+
+
+def _listener(port: int) -> posix.socket:
+    """Our own hold on the socket that libzmq listens with."""
+    for fd, at in descriptors_by_port():
+        if at == port:
+            return posix.socket(fileno=os.dup(fd))
+    raise AssertionError(f"nobody listens at {port}")
+
+
+def _descriptors() -> tuple[int, int]:
+    """How many this process has open, and how many it may."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return len(os.listdir("/proc/self/fd")), most if most != resource.RLIM_INFINITY else 2**20  # noqa: PTH208

@@ -1,0 +1,125 @@
+"""Connections are counted, and strangers never take the last descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+
+import pytest
+import zmq
+
+from loader_server.connections import Connections
+from loader_server.processes import descriptors_by_port
+from shared.endpoints import port_of
+from shared.logs import Log
+from shared.sockets import bind_router
+from tests.support.loaders import wait_until
+from tests.support.zmtp import raw_client
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def router(context):
+    with bind_router(context, "tcp://127.0.0.1:*", None) as router:
+        yield router
+
+
+@pytest.fixture
+def endpoint(router):
+    return router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+@pytest.fixture
+def connections(router):
+    connections = Connections(Log("test"))
+    connections.watch("messages", router)
+    yield connections
+    connections.close()
+
+
+@pytest.fixture
+def few_descriptors():
+    """Have so many files that those which are open are this share of them."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit(share):
+        used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(used / share), before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def counted(connections, **expected):
+    def holds():
+        connections.turn(0.0)
+        return {change: connections.changes["messages"][change] for change in expected} == expected
+
+    wait_until(holds, f"these are counted: {expected}")
+
+
+def test_who_comes_and_goes_is_counted(connections, endpoint):
+    with raw_client(endpoint):
+        counted(connections, accepted=1, admitted=1, ended=0)
+        assert connections.open_now() == {"messages": 1}
+    counted(connections, accepted=1, admitted=1, ended=1)
+    assert connections.open_now() == {"messages": 0}
+
+
+@pytest.mark.fault(25)
+def test_who_is_not_let_in_is_counted_by_reason(context, connections, endpoint):
+    with raw_client(endpoint, greets=False):
+        pass
+    counted(connections, accepted=1, unfinished=1, ended=1)
+    with context.socket(zmq.DEALER) as other:
+        other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()
+        other.curve_serverkey = zmq.curve_keypair()[0]
+        other.reconnect_ivl = -1
+        other.connect(endpoint)
+        counted(connections, accepted=2, not_understood=1, ended=2, admitted=0)
+
+
+@pytest.mark.fault(38)
+def test_doors_shut_before_descriptors_run_out_and_open_again(connections, endpoint, few_descriptors, caplog):
+    caplog.set_level("INFO")
+    with contextlib.ExitStack() as strangers:
+        first = strangers.enter_context(raw_client(endpoint))
+        counted(connections, admitted=1)
+        few_descriptors(0.65)
+        strangers.enter_context(raw_client(endpoint))
+        counted(connections, accepted=2)
+        assert connections.times_shut == 1
+        knocking = strangers.enter_context(socket.socket())
+        knocking.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            knocking.connect(("127.0.0.1", port_of(endpoint)))
+        first.sendall(b"\0\1x")
+        first.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            first.recv(100)  # it was not hung up on
+        connections.turn(0.0)
+        few_descriptors(0.4)
+        connections.turn(0.1)
+        assert "let in again" not in caplog.text, "it looks five times a second"
+        connections.turn(0.3)
+        with raw_client(endpoint):
+            counted(connections, accepted=3)
+    assert "connections are let in again" in caplog.text
+    assert connections.times_shut == 1
+
+
+def test_nobody_holds_the_port_once_all_is_closed(context):
+    router = bind_router(context, "tcp://127.0.0.1:*", None)
+    port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    connections = Connections(Log("test"))
+    connections.watch("messages", router)
+    connections.close()
+    router.close()
+    wait_until(lambda: port not in {one for _, one in descriptors_by_port()}, "the port is let go")
