@@ -238,6 +238,7 @@ class Reception:
             return False
         refusal = self._objection(session, want, verdict)
         if refusal is not None:
+            session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
         session.tickets.accept(want.ticket)
         self._open.take(session.incarnation, 1)

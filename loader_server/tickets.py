@@ -1,8 +1,9 @@
 """Whose slot is it? The worker's half: which tickets of one trainer it may write for.
 
-Rules: pure. A ticket is accepted only if its generation is above the last one of its slot; it is open until it is
-answered, and it is answered only once no thread of this worker can write there any more. A slot has one open ticket at
-a time, and a trainer no more than a bounded number, so what it can ask of this worker's memory is bounded.
+Rules: pure. A ticket is accepted only if its generation is above the last one of its slot, those refused included; it
+is open until it is answered, and it is answered only once no thread of this worker can write there any more. A slot has
+one open ticket at a time, and a trainer no more than a bounded number, so what it can ask of this worker's memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -53,10 +54,18 @@ class Tickets:
         """Take a ticket, if it is new."""
         if self.judge(ticket) is not Verdict.NEW:
             return False
-        self._last.extend([0] * (1 + ticket.slot - len(self._last)))
-        self._last[ticket.slot] = ticket.generation
+        self._note(ticket)
         self._open[ticket.slot] = ticket
         return True
+
+    def refuse(self, ticket: Ticket) -> None:
+        """It is answered without having been open: a copy of it that comes later is stale."""
+        if ticket.slot < self.slots and self.judge(ticket) is not Verdict.STALE:
+            self._note(ticket)
+
+    def _note(self, ticket: Ticket) -> None:
+        self._last.extend([0] * (1 + ticket.slot - len(self._last)))
+        self._last[ticket.slot] = ticket.generation
 
     def answer(self, ticket: Ticket) -> None:
         """It is answered: nothing of ours may write there from now on."""

@@ -49,6 +49,7 @@ PURE = (
     "loader_server/fleet/autoscale.py",
     "loader_server/budget.py",
     "loader_server/exhaustion.py",
+    "loader_server/membership.py",
     "loader_server/patience.py",
     "loader_server/planning/",
     "loader_server/refusals.py",

@@ -67,7 +67,7 @@ class Worker:
         who, said = self.hear()
         assert said == REGISTER
         self.desk.say(who, m.Registered(heartbeat_timeout_ms=timeout_ms))
-        self.turn_until(lambda: self.registration.registered)
+        self.turn_until(lambda: self.registration.membership.registered)
         return who
 
     def quiet(self, seconds):
@@ -108,7 +108,7 @@ def test_it_registers_until_it_is_answered(worker):
 def test_a_coordinator_that_forgot_it_is_told_who_it_is(worker):
     who = worker.register()
     worker.desk.say(who, m.Refused(code="unknown", expected="a", got="b", remedy="c"))
-    worker.turn_until(lambda: not worker.registration.registered)
+    worker.turn_until(lambda: not worker.registration.membership.registered)
     heard = [worker.hear()[1] for _ in range(2)]
     assert REGISTER in heard
 
@@ -145,7 +145,7 @@ def test_a_found_culprit_is_said_once(worker):
 def test_a_silent_connection_is_made_anew_and_it_registers_on_that(worker):
     who = worker.register(timeout_ms=2000)
     worker.renewal()
-    assert not worker.registration.registered
+    assert not worker.registration.membership.registered
     heard = [worker.hear()]
     while heard[-1][1] != REGISTER:
         heard.append(worker.hear())
@@ -176,7 +176,7 @@ def test_to_be_heard_ends_the_growing_of_pauses(worker):
     worker.register(timeout_ms=2000)
     for _ in range(3):
         worker.renewal()
-    while not worker.registration.registered:
+    while not worker.registration.membership.registered:
         who, _ = worker.hear()
         with contextlib.suppress(zmq.ZMQError):  # said on a connection that is no more
             worker.desk.say(who, m.Registered(heartbeat_timeout_ms=2000))
@@ -206,5 +206,5 @@ def test_leaving_is_said_when_it_can_be(worker):
         lonely = Registration(context, "tcp://127.0.0.1:9", None, REGISTER)
         lonely.leave()
         lonely.turn(1.0, lambda: BEAT, spoken_to=False)
-        assert not lonely._left
+        assert not lonely.membership.left
         lonely.close()

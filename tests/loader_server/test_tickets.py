@@ -36,6 +36,22 @@ def test_an_older_generation_is_not_accepted():
     assert tickets.accept(Ticket(2, 4)), "generations count in a slot"
 
 
+@pytest.mark.fault(24)
+def test_a_copy_of_a_want_that_was_refused_is_not_accepted():
+    """Its trainer has the slot back, and may have lent it to another worker."""
+    tickets = Tickets(slots=4)
+    tickets.refuse(Ticket(3, 2))
+    assert tickets.judge(Ticket(3, 2)) is Verdict.STALE
+    assert tickets.accept(Ticket(3, 3))
+    tickets.refuse(Ticket(3, 4))
+    tickets.refuse(Ticket(3, 1))
+    assert tickets.held() == (Ticket(3, 3),)
+    tickets.answer(Ticket(3, 3))
+    assert tickets.judge(Ticket(3, 4)) is Verdict.STALE
+    tickets.refuse(Ticket(4, 1))
+    assert len(tickets._last) == 4, "what is remembered is bounded"
+
+
 def test_an_answer_to_nothing_is_a_defect():
     with pytest.raises(KeyError):
         Tickets().answer(Ticket(1, 1))

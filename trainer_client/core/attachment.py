@@ -59,7 +59,9 @@ class Attachment:
     @property
     def due_s(self) -> float:
         """When there is something to say."""
-        return self._again_s if self._open else self._beat_s if self.attached else float("inf")
+        if self._open:
+            return min(self._again_s, max(self._renew_s, self._heard_s + self._timeout_s))
+        return self._beat_s if self.attached else float("inf")
 
     def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
         """Attach (again) at this cursor; `waiting` is the number of whoever wants to know the answer."""
@@ -95,16 +97,21 @@ class Attachment:
             self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
 
     def tick(self, members: int, now_s: float) -> None:
-        """Say what is due."""
+        """Say what is due; on a connection that is made anew the open request is said at once."""
+        self._renew(now_s)
         if self._open and now_s >= self._again_s:
             self._say(now_s)
         if not self._open and self.attached and now_s >= self._beat_s:
             self._beat_s = now_s + self._timeout_s / 4
             self._out.append(i.SendProgress(members))
-        due = self.attached or self._open
-        if due and now_s - self._heard_s > self._timeout_s and now_s >= self._renew_s:
+
+    def _renew(self, now_s: float) -> None:
+        """Make the connection anew where nothing comes on it."""
+        silent = (self.attached or self._open) and now_s - self._heard_s > self._timeout_s
+        if silent and now_s >= self._renew_s:
             self._renew_pause_s = min(2 * self._renew_pause_s, _LONGEST_RENEWAL * self._timeout_s)
             self._renew_s = now_s + self._renew_pause_s
+            self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
@@ -118,6 +125,7 @@ class Attachment:
         if self._answers(said.serial):
             self.heard = said.reason
             self._again_s = now_s + said.retry_ms / 1000
+            self._renew_s = self._again_s + self._timeout_s  # until then it has nothing to say
 
     def _answers(self, serial: int) -> bool:
         answers = self._open and serial == self._serial

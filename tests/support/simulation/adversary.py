@@ -268,9 +268,9 @@ class Adversary:
     def _other_shares(self) -> list[int]:
         """Another world that still fits the group, or the same."""
         shares = list(self._world.setting.shares)
-        if self._scheduler.chance(0.6):
-            return shares
         most = self._world.group()
+        if not most or self._scheduler.chance(0.6):
+            return shares
         left = self._dice.randint(1, most)
         shares = []
         while left:
@@ -328,7 +328,7 @@ class Adversary:
     def _heal_worker(self, worker: Worker) -> None:
         world = self._world
         worker.faults = Faults()
-        if not (world.setting.stopped_stay and worker.stopped and not world.is_spared(worker)):
+        if not (world.setting.stopped_stay and worker.stopped and worker.name != "worker0"):
             world.go_on(worker)
         if worker in self._drained or worker.job != "job":
             world.kill(worker)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import messages as m
 from shared.errors import StokerError
+from tests.support.simulation.process import Timer
 from tests.support.simulation.trainer import WouldWait
 from trainer_client.core.upcoming import Position
 from trainer_client.outbox import Item, Reader
@@ -50,8 +51,7 @@ class Consumer:
         self._running = False
         self._poked = False
         self._pokeable = False
-        self._sleeps = False
-        self._token = 0
+        self._pause = Timer(trainer, self._run)
         self._sleep(world.scheduler.between(0.0, 0.05), pokeable=False)
 
     def work(self) -> Doing:
@@ -69,8 +69,8 @@ class Consumer:
 
     def run_early(self) -> None:
         """Its pause ends now."""
-        if self._sleeps and not self._running:
-            self._run(self._token)
+        if self._pause.due_s < _FOR_EVER and not self._running:
+            self._run()
 
     def stop(self) -> None:
         """Its process ended."""
@@ -81,17 +81,12 @@ class Consumer:
 
     def _sleep(self, pause_s: float, *, pokeable: bool) -> None:
         self._pokeable = pokeable
-        self._token += 1
-        self._sleeps = pause_s < _FOR_EVER
-        if self._sleeps:
-            self.trainer.after(pause_s, self._run, self._token)
+        self._pause.set(self.world.scheduler.now_s + pause_s)
 
-    def _run(self, token: int) -> None:
-        if token != self._token or self._work is None:
-            self.world.scheduler.forget_step()
+    def _run(self) -> None:
+        if self._work is None:
             return
         self._running, self._poked = True, False
-        self._token += 1
         try:
             pause_s, pokeable = next(self._work)
         except StopIteration:

@@ -96,21 +96,13 @@ class Wire:
             self.held_down = deque()
 
     def free(self) -> None:
-        """What waited gets through."""
+        """What waited gets through, before anything that is still on its way."""
         held_up, self.held_up = self.held_up or (), None
         held_down, self.held_down = self.held_down or (), None
         for message in held_up:
-            self.send_up_again(message)
+            self._arrive_up(message)
         for message in held_down:
-            self.send_down_again(message)
-
-    def send_up_again(self, message: Any) -> None:
-        self.due_up_s = max(self.due_up_s, self.network.scheduler.now_s + self.delay_s)
-        self.network.scheduler.at(self.due_up_s, self._arrive_up, message)
-
-    def send_down_again(self, message: Any) -> None:
-        self.due_down_s = max(self.due_down_s, self.network.scheduler.now_s + self.delay_s)
-        self.network.scheduler.at(self.due_down_s, self._arrive_down, message)
+            self._arrive_down(message)
 
     def lose_server(self) -> None:
         """The server's end is gone, and what it did not read."""

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from tests.support.simulation.scheduler import Scheduler
 
-__all__ = ["Process"]
+__all__ = ["Process", "Timer"]
+
+_NEVER_S = float("inf")
 
 
 class Process:
@@ -91,3 +93,40 @@ class Process:
         self.alive = False
         self.since_s = self.scheduler.now_s
         self._waiting.clear()
+
+
+class Timer:
+    """What a process does next, at a time that may still change: only the last one set counts.
+
+    Most timers are set anew before they ring, so one that moves out leaves what is queued for it where it is.
+    """
+
+    __slots__ = ("_does", "_process", "_queued", "_scheduler", "due_s")
+
+    def __init__(self, process: Process, does: Callable[[], None]) -> None:
+        self.due_s = _NEVER_S
+        self._process = process
+        self._scheduler = process.scheduler
+        self._does = does
+        #: When the scheduler comes back to this, the next time last.
+        self._queued: list[float] = []
+
+    def set(self, time_s: float) -> None:
+        """Let it happen at this time, and not before; infinite: never."""
+        self.due_s = time_s
+        if time_s < (self._queued[-1] if self._queued else _NEVER_S):
+            self._queued.append(time_s)
+            self._scheduler.at(time_s, self._ring)
+
+    def _ring(self) -> None:
+        self._queued.pop()
+        if self.due_s <= self._scheduler.now_s:
+            self._process.call(self._happen)
+        else:
+            self._scheduler.forget_step()
+            self.set(self.due_s)
+
+    def _happen(self) -> None:
+        if self.due_s <= self._scheduler.now_s:  # else it was set anew while the process did not run
+            self.due_s = _NEVER_S
+            self._does()

@@ -92,7 +92,8 @@ def _keep_what_was_opened() -> Patch:
     return Upcoming, "leads_on", lambda _self, _start, _taken: True
 
 
-#: Rules by name, and what takes each out.
+#: Rules by name, and what takes each out. The first seven are missed within some hundred seeds, the others, which other
+#: rules stand behind, within many thousand if at all.
 RULES: dict[str, Callable[[], Patch]] = {
     "a-silent-writer's-slot-waits-for-proof": _lend_at_once,
     "a-reader-gets-its-own-way": _keep_what_was_opened,
@@ -100,8 +101,8 @@ RULES: dict[str, Callable[[], Patch]] = {
     "wants-of-the-silent-are-asked-elsewhere": _wait_for_the_silent,
     "a-pong-tells-what-was-lost": _trust_the_network,
     "the-head-always-has-a-slot": _never_make_room,
-    "a-stale-ticket's-answer-is-dropped": _take_stale_answers,
     "a-silent-connection-is-made-anew": _keep_old_connections,
+    "a-stale-ticket's-answer-is-dropped": _take_stale_answers,
     "an-answer-names-its-request": _take_any_attached,
     "another-incarnation-is-no-proof-of-death": _bury_on_welcome,
 }

@@ -70,7 +70,7 @@ def _live(world: World) -> None:
     setting, scheduler = world.setting, world.scheduler
     adversary = Adversary(world)
     world.begin()
-    scheduler.run_to(scheduler.between(0.0, 1.0) * setting.timeout_s)
+    scheduler.run_to(scheduler.between(0.0, 0.5) * setting.timeout_s)
     adversary.begin()
     scheduler.run_to(scheduler.now_s + setting.fault_s)
     adversary.heal()

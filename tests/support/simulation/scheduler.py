@@ -1,7 +1,8 @@
 """Virtual time: a heap of what happens next, drawn from a seed.
 
-Rules: nothing sleeps and nothing looks at a real clock, so the same seed gives the same world. One event is one step.
-What happened is noted as plain tuples and put into words only when somebody wants to read them.
+Rules: nothing sleeps and nothing looks at a real clock, so the same seed gives the same world. One event is one step; a
+timer that was set anew before it rang is none. What happened is noted as plain tuples and put into words only when
+somebody wants to read them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ class Setting:
     dev_size: int
     build_s: float
     step_s: float
+    #: Until a thread that was woken runs, at most.
+    turn_s: float
     prefetch: int
     #: Ordinary slots that the byte limit allows, at most.
     slots: int
@@ -51,8 +53,8 @@ class Setting:
     def of(cls, dice: random.Random) -> Setting:
         """Draw one: small worlds are the most likely, because they meet the ends of their epochs all the time."""
         timeout_s = dice.choice((0.5, 1.0, 2.0))
-        workers = dice.choice((1, 2, 2, 3, 3, 4, 4, 6, 8))
-        shares = dice.choice(((1,), (1,), (1,), (2,), (1, 1), (1, 1), (2, 1), (1, 1, 1)))
+        workers = dice.choice((1, 1, 2, 2, 2, 3, 3, 4, 6))
+        shares = dice.choice(((1,), (1,), (1,), (1,), (2,), (1, 1), (1, 1), (2, 1), (1, 1, 1)))
         prefetch = dice.choice((1, 2, 3, 4, 6))
         subset = dice.choice((1, 2, 3, 16))
         return cls(
@@ -60,12 +62,13 @@ class Setting:
             workers=workers,
             hosts=dice.choice((1, 1, 2, 3)),
             shares=shares,
-            evaluators=dice.choice((0, 0, 1, 1, 2)),
+            evaluators=dice.choice((0, 0, 0, 0, 1, 1, 1, 2)),
             group=dice.choice((0, 0, sum(shares), sum(shares) + 1)),
             sizes=_sizes(dice),
             dev_size=dice.choice((0, 1, 2, 5)),
             build_s=timeout_s * dice.choice((0.005, 0.02, 0.1)),
             step_s=timeout_s * dice.choice((0.02, 0.1, 0.2)),
+            turn_s=dice.choice((0.0005, 0.005, 0.02)),
             prefetch=prefetch,
             slots=dice.choice((2, 3, 4, 6, 10)),
             shared_memory=dice.random() < 0.8,
@@ -77,8 +80,8 @@ class Setting:
             interrupts=dice.choice((0.0, 0.0, 0.05)),
             abandons=dice.choice((0.0, 0.0, 0.05)),
             saves=dice.choice((0.05, 0.2, 1.0)),
-            fault_s=timeout_s * dice.choice((3.0, 6.0)),
-            pause_s=timeout_s * dice.choice((0.1, 0.5, 1.0)),
+            fault_s=timeout_s * dice.choice((0.5, 1.0, 1.5, 2.5)),
+            pause_s=timeout_s * dice.choice((0.1, 0.2, 0.4)),
             stopped_stay=dice.random() < 0.2,
             doomed=dice.random() < 0.05,
         )
@@ -89,5 +92,5 @@ class Setting:
 
 def _sizes(dice: random.Random) -> tuple[int, ...]:
     """Batches of each epoch, some of none; at least one epoch has some."""
-    sizes = [dice.choice((0, 1, 1, 2, 3, 5, 8, 12)) for _ in range(dice.choice((1, 2, 4)))]
-    return (*sizes, dice.choice((1, 2, 5, 9)))
+    sizes = [dice.choice((0, 1, 1, 2, 3, 5, 8)) for _ in range(dice.choice((1, 2, 4)))]
+    return (*sizes, dice.choice((1, 2, 5)))

@@ -14,7 +14,7 @@ from shared import messages as m
 from shared.errors import LostError
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
-from tests.support.simulation.process import Process
+from tests.support.simulation.process import Process, Timer
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -96,8 +96,7 @@ class Trainer(Process):
         self._answers: dict[int, Callable[[Any], None]] = {}
         self._questions: dict[Any, Callable[[Any], None]] = {}
         self._serials = 0
-        self._planned_s = float("inf")
-        self._plan = 0
+        self._next_turn = Timer(self, self._turn)
 
     # --- for the consumer ---
 
@@ -131,16 +130,10 @@ class Trainer(Process):
         self.wake()
 
     def _turn_at(self, time_s: float) -> None:
-        if time_s < self._planned_s:
-            self._planned_s = time_s
-            self._plan += 1
-            self.scheduler.at(time_s, self.call, self._turn, self._plan)
+        if time_s < self._next_turn.due_s:
+            self._next_turn.set(time_s)
 
-    def _turn(self, plan: int) -> None:
-        if plan != self._plan:
-            self.scheduler.forget_step()
-            return
-        self._planned_s = float("inf")
+    def _turn(self) -> None:
         now_s = self.scheduler.now_s
         events = [*self.outbox.read_facts(), *self._read_network()]
         core = self.core
@@ -197,8 +190,9 @@ class Trainer(Process):
 
     # --- orders: consumers and coordinator ---
 
-    def _to_coordinator(self, order: i.ToCoordinator, _events: list[e.Event]) -> None:
-        self._coordinator.send(order.message)
+    def _to_coordinator(self, order: i.ToCoordinator, events: list[e.Event]) -> None:
+        if not self._coordinator.send(order.message):
+            events.append(e.CoordinatorAway())
 
     def _send_progress(self, order: i.SendProgress, _events: list[e.Event]) -> None:
         (epoch, number), (read_epoch, read_number) = self.trained_to, self.outbox.read_to

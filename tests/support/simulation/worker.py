@@ -10,12 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.tickets import Tickets
+from loader_server.membership import Membership
+from loader_server.tickets import Tickets, Verdict
 from loader_server.want_queue import WantQueue
 from shared import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
 from tests.support.simulation.network import Port, Server
-from tests.support.simulation.process import Process
+from tests.support.simulation.process import Process, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +30,10 @@ __all__ = ["Faults", "Worker"]
 _AHEAD = 4
 _GONE_AFTER = 5
 
+_NEVER_S = float("inf")
+
 #: A slow worker notices that it is mended after so many times what a piece takes.
 _AT_A_TIME = 10.0
-
-#: Pauses of the talk with the coordinator.
-_REGISTER_PAUSE_S, _NOT_YET_S = 0.5, 0.02
 
 
 @dataclass(slots=True)
@@ -91,15 +91,20 @@ class Worker(Process):
         self._thread: deque[_Job] = deque()
         self._building: _Job | None = None
         self._server = Server(world.network, self, endpoint)
-        self._coordinator = Port(world.network, self, world.COORDINATOR, f"{name}/{incarnation}".encode())
+        self._membership = Membership()
+        self._connections = 0
+        self._coordinator = self._connect()
         self._timeout_s = world.setting.timeout_s
-        self._registered = False
-        self._left = False
-        self._beat_token = 0
-        self._beat(0)
+        self._next_beat = Timer(self, self._beat)
+        self._beat()
         self._look()
 
     # --- the coordinator ---
+
+    def _connect(self) -> Port:
+        self._connections += 1
+        identity = f"{self.name}/{self.incarnation}/{self._connections}".encode()
+        return Port(self.world.network, self, self.world.COORDINATOR, identity)
 
     def notify(self, port: Port) -> None:
         """Something came from the coordinator."""
@@ -107,24 +112,21 @@ class Worker(Process):
 
     def _read(self, port: Port) -> None:
         port.news.clear()
+        now_s = self.scheduler.now_s
         for said in port.read():
-            if isinstance(said, m.Registered):
-                self._registered = True
-                self._beat_now()
-            elif isinstance(said, m.Refused) and said.code == "unknown":
-                self._registered = False
-                self._beat_now()
+            self._membership.hear(now_s)
+            self._membership.take_in(said, now_s)
+        self._beat()
 
-    def _beat_now(self) -> None:
-        self._beat_token += 1
-        self._beat(self._beat_token)
-
-    def _beat(self, token: int) -> None:
-        if token != self._beat_token or self._left:
-            return
-        sent = self._coordinator.send(self._load() if self._registered else self._register())
-        pause_s = self._timeout_s / 4 if self._registered else _REGISTER_PAUSE_S
-        self.after(pause_s if sent else _NOT_YET_S, self._beat, token)
+    def _beat(self) -> None:
+        """As `Registration.turn` has it."""
+        member, now_s = self._membership, self.scheduler.now_s
+        if member.tires(now_s):
+            self._coordinator.close()
+            self._coordinator = self._connect()
+        if member.is_due(now_s):
+            member.say(now_s, sent=self._coordinator.send(self._load() if member.registered else self._register()))
+        self._next_beat.set(_NEVER_S if member.left else member.due_s)
 
     def _register(self) -> m.Register:
         return m.Register(
@@ -215,15 +217,18 @@ class Worker(Process):
     # --- wants ---
 
     def _want(self, identity: bytes, session: _Session | None, want: m.Want) -> None:
-        code = self._objection(session, want)
+        if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
+            self._refuse(identity, want, "unknown")
+            return
+        verdict = session.tickets.judge(want.ticket)
+        if verdict is Verdict.STALE:
+            return
+        code = self._objection(session, want, verdict)
         if code:
-            if session is not None and session.tickets.accept(want.ticket):
-                session.tickets.answer(want.ticket)  # a copy of it is stale
+            session.tickets.refuse(want.ticket)
             self._refuse(identity, want, code)
             return
-        assert session is not None
-        if not session.tickets.accept(want.ticket):
-            return
+        session.tickets.accept(want.ticket)
         memory = session.memory if want.in_slot else None
         job = session.jobs[want.ticket] = _Job(identity, want, memory)
         if memory is not None:
@@ -232,14 +237,12 @@ class Worker(Process):
         self._queue.put(identity, job, urgent=want.urgent)
         self._feed()
 
-    def _objection(self, session: _Session | None, want: m.Want) -> str:
-        if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
-            return "unknown"
+    def _objection(self, session: _Session, want: m.Want, verdict: Verdict) -> str:
         if want.in_slot and session.memory is None:
             return "unknown"
         if self.draining:
             return "draining"
-        return "busy" if self.scheduler.chance(self.faults.busy) else ""
+        return "busy" if verdict is Verdict.BUSY or self.scheduler.chance(self.faults.busy) else ""
 
     def _refuse(self, identity: bytes, want: m.Want, code: str) -> None:
         refusal = m.Unbuilt(ticket=want.ticket, code=code, expected="", got=code, where=self.name, remedy="")
@@ -397,7 +400,8 @@ class Worker(Process):
     def drain(self) -> None:
         """SIGTERM: what is being built is finished, the rest is refused."""
         self.draining = True
-        self._left = self._coordinator.send(m.Leave(worker=self.name, incarnation=self.incarnation)) or self._left
+        leave = m.Leave(worker=self.name, incarnation=self.incarnation)
+        self._membership.left = self._membership.left or self._coordinator.send(leave)
         while (job := self._queue.take()) is not None:
             session = self._sessions[job.identity]
             self._end(session, job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from loader_server.coordinator.events import GroupFixed
 from shared import messages as m
 from shared.errors import RefusedError, StokerError
 from tests.support.simulation.checks import Checks
@@ -254,8 +255,9 @@ class World:
         self.scheduler.after(pause_s, self.training.start, shares)
 
     def group(self) -> int:
-        """Of the training stream, as it was fixed at its first start."""
-        return self.setting.group or sum(self.setting.shares)
+        """Of the training stream; 0: nobody attached yet, and who comes first fixes it."""
+        fixed = (one for one in self._journal.values() if isinstance(one, GroupFixed))
+        return next((one.group for one in fixed if one.stream == self.training.stream), 0)
 
     def live_trainers(self) -> list[Trainer]:
         """Those that run, and those that believe they still should."""
@@ -314,7 +316,7 @@ class World:
 
     def turn_pause_s(self) -> float:
         """Until a thread that was woken runs."""
-        return 0.0001 + 0.0004 * self.scheduler.random.random()
+        return self.setting.turn_s * (0.2 + 0.8 * self.scheduler.random.random())
 
     def races(self) -> bool:
         """Whether a consumer runs just now."""

@@ -242,3 +242,15 @@ def test_what_nobody_says_to_a_trainer_is_counted(lone):
     said(lone, m.StatusQuery())
     lone.say(1, m.Ping(number=1))
     assert lone.core.strays == 2
+
+
+@pytest.mark.fault(43)
+def test_a_request_on_a_dead_connection_is_said_again_as_soon_as_that_is_made_anew(lone):
+    """The coordinator's machine went without a word: what is sent is taken, and nobody gets it."""
+    lone.tell(e.AttachAsked(1, None))
+    lone.tell(after_s=0.6)
+    lone.tell(after_s=1.3)
+    assert lone.core.due_s == pytest.approx(2.0), "the next saying is later"
+    lone.tell(after_s=0.11)
+    assert [type(order) for order in lone.orders] == [i.RenewCoordinator, i.ToCoordinator]
+    assert lone.core.due_s == pytest.approx(lone.now_s + 0.5)

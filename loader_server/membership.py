@@ -1,0 +1,72 @@
+"""Whether the coordinator knows a worker: when it registers, when its heartbeat is due, when to connect anew.
+
+Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
+side still believes in: it is made anew, after pauses that grow. Who left says nothing more, for a heartbeat would
+register it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared import messages as m
+
+if TYPE_CHECKING:
+    from shared.messages import Message
+
+__all__ = ["Membership"]
+
+#: The heartbeat timeout until the coordinator tells the job's.
+_USUAL_TIMEOUT_S = 2.0
+
+#: Pause before a registration is said again, and before what could not be sent is tried again.
+_PAUSE_S = 0.5
+_NOT_YET_S = 0.02
+
+#: A silent connection is made anew at most this many heartbeat timeouts apart.
+_LONGEST_SILENCE = 8
+
+
+class Membership:
+    """Who speaks is the same all the time; over which connection is not."""
+
+    def __init__(self) -> None:
+        self.heartbeat_timeout_s = _USUAL_TIMEOUT_S
+        self.registered = False
+        self.left = False
+        #: When something is to be said.
+        self.due_s = 0.0
+        #: Since when nothing was heard, and how many heartbeat timeouts of that are borne.
+        self._silent_s: float | None = None
+        self._patience = 1
+
+    def hear(self, now_s: float) -> None:
+        """Something came."""
+        self._silent_s, self._patience = now_s, 1
+
+    def take_in(self, message: Message, now_s: float) -> None:
+        """What it was, if it is about us."""
+        if isinstance(message, m.Registered):
+            self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
+            self.registered, self.due_s = True, now_s
+        elif isinstance(message, m.Refused) and message.code == "unknown":
+            self.registered, self.due_s = False, now_s
+
+    def tires(self, now_s: float) -> bool:
+        """Whether the connection is to be made anew now; it registers on that, to be found there."""
+        if self._silent_s is None:
+            self._silent_s = now_s
+        if self.left or now_s - self._silent_s <= self._patience * self.heartbeat_timeout_s:
+            return False
+        self._silent_s, self._patience = now_s, min(2 * self._patience, _LONGEST_SILENCE)
+        self.registered, self.due_s = False, now_s
+        return True
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a heartbeat, or who we are, is to be said now."""
+        return now_s >= self.due_s and not self.left
+
+    def say(self, now_s: float, *, sent: bool) -> None:
+        """It was said, or could not be."""
+        pause_s = self.heartbeat_timeout_s / 4 if self.registered else _PAUSE_S
+        self.due_s = now_s + (pause_s if sent else _NOT_YET_S)
