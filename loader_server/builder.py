@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.blame import is_the_samples, told
-from loader_server.culprits import Culprits, key_of
+from loader_server.culprits import Culprits
 from loader_server.read_ahead import read_patiently
 from loader_server.sources.source import Gathering
 from shared.errors import DataError, ReadError, SampleError, StokerError
@@ -110,7 +110,7 @@ class Builder:
     def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline) -> None:
         self.stream = stream
         #: Samples that kill the process that decodes them: masked unread.
-        self.culprits = Culprits()
+        self.culprits = Culprits(stream.name)
         self._quarantine = quarantine
         self._deadline = deadline
         self._lock = threading.Lock()
@@ -180,8 +180,7 @@ class Builder:
 
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""
-        keys = self.culprits.keys
-        return bool(keys) and key_of(self.stream.identity(sample)) in keys
+        return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
     def build(
         self,

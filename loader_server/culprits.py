@@ -1,4 +1,4 @@
-"""The samples of a stream that are known to kill the process that decodes them, by the digest of their identity.
+"""The samples of a stream that are known to kill the process that decodes them.
 
 Rules: pure. One thread changes them, the worker's poll loop; any other reads `keys`, which is replaced whole.
 """
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["Culprits", "key_of"]
 
 
-def key_of(identity: str) -> int:
-    """What stands for an identity on the wire."""
-    return digest64(identity.encode("utf-8", "backslashreplace"))  # as it crosses
+def key_of(stream: str, identity: str) -> int:
+    """What stands for a culprit on the wire."""
+    return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
 
 
 class Culprits:
     """What the coordinator says, and what was found here and is not on its list yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        #: Those of all streams, as they cross the network.
         self.keys: frozenset[int] = frozenset()
         self._found: frozenset[int] = frozenset()
 
@@ -35,5 +37,8 @@ class Culprits:
 
     def find(self, identity: str) -> None:
         """A sample was convicted here; the coordinator will put it on its list."""
-        self._found |= {key_of(identity)}
+        self._found |= {key_of(self._stream, identity)}
         self.keys |= self._found
+
+    def __contains__(self, identity: str) -> bool:
+        return key_of(self._stream, identity) in self.keys

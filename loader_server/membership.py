@@ -1,14 +1,16 @@
-"""Whether the coordinator knows a worker: when it registers, when its heartbeat is due, when to connect anew.
+"""What the coordinator knows of a worker: when it registers, when its heartbeat is due, when to connect anew.
 
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
-side still believes in: it is made anew, after pauses that grow. Who left says nothing more, for a heartbeat would
-register it again.
+side still believes in: it is made anew, after pauses that grow. Anything said may be lost on its way, so a heartbeat
+names the list of culprits that is known here, and goes with those that are not on it yet. Who left says nothing more,
+for a heartbeat would register it again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loader_server.culprits import key_of
 from shared import messages as m
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ class Membership:
         self.left = False
         #: When something is to be said.
         self.due_s = 0.0
+        #: The version of the latest list of culprits, 0 before the first.
+        self.culprits = 0
+        self._unlisted: dict[int, m.Culprit] = {}
         #: Since when nothing was heard, and how many heartbeat timeouts of that are borne.
         self._silent_s: float | None = None
         self._patience = 1
@@ -51,6 +56,19 @@ class Membership:
             self.registered, self.due_s = True, now_s
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s
+        elif isinstance(message, m.Culprits):
+            self.culprits = message.version
+            for key in message.keys:
+                self._unlisted.pop(key, None)
+
+    def convict(self, culprit: m.Culprit) -> None:
+        """A sample killed decoders here: said now, and with every heartbeat until the coordinator lists it."""
+        self._unlisted[key_of(culprit.stream, culprit.identity)] = culprit
+        self.due_s = 0.0
+
+    def unlisted(self) -> list[m.Culprit]:
+        """What is to be said with a heartbeat; only those whom the coordinator knows may."""
+        return list(self._unlisted.values()) if self.registered else []
 
     def tires(self, now_s: float) -> bool:
         """Whether the connection is to be made anew now; it registers on that, to be found there."""

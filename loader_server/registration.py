@@ -68,7 +68,6 @@ class Registration:
         self._keys = keys
         self._register = register
         self.socket = self._connect()
-        self._untold: list[m.Culprit] = []
 
     def _connect(self) -> zmq.Socket[bytes]:
         return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
@@ -94,8 +93,9 @@ class Registration:
             self.socket = self._connect()
         if self.membership.is_due(now_s):
             sent = self._send(load() if self.membership.registered else self._register)
+            for culprit in self.membership.unlisted() if sent else ():
+                self._send(culprit)
             self.membership.say(now_s, sent=sent)
-        self._untold = [culprit for culprit in self._untold if not self._send(culprit)]
         return culprits
 
     def _take_in(self, message: m.Message, now_s: float) -> list[m.Culprits]:
@@ -111,10 +111,6 @@ class Registration:
                 remedy=message.remedy,
             )
         return []
-
-    def tell(self, culprit: m.Culprit) -> None:
-        """A sample kills decoders: said until it could be sent."""
-        self._untold.append(culprit)
 
     def leave(self) -> None:
         """No new wants for us; said once."""

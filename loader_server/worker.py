@@ -222,8 +222,8 @@ class Worker:
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
         for culprits in self._registration.turn(now_s, self._beat, spoken_to=spoken_to):
-            if culprits.stream in self._builders:
-                self._builders[culprits.stream].culprits.hear(culprits.keys)
+            for builder in self._builders.values():
+                builder.culprits.hear(culprits.keys)
         if self._draining:
             self._registration.leave()
 
@@ -235,6 +235,7 @@ class Worker:
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
+            culprits=self._registration.membership.culprits,
         )
         return load
 
@@ -279,6 +280,6 @@ class Worker:
             "sample kills its decoder", stream=stream, sample=one.sample, identity=one.identity, ends=one.ends
         )
         self._builders[stream].culprits.find(one.identity)
-        self._registration.tell(
+        self._registration.membership.convict(
             m.Culprit(worker=self.settings.name, stream=stream, identity=one.identity, ends=one.ends)
         )

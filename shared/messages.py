@@ -328,6 +328,7 @@ class Beat(Message):
     building: int = wire(_count)
     built: int = wire(_count)
     masked: int = wire(_count)
+    culprits: int = wire(_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,9 +343,9 @@ class Culprit(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
-    """The samples of a stream that are known to kill decoders, by the digest of their identity: mask them unread."""
+    """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
 
-    stream: str = wire(_name)
+    version: int = wire(_id)
     keys: tuple[int, ...] = wire(Many(_id, 2**15))
 
 

@@ -1,13 +1,14 @@
 """The samples that are known to kill decoders.
 
 Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque text. Convictions are
-bounded: long before the bound the data is at fault, and more would only mask it.
+bounded: long before the bound the data is at fault, and more would only mask it. All workers get the same list under
+one version, and say in their heartbeats which one they have: one that was lost on its way is sent again.
 """
 
 from __future__ import annotations
 
+from loader_server.culprits import key_of
 from shared import messages as m
-from shared.hashing import digest64
 
 __all__ = ["Convictions"]
 
@@ -18,8 +19,11 @@ _MOST = 2**13
 class Convictions:
     """What was said of each culprit, by stream and identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_version: int = 1) -> None:
         self._ends: dict[tuple[str, str], str] = {}
+        #: Never the same for two lists, whichever start of the coordinator made them.
+        self._version = first_version
+        self._message: m.Culprits | None = None
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         return key in self._ends
@@ -32,10 +36,15 @@ class Convictions:
     def add(self, stream: str, identity: str, ends: str) -> None:
         """It is known now."""
         self._ends[stream, identity] = ends
+        self._count_change()
 
     def forget(self, stream: str, identity: str) -> None:
         """It is not known any more."""
         self._ends.pop((stream, identity), None)
+        self._count_change()
+
+    def _count_change(self) -> None:
+        self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
         """Those that somebody wants forgotten; an empty word stands for any."""
@@ -52,7 +61,10 @@ class Convictions:
             for (stream, identity), ends in sorted(self._ends.items())
         ]
 
-    def message(self, stream: str) -> m.Culprits:
-        """What workers are told of a stream."""
-        keys = {digest64(identity.encode()) for name, identity in self._ends if name == stream}
-        return m.Culprits(stream=stream, keys=tuple(sorted(keys)))
+    @property
+    def message(self) -> m.Culprits:
+        """What workers are told."""
+        if self._message is None:
+            keys = sorted({key_of(*found) for found in self._ends})
+            self._message = m.Culprits(version=self._version, keys=tuple(keys))
+        return self._message

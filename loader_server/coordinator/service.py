@@ -79,7 +79,7 @@ class Coordinator:
         self._log = Log("coordinator", job=settings.job)
         self.streams = streams
         self._journal = journal
-        self._state = CoordinatorState(settings, streams, first_members=secrets.randbits(62) + 1)
+        self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.facts():
             self._state.recover(fact)
         self.writer = JournalWriter(journal)

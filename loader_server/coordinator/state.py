@@ -88,15 +88,17 @@ class CoordinatorState:
     """The state behind the door."""
 
     def __init__(
-        self, settings: CoordinatorSettings, streams: Mapping[str, StreamView], *, first_members: int = 1
+        self, settings: CoordinatorSettings, streams: Mapping[str, StreamView], *, first_version: int = 1
     ) -> None:
         self._settings = settings
         self._timeout_s = settings.heartbeat_timeout_s
         self._streams = {name: StreamSeats(view) for name, view in streams.items()}
-        self._workers = Workers(first_members)
+        self._workers = Workers(first_version)
         #: Whether the list of workers was cut when it was told last.
         self._is_cut = False
-        self._convictions = Convictions()
+        #: Whether it was said that there is no room for another culprit.
+        self._is_full = False
+        self._convictions = Convictions(first_version)
         self._out: list[Instruction] = []
         self.counts = Counts()
 
@@ -323,7 +325,7 @@ class CoordinatorState:
             return
         is_news = self._workers.register(peer, register, now_s)
         self._out.append(Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))))
-        self._out.extend(Send(peer, self._convictions.message(stream)) for stream in self._streams)
+        self._out.append(Send(peer, self._convictions.message))
         if is_news:
             self._tell_members()
 
@@ -333,7 +335,8 @@ class CoordinatorState:
             self._out.append(Send(peer, refusals.unknown_worker()))
             return
         worker.peer, worker.heard_s, worker.beat = peer, now_s, beat
-        self._out.append(Send(peer, m.Noted()))
+        culprits = self._convictions.message
+        self._out.append(Send(peer, culprits if beat.culprits != culprits.version else m.Noted()))
 
     def _leave(self, _peer: bytes, leave: m.Leave, _now_s: float) -> None:
         if self._workers.remove(leave.incarnation):
@@ -354,22 +357,25 @@ class CoordinatorState:
             return
         what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
         if self._convictions.full:
-            self._warn("too many samples kill decoders: this one is not kept", **what)
+            if not self._is_full:  # workers say it again with each heartbeat
+                self._warn("too many samples kill decoders: from here on they are not kept", **what)
+            self._is_full = True
             return
         self._keep(CulpritFound(found.stream, found.identity, found.ends))
         self._warn("sample kills decoders: it is masked from now on", **what)
-        self._tell_culprits(found.stream)
+        self._tell_culprits()
 
     def _forgive(self, peer: bytes, forgive: m.Forgive, _now_s: float) -> None:
         forgotten = self._convictions.matching(forgive)
         for stream, identity in forgotten:
             self._keep(Forgot(stream, identity))
         self._out.append(Send(peer, m.Forgiven(count=len(forgotten))))
-        for stream in sorted({stream for stream, _ in forgotten}):
-            self._tell_culprits(stream)
+        if forgotten:
+            self._is_full = False
+            self._tell_culprits()
 
-    def _tell_culprits(self, stream: str) -> None:
-        message = self._convictions.message(stream)
+    def _tell_culprits(self) -> None:
+        message = self._convictions.message
         self._out.extend(Send(peer, message) for peer in self._workers.peers())
 
     def _warn(self, event: str, **fields: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loader_server.culprits import key_of
 from loader_server.membership import Membership
 from shared import messages as m
 
@@ -91,3 +92,24 @@ def test_who_left_says_nothing_more():
     one.left = True
     assert not one.is_due(1e6)
     assert not one.tires(1e6)
+
+
+@pytest.mark.fault(43)
+def test_a_culprit_is_said_at_once_and_until_it_is_listed():
+    member, found = registered(), m.Culprit(worker="w", stream="train", identity="a.wav", ends="SIGSEGV")
+    member.say(10.0, sent=True)
+    member.convict(found)
+    assert member.is_due(10.0)
+    member.take_in(m.Culprits(version=4, keys=(key_of("train", "b.wav"),)), 10.0)
+    assert (member.culprits, member.unlisted()) == (4, [found])
+    member.take_in(m.Culprits(version=5, keys=(key_of("train", "a.wav"),)), 10.0)
+    assert (member.culprits, member.unlisted()) == (5, [])
+
+
+def test_culprits_of_one_whom_the_coordinator_forgot_wait_until_it_is_known_again():
+    member, found = registered(), m.Culprit(worker="w", stream="train", identity="a.wav", ends="SIGSEGV")
+    member.convict(found)
+    member.take_in(UNKNOWN, 10.0)
+    assert member.unlisted() == []
+    member.take_in(m.Registered(heartbeat_timeout_ms=4000), 10.0)
+    assert member.unlisted() == [found]

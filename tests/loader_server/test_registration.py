@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import zmq
 
+from loader_server.culprits import key_of
 from loader_server.registration import Registration
 from shared import messages as m
 from shared.errors import RefusedError
@@ -129,13 +130,21 @@ def test_garbage_is_passed_over_and_culprits_are_told_of(worker):
     assert told == [CULPRITS]
 
 
-def test_a_found_culprit_is_said_once(worker):
-    worker.registration.tell(CULPRIT)
-    heard = [worker.hear()[1]]
-    while heard[-1] != CULPRIT:
-        heard.append(worker.hear()[1])
-    worker.turn()
-    assert worker.quiet(0.0)
+@pytest.mark.fault(43)
+def test_a_found_culprit_is_said_at_once_and_with_every_heartbeat_until_it_is_on_the_list(worker):
+    who = worker.register()
+    worker.hear()
+    worker.desk.say(who, m.Noted())
+    began_s = worker.now_s
+    worker.registration.membership.convict(CULPRIT)
+    assert [worker.hear()[1] for _ in range(2)] == [BEAT, CULPRIT]
+    assert worker.now_s - began_s < 0.3
+    assert [worker.hear()[1] for _ in range(4)] == [BEAT, CULPRIT] * 2
+    worker.desk.say(who, m.Culprits(version=8, keys=(5, key_of(CULPRIT.stream, CULPRIT.identity))))
+    worker.turn_until(lambda: worker.registration.membership.culprits == 8)
+    while worker.desk.hear(0.05) is not None:
+        pass
+    assert [worker.hear()[1] for _ in range(2)] == [BEAT, BEAT]
 
 
 # --- silence ---

@@ -390,9 +390,10 @@ def test_it_registers_beats_and_leaves(job):
             desk.say(who, m.Registered(heartbeat_timeout_ms=400))
             _, beat = desk.hear()
             assert (beat.waiting, beat.building, beat.incarnation) == (0, 0, worker.incarnation)
-            desk.say(who, m.Culprits(stream="train", keys=(5,)))
-            desk.say(who, m.Culprits(stream="another", keys=(5,)))
-            wait_until(lambda: worker._builders["train"].culprits, "it knows the culprit")
+            assert beat.culprits == 0
+            desk.say(who, m.Culprits(version=3, keys=(5,)))
+            wait_until(lambda: all(one.culprits.keys == {5} for one in worker._builders.values()), "it is known")
+            wait_until(lambda: desk.hear()[1].culprits == 3, "it says which list it has")
         said = [said for _, said in iter(lambda: desk.hear(0.05), None)]
         assert m.Leave(worker="worker", incarnation=worker.incarnation) == said[-1]
         desk.close()

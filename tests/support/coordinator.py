@@ -93,9 +93,9 @@ def forgive(identity: str = "", stream: str = "") -> m.Forgive:
     return m.Forgive(stream=stream, identity=identity)
 
 
-def keys(*identities: str) -> tuple[int, ...]:
-    return tuple(sorted(digest64(identity.encode()) for identity in identities))
+def keys(*identities: str, stream: str = "train") -> tuple[int, ...]:
+    return tuple(sorted(digest64(f"{stream}\0{identity}".encode()) for identity in identities))
 
 
-def beat(name: str = "w0", incarnation: int = 1) -> m.Beat:
-    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4)
+def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
+    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4, culprits=culprits)

@@ -433,7 +433,6 @@ class TestWorkers:
         assert [(one.peer, type(one.message)) for one in out] == [
             (b"worker", m.Registered),
             (b"worker", m.Culprits),
-            (b"worker", m.Culprits),
             (b"trainer", m.Members),
         ]
         assert out[0].message == m.Registered(heartbeat_timeout_ms=2000)
@@ -528,15 +527,28 @@ class TestCulprits:
         assert warn.fields == {
             "stream": "train", "identity": "a.flac 7 1", "ends": "SIGSEGV, SIGSEGV", "worker": "w0",
         }  # fmt: skip
-        assert told == [Send(peer, m.Culprits(stream="train", keys=keys("a.flac 7 1"))) for peer in (b"w0", b"w1")]
+        assert told == [Send(peer, m.Culprits(version=2, keys=keys("a.flac 7 1"))) for peer in (b"w0", b"w1")]
         assert state.handle(Received(b"w1", culprit()), 0.0) == []
 
     @pytest.mark.fault(36)
-    def test_a_worker_that_registers_is_told_of_every_stream_also_of_those_without(self):
+    def test_a_worker_that_registers_is_told_of_those_of_every_stream(self):
         state = coordinator()
         said(state, culprit())
-        _, *told = said(state, register())
-        assert told == [m.Culprits(stream="train", keys=keys("a.flac 7 1")), m.Culprits(stream="dev", keys=())]
+        said(state, culprit("b", "dev"))
+        _, told = said(state, register())
+        assert told == m.Culprits(version=3, keys=tuple(sorted((*keys("a.flac 7 1"), *keys("b", stream="dev")))))
+
+    @pytest.mark.fault(36)
+    @pytest.mark.fault(43)
+    def test_a_worker_that_missed_a_list_is_told_again_when_it_says_so(self):
+        state = coordinator()
+        assert said(state, register())[1] == m.Culprits(version=1, keys=())
+        assert said(state, beat(culprits=1)) == [m.Noted()]
+        said(state, culprit("a"))
+        assert said(state, beat(culprits=1)) == [m.Culprits(version=2, keys=keys("a"))]
+        assert said(state, beat(culprits=2)) == [m.Noted()]
+        said(state, forgive("a"))
+        assert said(state, beat(culprits=2)) == [m.Culprits(version=3, keys=())]
 
     def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
         assert kept(coordinator(), culprit(stream="other")) == []
@@ -548,7 +560,8 @@ class TestCulprits:
         for identity in "ab":
             said(state, culprit(identity))
         (warn,) = state.handle(Received(b"w0", culprit("c")), 0.0)
-        assert warn.event == "too many samples kill decoders: this one is not kept"
+        assert warn.event == "too many samples kill decoders: from here on they are not kept"
+        assert state.handle(Received(b"w0", culprit("c")), 0.0) == []  # they are said with every heartbeat
         assert said(state, register())[1].keys == keys("a", "b")
 
     @pytest.mark.fault(36)
@@ -561,9 +574,9 @@ class TestCulprits:
         assert out == [
             Keep(Forgot("train", "a")),
             Send(b"me", m.Forgiven(count=1)),
-            Send(b"w0", m.Culprits(stream="train", keys=keys("b"))),
+            Send(b"w0", m.Culprits(version=4, keys=keys("b"))),
         ]
-        assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(stream="train", keys=())
+        assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(version=5, keys=())
         assert said(state, forgive("b")) == [m.Forgiven(count=0)]
         assert kept(state, culprit("a")) != [], "it may be convicted anew"
 

@@ -34,7 +34,7 @@ class Coordinator(Process):
         settings = CoordinatorSettings(
             job="job", builder="builder", group=setting.group, heartbeat_timeout_s=setting.timeout_s, max_bad=0.5
         )
-        self.state = CoordinatorState(settings, world.streams, first_members=1 + 1_000_000 * incarnation)
+        self.state = CoordinatorState(settings, world.streams, first_version=1 + 1_000_000 * incarnation)
         for fact in journal.values():
             self.state.recover(fact)
         self._tick_s = setting.timeout_s / 4

@@ -139,7 +139,15 @@ class Worker(Process):
         )
 
     def _load(self) -> m.Beat:
-        return m.Beat(worker=self.name, incarnation=self.incarnation, waiting=0, building=0, built=0, masked=0)
+        return m.Beat(
+            worker=self.name,
+            incarnation=self.incarnation,
+            waiting=0,
+            building=0,
+            built=0,
+            masked=0,
+            culprits=self._membership.culprits,
+        )
 
     # --- trainers come and go ---
 
