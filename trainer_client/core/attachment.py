@@ -143,7 +143,7 @@ class Attachment:
             self.refuse(_elsewhere(expected, cursor))
             return False
         self._timeout_s = said.heartbeat_timeout_ms / 1000
-        self.attached, self._open = True, False
+        self.attached = True
         self._beat_s = now_s + self._timeout_s / 4
         if self._for is not None:
             self._stood = cursor

@@ -5,6 +5,7 @@ Rules: pure. A question is put to a few workers at a time, in turn, until one an
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from shared import messages as m
@@ -31,7 +32,7 @@ class Questions:
         self._spec = spec
         self._out = out
         self._asked: dict[m.EpochQuery | m.NameQuery, float] = {}
-        self._turn = 0
+        self._turns = itertools.count()
 
     @property
     def due_s(self) -> float:
@@ -49,8 +50,7 @@ class Questions:
                 continue
             self._asked[question] = now_s + _PAUSE_S
             for _ in range(min(_AT_A_TIME, len(links))):
-                self._turn += 1
-                self._out.append(i.ToWorker(links[self._turn % len(links)], question))
+                self._out.append(i.ToWorker(links[next(self._turns) % len(links)], question))
 
     def answer(self, said: m.EpochAnswer | m.NameAnswer) -> None:
         """A worker answered."""

@@ -104,20 +104,22 @@ def usual_pace_s(workers: Iterable[Worker]) -> float:
 
 def least_busy(workers: Iterable[Worker], entry: Entry, usual_s: float, now_s: float) -> Worker | None:
     """The one that should be through first with all that it has, of those that neither have nor refused this batch."""
-    best: Worker | None = None
-    best_key = (0.0, 0, 0)
-    for worker in workers:
-        one = worker.incarnation
-        if one in entry.askers or one in entry.refused or now_s < worker.busy_until_s:
-            continue
-        pace_s = worker.pace_s(now_s)
-        if not worker.service_s:
-            pace_s = max(pace_s, usual_s)
-        unanswered = len(worker.asks)
-        key = ((unanswered + 1) * pace_s, unanswered, worker.rank)
-        if best is None or key < best_key:
-            best, best_key = worker, key
-    return best
+    able = [
+        worker
+        for worker in workers
+        if worker.incarnation not in entry.askers
+        and worker.incarnation not in entry.refused
+        and now_s >= worker.busy_until_s
+    ]
+    return min(able, key=lambda worker: _through_s(worker, usual_s, now_s), default=None)
+
+
+def _through_s(worker: Worker, usual_s: float, now_s: float) -> tuple[float, int, int]:
+    """Seconds until it should be through with one more want; then what tells equals apart."""
+    pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
+    if not worker.service_s:
+        pace_s = max(pace_s, usual_s)
+    return (unanswered + 1) * pace_s, unanswered, worker.rank
 
 
 def longest_waiting(
@@ -127,8 +129,6 @@ def longest_waiting(
     found: tuple[int, Worker, Ticket] | None = None
     for donor in donors:
         pace_s = donor.pace_s(now_s)
-        if (len(donor.asks) - 1) * pace_s <= enough_s:
-            continue
         for place, (ticket, ask) in enumerate(donor.asks.items()):
             if place * pace_s <= enough_s or (found is not None and ask.seq >= found[0]):
                 continue

@@ -45,6 +45,13 @@ def test_it_asks_at_once_and_again_under_the_same_number_until_it_is_answered(lo
     assert asked(lone) == []
 
 
+def test_before_it_is_asked_to_attach_it_says_nothing(lone):
+    lone.wait(10)
+    assert asked(lone) == []
+    assert lone.ordered(i.RenewCoordinator) == []
+    assert lone.core.attachment.due_s == float("inf")
+
+
 def test_a_request_that_did_not_get_out_is_said_again_soon(lone):
     lone.tell(e.AttachAsked(1, None))
     lone.tell(e.CoordinatorAway())
@@ -59,12 +66,15 @@ def test_the_late_answer_to_an_earlier_request_is_dropped_and_counted(lone):
     said(lone, attached(1))
     lone.tell(e.AttachAsked(2, cursor(2, 37)))
     (second,) = asked(lone)
-    said(lone, attached(1))
-    assert answers(lone) == []
-    assert lone.core.attachment.late_answers == 1
+    assert lone.core.attachment.late_answers == 0
+    for _ in range(2):
+        said(lone, attached(1))
+        assert answers(lone) == []
+    assert lone.core.attachment.late_answers == 2
     said(lone, attached(second.serial, at=(2, 37)))
     ((serial, answer),) = answers(lone)
     assert (serial, answer.cursor.number) == (2, 37)
+    assert lone.core.attachment.late_answers == 2
 
 
 @pytest.mark.fault(37)
@@ -93,6 +103,8 @@ def test_a_refusal_names_its_request_too(lone):
     assert serial == 2
     assert isinstance(error, RefusedError)
     assert (error.code, error.where) == ("world", "coordinator")
+    lone.wait(4)
+    assert asked(lone) == []
 
 
 def test_while_it_is_told_to_wait_it_asks_when_it_was_told(lone):
@@ -134,10 +146,14 @@ def test_a_coordinator_that_says_nothing_gets_another_connection_ever_more_rarel
     gaps = [later - sooner for sooner, later in zip(renewed_s, renewed_s[1:], strict=False)]  # noqa: RUF007
     assert gaps == sorted(gaps)
     assert gaps[0] >= 2.0
-    assert gaps[-1] <= 16.5
-    said(lone, m.Noted())
-    lone.wait(1.5)
-    assert lone.ordered(i.RenewCoordinator) == []
+    assert gaps[-1] == pytest.approx(16.0, abs=0.3)
+    for _ in range(2):
+        said(lone, m.Noted())
+        assert lone.ordered(i.RenewCoordinator) == []
+        lone.wait(1.9)
+        assert lone.ordered(i.RenewCoordinator) == []
+    lone.wait(0.3)
+    assert len(lone.ordered(i.RenewCoordinator)) == 1, "patience begins anew with what is heard"
 
 
 @pytest.mark.fault(11)
@@ -217,24 +233,6 @@ class TestReaders:
         lone.say(1, m.EpochAnswer(stream="train", epoch=5, group=4, batches=9))
         assert [one.reader for one in lone.ordered(i.Restart)] == [1]
         assert [one.number for one in lone.wants()] == [3, 4, 5, 6]
-
-
-class TestQuestions:
-    def test_a_question_goes_to_a_few_workers_and_to_others_until_one_answers(self, lone):
-        lone.with_workers(5)
-        question = m.NameQuery(stream="train", plan_digest=DIGEST, sample=41)
-        lone.tell(e.QuestionAsked(question))
-        first = [one.link for one in lone.ordered(i.ToWorker) if one.message == question]
-        assert len(set(first)) == 3
-        lone.wait(0.25)
-        again = [one.link for one in lone.ordered(i.ToWorker) if one.message == question]
-        assert set(again) - set(first)
-        lone.say(2, m.NameAnswer(stream="train", sample=41, name="a.wav"))
-        assert lone.ordered(i.AnswerQuestion) == [i.AnswerQuestion(question, "a.wav")]
-        lone.say(3, m.NameAnswer(stream="train", sample=41, name="a.wav"))
-        assert lone.ordered(i.AnswerQuestion) == []
-        lone.wait_hearing(1, 1, 2, 3, 4, 5)
-        assert not [one for one in lone.ordered(i.ToWorker) if one.message == question]
 
 
 def test_what_nobody_says_to_a_trainer_is_counted(lone):
