@@ -56,7 +56,7 @@ class SlotMemory:
         self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + slots * self.slot_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._fd = -1
+        self._fd: int | None = None
         #: Why no worker can be let in; empty: they can.
         self.why_not_shared = ""
         try:
@@ -94,7 +94,7 @@ class SlotMemory:
 
     def offer(self, lock_byte: int) -> SharedSlots | None:
         """What a worker has to know to open the slots; `lock_byte` is its own. None: they cannot be shared."""
-        if self._fd < 0:
+        if self._fd is None:
             return None
         return SharedSlots(
             boot_id(), os.getuid(), os.getpid(), self._fd, self._nonce, self.slots, self.slot_bytes, lock_byte
@@ -102,7 +102,7 @@ class SlotMemory:
 
     def is_locked(self, lock_byte: int) -> bool:
         """Whether a living process holds this lock byte."""
-        if self._fd < 0:
+        if self._fd is None:
             return False
         wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
         answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, wish)
@@ -114,9 +114,9 @@ class SlotMemory:
         self._bytes = None
 
     def _close_file(self) -> None:
-        if self._fd >= 0:
+        if self._fd is not None:
             os.close(self._fd)
-            self._fd = -1
+            self._fd = None
 
 
 class Attachment:

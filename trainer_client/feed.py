@@ -264,7 +264,7 @@ class Feed:
     def drained(self, reading: Reading) -> None:
         """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
         start = reading.start
-        if not self.evaluation and self._at != start:
+        if self._at != start:
             return
         self.accounts.trained(start.epoch, start.number, reading.rounds)
         self._tell_of(start.epoch, self._receiver.batches(start.epoch, start.group))

@@ -58,8 +58,9 @@ def test_roles_share_only_what_everyone_has() -> None:
     assert {role for metric in ALL for role in metric.roles} == {"coordinator", "worker", "trainer"}
 
 
-def test_bounds_of_waits_rise() -> None:
-    assert list(WAIT_BOUNDS_S) == sorted(set(WAIT_BOUNDS_S))
+def test_waits_are_told_apart_from_a_tenth_of_a_millisecond_to_a_minute() -> None:
+    rounded = [step * 10**power for power in range(-3, 1) for step in (1, 2.5, 5)]
+    assert pytest.approx([0.0001, *rounded, 10, 30, 60], rel=1e-9) == WAIT_BOUNDS_S
 
 
 def test_a_declaration_cannot_be_changed() -> None:

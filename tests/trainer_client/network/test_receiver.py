@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from shared import messages as m
 from shared.errors import LostError, ProtocolError, RefusedError
 from tests.support.ends import Ends
+from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
@@ -104,6 +107,28 @@ def test_heartbeats_carry_how_far_we_are_and_how_much_we_waited(ends, ours):
     assert ends.wait_for(m.Progress, seen + 2).waited_permille == 0  # of the time since the last one
 
 
+def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_told_last(ends):
+    ours = receiver(ends.endpoint)
+    ours.close(20)
+
+    def told(waited_s, waiting_s=0.0):
+        """After 100 s, of which this was waited, the last of it until now."""
+        now_s = time.monotonic()
+        ours._told = (now_s - 100.0, ours.standing.waited_s)
+        ours.standing.waited_s += waited_s
+        ours.outbox._waiting_since_s = now_s - waiting_s if waiting_s else 0.0
+        return ours._waited_permille()
+
+    assert told(0.0) == 0
+    assert told(30.0) == pytest.approx(300, abs=1)
+    assert told(30.0, waiting_s=40.0) == pytest.approx(700, abs=1)
+    assert told(200.0) == 1000
+    assert told(-5.0) == 0, "what was counted as waiting meanwhile is counted once"
+    at_s, waited_s = ours._told
+    assert at_s == pytest.approx(time.monotonic(), abs=5)
+    assert waited_s == pytest.approx(255.0, abs=0.1)
+
+
 def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
     ours.attach(None)
     broken = ZeroDivisionError("a mistake of ours")
@@ -130,8 +155,7 @@ def test_a_mistake_while_attaching_is_raised_there(ends, ours):
 
 
 def test_it_detaches_and_leaves_nothing(ends):
-    before = set(Path("/proc/self/fd").iterdir())
-    threads = threading.active_count()
+    before, threads = _open_files(), threading.active_count()
     ours = receiver(ends.endpoint)
     ours.attach(None)
     ends.wait_for(m.Hello)
@@ -139,7 +163,16 @@ def test_it_detaches_and_leaves_nothing(ends):
     assert ends.wait_for(m.Detach) == m.Detach(stream="train", rank=0, incarnation=77)
     assert threading.active_count() == threads
     assert not ours._thread.is_alive()
-    assert len([one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]) <= len(before) + 2
+    wait_until(lambda: _open_files() == before, "what both ends opened for it is closed")
+
+
+def _open_files():
+    """What this process has open, by descriptor."""
+    found = {}
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found[one.name] = one.readlink()
+    return found
 
 
 def test_an_answer_that_is_wrong_is_an_error(ends):
