@@ -1,9 +1,9 @@
 """What the coordinator knows of a worker: when it registers, when its heartbeat is due, when to connect anew.
 
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
-side still believes in: it is made anew, after pauses that grow. Anything said may be lost on its way, so a heartbeat
-names the list of culprits that is known here, and goes with those that are not on it yet. Who left says nothing more,
-for a heartbeat would register it again.
+side still believes in (see `silence`). Anything said may be lost on its way, so a heartbeat names the list of culprits
+that is known here, and goes with those that are not on it yet. Who left says nothing more, for a heartbeat would
+register it again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.culprits import key_of
 from shared import messages as m
+from shared.silence import Silence
 
 if TYPE_CHECKING:
     from shared.messages import Message
@@ -24,9 +25,6 @@ _USUAL_TIMEOUT_S = 2.0
 #: Pause before a registration is said again, and before what could not be sent is tried again.
 _PAUSE_S = 0.5
 _NOT_YET_S = 0.02
-
-#: A silent connection is made anew at most this many heartbeat timeouts apart.
-_LONGEST_SILENCE = 8
 
 
 class Membership:
@@ -41,13 +39,11 @@ class Membership:
         #: The version of the latest list of culprits, 0 before the first.
         self.culprits = 0
         self._unlisted: dict[int, m.Culprit] = {}
-        #: Since when nothing was heard, and how many heartbeat timeouts of that are borne.
-        self._silent_s: float | None = None
-        self._patience = 1
+        self._silence = Silence()
 
     def hear(self, now_s: float) -> None:
         """Something came."""
-        self._silent_s, self._patience = now_s, 1
+        self._silence.hear(now_s)
 
     def take_in(self, message: Message, now_s: float) -> None:
         """What it was, if it is about us."""
@@ -72,11 +68,8 @@ class Membership:
 
     def tires(self, now_s: float) -> bool:
         """Whether the connection is to be made anew now; it registers on that, to be found there."""
-        if self._silent_s is None:
-            self._silent_s = now_s
-        if self.left or now_s - self._silent_s <= self._patience * self.heartbeat_timeout_s:
+        if self.left or not self._silence.is_too_long(now_s, self.heartbeat_timeout_s):
             return False
-        self._silent_s, self._patience = now_s, min(2 * self._patience, _LONGEST_SILENCE)
         self.registered, self.due_s = False, now_s
         return True
 

@@ -36,6 +36,7 @@ PURE = (
     "shared/metric_names.py",
     "shared/roles.py",
     "shared/rounds.py",
+    "shared/silence.py",
     "loader_server/blame.py",
     "loader_server/coordinator/convictions.py",
     "loader_server/coordinator/events.py",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared import messages as m
 from shared.errors import ProtocolError, StokerError
+from shared.silence import Silence
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ _NOT_YET_S = 0.01
 
 #: The heartbeat timeout until the coordinator tells the job's.
 _USUAL_TIMEOUT_S = 2.0
-
-#: A connection that stays silent is made anew at most this many heartbeat timeouts apart.
-_LONGEST_RENEWAL = 8
 
 
 class Attachment:
@@ -50,23 +48,21 @@ class Attachment:
         self._stood: m.Cursor | None = None
         self._again_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
-        self._heard_s = 0.0
         self._beat_s = 0.0
-        self._renew_s = 0.0
         self._timeout_s = _USUAL_TIMEOUT_S
-        self._renew_pause_s = self._timeout_s
+        self._silence = Silence()
 
     @property
     def due_s(self) -> float:
         """When there is something to say."""
         if self._open:
-            return min(self._again_s, max(self._renew_s, self._heard_s + self._timeout_s))
+            return min(self._again_s, self._silence.due_s(self._timeout_s))
         return self._beat_s if self.attached else float("inf")
 
     def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
         """Attach (again) at this cursor; `waiting` is the number of whoever wants to know the answer."""
         self._serial += 1
-        self._heard_s = now_s  # nothing was to be heard before
+        self._silence.excuse(now_s)
         self._asked, self._open, self._for = cursor, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
         self._say(now_s)
@@ -107,25 +103,20 @@ class Attachment:
 
     def _renew(self, now_s: float) -> None:
         """Make the connection anew where nothing comes on it."""
-        silent = (self.attached or self._open) and now_s - self._heard_s > self._timeout_s
-        if silent and now_s >= self._renew_s:
-            self._renew_pause_s = min(2 * self._renew_pause_s, _LONGEST_RENEWAL * self._timeout_s)
-            self._renew_s = now_s + self._renew_pause_s
+        if (self.attached or self._open) and self._silence.is_too_long(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
         """Something came from the coordinator."""
-        self._heard_s = now_s
-        self._renew_s = now_s
-        self._renew_pause_s = self._timeout_s
+        self._silence.hear(now_s)
 
     def wait(self, said: m.Wait, now_s: float) -> None:
         """It is not ready yet."""
         if self._answers(said.serial):
             self.heard = said.reason
             self._again_s = now_s + said.retry_ms / 1000
-            self._renew_s = self._again_s + self._timeout_s  # until then it has nothing to say
+            self._silence.excuse(self._again_s)
 
     def _answers(self, serial: int) -> bool:
         answers = self._open and serial == self._serial
@@ -171,7 +162,7 @@ class Attachment:
 
     def excuse(self, now_s: float) -> None:
         """We stalled: it is not the coordinator that was silent."""
-        self._heard_s = now_s
+        self._silence.excuse(now_s)
 
 
 def _elsewhere(expected: tuple[int, int], got: m.Cursor) -> StokerError:

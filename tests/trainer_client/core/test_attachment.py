@@ -252,3 +252,14 @@ def test_a_request_on_a_dead_connection_is_said_again_as_soon_as_that_is_made_an
     lone.tell(after_s=0.11)
     assert [type(order) for order in lone.orders] == [i.RenewCoordinator, i.ToCoordinator]
     assert lone.core.due_s == pytest.approx(lone.now_s + 0.5)
+
+
+@pytest.mark.fault(43)
+def test_the_pauses_between_connections_are_the_jobs_also_when_little_was_heard(lone):
+    """The timeout comes with the first answer, and that may be all that ever came."""
+    lone.attach(address(1), heartbeat_timeout_ms=500)
+    renewed_s = []
+    for _ in range(80):
+        lone.wait(0.05)
+        renewed_s += [lone.now_s] * len(lone.ordered(i.RenewCoordinator))
+    assert renewed_s == pytest.approx([0.5, 1.5, 3.5], abs=0.2)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from shared.silence import Silence
+
+
+@pytest.mark.fault(43)
+def test_silence_is_borne_for_a_timeout_and_then_for_longer_each_time():
+    silence, now_s, gaps = Silence(), 100.0, []
+    while len(gaps) < 6:
+        began_s = now_s
+        while not silence.is_too_long(now_s, 0.5):
+            now_s += 0.01
+        gaps.append(now_s - began_s)
+    assert gaps == pytest.approx([0.5, 1, 2, 4, 4, 4], abs=0.03)
+    silence.hear(now_s)
+    assert not silence.is_too_long(now_s + 0.5, 0.5)
+    assert silence.is_too_long(now_s + 0.51, 0.5)
+
+
+def test_it_begins_with_the_first_look():
+    silence = Silence()
+    assert silence.due_s(2.0) == float("inf")
+    assert not silence.is_too_long(100.0, 2.0)
+    assert silence.due_s(2.0) == 102.0
+
+
+def test_what_is_excused_counts_anew_and_for_as_long():
+    silence = Silence()
+    silence.hear(100.0)
+    assert silence.is_too_long(102.1, 2.0)
+    silence.excuse(110.0)
+    assert silence.due_s(2.0) == 114.0
