@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["World"]
 
-#: Nothing waits longer than this without any fault: attempts to connect pause up to a second, and so do hellos and
-#: requests to attach.
-_SLACK_S = 2.5
+#: libzmq pauses up to 1.2 s between two attempts to connect, and some threads have to take their turns.
+_CONNECT_S = 1.5
+#: Until it is attached a trainer does not know the job's heartbeat timeout, and bears this much silence.
+_FIRST_TIMEOUT_S = 2.0
+#: Builds that may be before one that is waited for, on the worker that has it in hand; the longer ones take half more.
+_BUILDS = 8 * 1.5
+#: Ways between hosts one after another, each up to four times as long as the way is: connect, hello, want, batch.
+_WAYS = 6 * 4
 
 
 class World:
@@ -284,7 +289,7 @@ class World:
 
     def _is_there(self, worker: Worker, trainer: Trainer) -> bool:
         """Whether a trainer could have asked this worker for long enough."""
-        long_s = self.scheduler.now_s - 2 * self.setting.timeout_s - _SLACK_S
+        long_s = self.scheduler.now_s - 2 * self.setting.timeout_s - _CONNECT_S
         well = worker.turns and not worker.draining and worker.job == "job" and worker.since_s < long_s
         return well and self.network.are_joined_since(trainer.name, worker.name) < long_s
 
@@ -324,6 +329,6 @@ class World:
 
     def patience_s(self, consumer: Consumer) -> float:
         """How long a consumer may wait when all is well again: a heartbeat timeout, and builds of what is in hand."""
-        timeout_s = self.setting.timeout_s
-        builds_s = 8 * 1.5 * self.setting.build_s
-        return 1.25 * timeout_s + builds_s + _SLACK_S + 100 * self.setting.far_s
+        setting = self.setting
+        timeout_s = max(setting.timeout_s, 0.0 if consumer.trainer.core.attachment.attached else _FIRST_TIMEOUT_S)
+        return 1.25 * timeout_s + _BUILDS * setting.build_s + _WAYS * setting.far_s + _CONNECT_S
