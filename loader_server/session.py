@@ -39,8 +39,6 @@ class Session:
         self.tickets = Tickets()
         #: Its open tickets.
         self.jobs: dict[Ticket, Job] = {}
-        #: It is gone, and its session stays only until the last job has ended.
-        self.gone = False
         self.shared: Attachment | None = None
         self._take = take
         self.greet(address, hello)
@@ -49,6 +47,7 @@ class Session:
         """Take in a Hello."""
         #: The connection that it speaks on.
         self.address = address
+        #: It is gone, and its session stays only until the last job has ended.
         self.gone = False
         self.stream = hello.stream
         self.verify = hello.verify
@@ -86,7 +85,6 @@ class Session:
         """Let go of the trainer's slots."""
         if self.shared is not None:
             self.shared.close()
-            self.shared = None
 
 
 class Sessions:

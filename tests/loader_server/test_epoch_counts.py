@@ -86,6 +86,15 @@ def test_a_failure_is_logged_and_whoever_asked_may_ask_again(planner, caplog):
     assert planner.asked == [(13, 1)] * 2
 
 
+def test_its_thread_ends_with_it_and_holds_nobody_up_before():
+    planner = Planner()
+    (thread,) = [one for one in threading.enumerate() if one.name == "stoker-count"]
+    assert thread.daemon
+    planner.counts.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_only_so_many_answers_are_kept(planner):
     for number in range(14, 14 + 257):
         planner.counts.ask(7, epoch(number))

@@ -33,12 +33,12 @@ KEPT = {key: array.tolist() for key, array in ARRAYS.items()}
 
 
 def test_what_is_saved_is_found_by_kind_and_name(tmp_path):
-    PlanKeeper(tmp_path / "index").save("groups", "abc", ARRAYS)
-    assert found(tmp_path / "index") == KEPT
-    assert found(tmp_path / "index", name="abd") is None
-    assert found(tmp_path / "index", kind="survey") is None
+    PlanKeeper(tmp_path / "state" / "index").save("groups", "abc", ARRAYS)
+    assert found(tmp_path / "state" / "index") == KEPT
+    assert found(tmp_path / "state" / "index", name="abd") is None
+    assert found(tmp_path / "state" / "index", kind="survey") is None
     assert found(tmp_path / "nowhere") is None
-    assert [path.name for path in (tmp_path / "index").iterdir()] == ["groups-abc.plan"]
+    assert [path.name for path in (tmp_path / "state" / "index").iterdir()] == ["groups-abc.plan"]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

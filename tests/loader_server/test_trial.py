@@ -179,6 +179,20 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
         convicted(Trial(path, 1.0), stream, 0)
 
 
+def test_so_is_one_that_takes_for_ever_to_start(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setattr("loader_server.trial._READY_TIMEOUT_S", 0.1)
+    before = children()
+    with pytest.raises(MachineError, match="a child that was not ready in time: signal SIGKILL"):
+        convicted(Trial(stream.path, 1.0), stream, 0)
+    assert children() == before
+
+
 @pytest.mark.parametrize(
     ("python", "said"),
     [

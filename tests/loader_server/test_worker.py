@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
+from loader_server.build_thread import Job
 from loader_server.tickets import MOST_OPEN, MOST_SLOTS
 from shared import messages as m
+from shared.errors import ReadError
 from shared.hashing import digest64
 from shared.memory import SlotMemory
 from tests.support import transforms
@@ -64,6 +66,7 @@ def memory() -> Iterator[SlotMemory]:
 def closed() -> Iterator[threading.Event]:
     """Whatever is begun does not end before this is set."""
     transforms.GATE.clear()
+    transforms.AT_GATE.clear()
     yield transforms.GATE
     transforms.GATE.set()
 
@@ -74,14 +77,15 @@ def welcomed(one: Asker, **how: Any) -> Asker:
 
 
 def begun(worker: Worker, jobs: int) -> None:
-    """Wait until so many jobs are in the hands of the building thread."""
+    """Wait until so many jobs are in the hands of the building thread, and it builds the first one."""
+    assert transforms.AT_GATE.wait(20)
     wait_until(lambda: worker._thread.load == jobs, f"{jobs} jobs are begun")
 
 
 # --- batches ---
 
 
-def test_a_want_is_answered_once(ask):
+def test_a_want_is_answered_once(ask, worker):
     one = ask()
     assert not one.hello().shared
     one.say(one.want(3, number=1))
@@ -89,6 +93,9 @@ def test_a_want_is_answered_once(ask):
     assert (pushed.ticket, pushed.number, pushed.waiting) == (m.Ticket(3, 1), 1, 0)
     assert digest64(one.payloads[0]) == pushed.digest
     assert one.ping().tickets == ()
+    counts = worker.counts
+    assert (counts.built, counts.masked, counts.refused, counts.garbage) == (1, 0, 0, 0)
+    assert (counts.pushed_bytes, counts.build_us) == (pushed.nbytes, pushed.build_us)
 
 
 def test_the_same_batch_comes_by_shared_memory(ask, memory):
@@ -116,6 +123,18 @@ def test_a_trainers_name_and_number_are_told(ask):
     plan = one.want(0).plan_digest
     one.say(m.NameQuery(stream="train", plan_digest=plan, sample=7))
     assert one.hear(m.NameAnswer).name == "synthetic 7"
+
+
+def test_a_defect_of_ours_is_told_from_what_is_wrong_with_the_data(ask, worker, caplog):
+    """Both end the want alone; only a defect is for us to read of."""
+    job = Job(7, welcomed(ask()).want(3, number=5), bytearray)
+    for error in (ReadError(expected="a", got="b", where="c", remedy="d"), ZeroDivisionError("by us")):
+        caplog.clear()
+        assert worker._reception._report(job, error).ticket == m.Ticket(3, 1)
+        told = [(one.event, one.fields["number"], one.fields["error"]) for one in caplog.records]
+        is_ours = isinstance(error, ZeroDivisionError)
+        assert told == ([("defect while building", 5, "ZeroDivisionError('by us')")] if is_ours else [])
+    assert worker.counts.refused == 2
 
 
 # --- what is refused ---

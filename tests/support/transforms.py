@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 GATE = threading.Event()
 GATE.set()
 
+#: Somebody came to the gate since this was cleared.
+AT_GATE = threading.Event()
+
 #: Raised for the next samples.
 RAISED: list[BaseException] = []
 
@@ -30,6 +33,7 @@ RAISED: list[BaseException] = []
 @transform()
 def gate(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Waits until the gate is open, and raises what a test put there: for workers in the test's own process."""
+    AT_GATE.set()
     assert GATE.wait(20)
     if RAISED:
         raise RAISED.pop()

@@ -10,7 +10,8 @@ from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.connection import _NEXT, Connection, LinkState
-from trainer_client.core.connections import MOST_REMOTE
+from trainer_client.core.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
+from trainer_client.core.core import _PROBE_S
 
 
 def opened(lone):
@@ -93,6 +94,20 @@ class TestSubset:
         assert len(connected(lone)) > 4
         lone.wait(60)
         assert len(connected(lone)) <= MOST_REMOTE
+
+    def test_of_a_full_subset_those_that_are_of_no_use_for_longest_are_given_up_first(self):
+        lone = LoneCore(workers=MOST_REMOTE)
+        lone.attach(*remote(MOST_REMOTE + 2))
+        first, second, *_ = there = sorted(connected(lone))
+        greet_all(lone, there)
+        lone.wait_hearing(0.5, *there)
+        links = [lone.link(first), lone.link(second)]
+        lone.tell(e.LinkDown(links[0]))
+        lone.tell(e.LinkDown(links[1]), after_s=0.01)
+        lone.wait(0.3)
+        assert closed(lone) == links
+        assert len(opened(lone)) == 2
+        assert len(connected(lone)) == MOST_REMOTE
 
     def test_those_that_refuse_the_head_do_not_count(self):
         lone = LoneCore(workers=2, prefetch=1)
@@ -229,6 +244,37 @@ class TestGreeting:
         assert greeting.lock_byte not in (0, first)
         lone.welcome(1, incarnation=7)
         assert lone.books.connections.worker_at(lone.link(1)).lock_byte == greeting.lock_byte
+
+    def test_lock_bytes_begin_anew_at_their_end(self):
+        lone = LoneCore()
+        lone.attach(*(address(one) for one in (1, 2)))
+        lone.books.connections._lock_bytes = _LAST_LOCK_BYTE - 1
+        lone.tell(*(e.LinkUp(lone.link(one)) for one in (1, 2)))
+        assert [one.lock_byte for one in lone.ordered(i.Greet)] == [_LAST_LOCK_BYTE - 1, _FIRST_LOCK_BYTE]
+
+    def test_a_worker_that_does_not_know_us_serves_us_from_its_next_welcome_on(self):
+        lone = LoneCore(prefetch=1)
+        (want,) = lone.with_workers(1)
+        link = lone.link(1)
+        assert lone.books.connections.serving() == [link]
+        lone.unbuilt(want, "unknown")
+        assert [one.link for one in lone.ordered(i.Greet)] == [link]
+        assert lone.books.connections.serving() == []
+        lone.welcome(1)
+        assert lone.books.connections.serving() == [link]
+        assert len(lone.wants()) == 1
+
+    def test_proof_is_looked_for_more_often_while_a_silent_worker_might_write(self):
+        lone = LoneCore(prefetch=1)
+        lone.with_workers(1)
+        lone.wait_hearing(1, 1)
+        assert lone.core._tick_s - lone.now_s == pytest.approx(0.25)
+        lone.tell(e.LinkDown(lone.link(1)))
+        lone.wait(0.5)
+        assert lone.core._tick_s - lone.now_s == pytest.approx(_PROBE_S)
+        lone.tell(e.LockGone(1))
+        lone.wait(0.5)
+        assert lone.core._tick_s - lone.now_s > _PROBE_S
 
     def test_a_welcome_from_before_the_cut_counts_for_nothing(self):
         lone = LoneCore(prefetch=1)
