@@ -84,6 +84,10 @@ def speak(server, folder):
     return speak_as
 
 
+def test_its_thread_holds_up_no_process_that_ends(server):
+    assert {one.daemon for one in threading.enumerate() if one.name == "stoker-guard"} == {True}
+
+
 @pytest.mark.fault(26)
 def test_a_key_that_is_not_allowed_stays_outside(server, folder, tmp_path):
     """Although the stranger knows the server's public key, which is no secret."""

@@ -6,7 +6,11 @@ import json
 
 import pytest
 
-from loader_server.coordinator.report import limit_of, text_of
+from loader_server.coordinator.report import limit_of, stream_report, text_of, worker_report
+from loader_server.coordinator.seats import Seat, StreamSeats
+from loader_server.coordinator.workers import Worker
+from shared import messages as m
+from tests.support.coordinator import View, address, attach, beat
 
 
 def report(*, workers: int = 0, culprits: int = 0, **trainers: int) -> dict[str, object]:
@@ -26,6 +30,48 @@ def report(*, workers: int = 0, culprits: int = 0, **trainers: int) -> dict[str,
 )
 def test_the_limit_is_who_is_waited_for(waited, limit):
     assert limit_of(waited) == limit
+
+
+def seat(rank, *, trained, read, waited, heard_s=90.0):
+    """A trainer of a world of two."""
+    return Seat(
+        peer=b"", attach=attach(rank, 2), cursor=m.Cursor(0, 0, 2, "plan-1"), batches=100, heard_s=heard_s,
+        trained=trained, read=read, waited_permille=waited,
+    )  # fmt: skip
+
+
+def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_waits_longest():
+    stream = StreamSeats(View(), group=4, trained=(1, 6))
+    later = seat(1, trained=(1, 8), read=(2, 9), waited=20.4)
+    for one in (later, seat(0, trained=(1, 6), read=(1, 13), waited=60.0, heard_s=91.96)):
+        stream.add(one)
+    found = stream_report(stream, 4, now_s=92.2)
+    trainers = found.pop("trainers")
+    assert found == {
+        "evaluation": False, "group": 4, "epoch": 1, "number": 6, "read_epoch": 1, "read_number": 13, "batches": 101,
+        "plan_digest": "plan-1", "waited_permille": 60, "limit": "loaders", "attached": 2,
+    }  # fmt: skip
+    assert trainers[1] == {
+        "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "epoch": 1, "number": 8, "read_epoch": 2,
+        "read_number": 9, "waited_permille": 20, "silent_s": 2.2,
+    }  # fmt: skip
+    assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
+
+
+def test_a_stream_that_nobody_reads_has_no_limit():
+    found = stream_report(StreamSeats(View(), trained=(0, 3)), 0, now_s=0.0)
+    nothing = ("read_epoch", "read_number", "batches", "waited_permille", "limit")
+    assert [found[key] for key in nothing] == [None] * len(nothing)
+    assert (found["attached"], found["number"], found["trainers"]) == (0, 3, [])
+
+
+def test_a_worker_is_told_of_by_its_last_heartbeat():
+    worker = Worker(peer=b"", address=address(), heard_s=5.0)
+    silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0}
+    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint}
+    assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}
+    worker.beat = beat()
+    assert worker_report(worker, 5.0) == about | {"waiting": 1, "building": 2, "built": 3, "masked": 4, "silent_s": 0.0}
 
 
 @pytest.mark.fault(52)
