@@ -147,4 +147,8 @@ def _listener(port: int) -> posix.socket:
 def _descriptors() -> tuple[int, int]:
     """How many this process has open, and how many it may."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return len(os.listdir("/proc/self/fd")), most if most != resource.RLIM_INFINITY else 2**20  # noqa: PTH208
+    most = most if most != resource.RLIM_INFINITY else 2**20
+    try:
+        return len(os.listdir("/proc/self/fd")), most  # noqa: PTH208
+    except OSError:  # not even one is left to look with
+        return most, most

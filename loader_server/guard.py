@@ -18,7 +18,7 @@ from shared.keys import AllowedKeys
 from shared.roles import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shared.keys import ServerKeys
     from shared.messages import Message, NotAttached, Refused
@@ -47,8 +47,10 @@ class Guard:
         self._may_say = may_say
         self._allowed = AllowedKeys(keys.folder / "allowed") if keys is not None else None
         self._look_s = 0.0
+        #: Identities of connections for payloads.
+        self._expected: set[bytes] = set()
         if self._allowed is not None:
-            _answer_libzmq(context, self._allowed)
+            _answer_libzmq(context, self._answer_to)
 
     def look(self, now_s: float) -> bool:
         """Every now and then look after the allowed keys; whether they changed."""
@@ -65,6 +67,15 @@ class Guard:
         """Whether a key still has a role."""
         return self._allowed is None or role in self._allowed.roles(key)
 
+    def expect(self, identity: bytes) -> None:
+        """Let in whoever shows this identity where sealed payloads are sent."""
+        if identity:  # whoever has no name is a stranger
+            self._expected.add(identity)
+
+    def expect_no_longer(self, identity: bytes) -> None:
+        """Let it in no more; what is connected stays."""
+        self._expected.discard(identity)
+
     def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:
         """The answer to a message that its sender may not say, which is counted; None: it may."""
         if self._allowed is None or type(message) not in self._may_say:
@@ -75,9 +86,27 @@ class Guard:
         self.wrong_roles += 1
         return refusal(message, allowed, held)
 
+    def _answer_to(self, request: list[bytes]) -> list[bytes]:
+        """A key becomes the User-Id of all that comes on the connection; for the guard's thread.
 
-def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], allowed: AllowedKeys) -> None:
-    """A thread that tells libzmq at each handshake whether the client's key is allowed; it listens on return."""
+        A stranger is told "not now" (300), and tries again by itself: after "no" (400) its socket never would, and its
+        key may still be put in.
+        """
+        assert self._allowed is not None
+        version, number, _domain, _address, _identity, mechanism, shown, *_ = request
+        user = z85.encode(shown) if mechanism == b"CURVE" else b""
+        if self._allowed.roles(user.decode()) if user else self._is_expected(shown):
+            return [version, number, b"200", b"OK", user, b""]
+        return [version, number, b"300", b"unknown", b"", b""]
+
+    def _is_expected(self, name: bytes) -> bool:
+        with contextlib.suppress(ValueError):  # no hexadecimal
+            return bytes.fromhex(name.decode()) in self._expected
+        return False
+
+
+def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], answer_to: Callable[[list[bytes]], list[bytes]]) -> None:
+    """A thread that tells libzmq at each handshake whether the client may come in; it listens on return."""
     asked = context.socket(zmq.REP)  # used from now on by its thread alone
     asked.linger = 0
     asked.bind(_ASKED_AT)
@@ -85,19 +114,6 @@ def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], allowed: AllowedKeys
     def answer() -> None:
         with asked, contextlib.suppress(zmq.ContextTerminated):
             while True:
-                asked.send_multipart(_answer_to(asked.recv_multipart(), allowed))
+                asked.send_multipart(answer_to(asked.recv_multipart()))
 
     threading.Thread(target=answer, name="stoker-guard", daemon=True).start()
-
-
-def _answer_to(request: list[bytes], allowed: AllowedKeys) -> list[bytes]:
-    """The key becomes the User-Id of all that comes on the connection.
-
-    A stranger is told "not now" (300), and tries again when the handshake has timed out: after "no" (400) its socket
-    never would, and its key may still be put in.
-    """
-    version, number, _domain, _address, _identity, _mechanism, public = request
-    key = z85.encode(public)
-    if allowed.roles(key.decode()):
-        return [version, number, b"200", b"OK", key, b""]
-    return [version, number, b"300", b"unknown key", b"", b""]

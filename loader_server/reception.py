@@ -148,6 +148,7 @@ class Reception:
             self._end(session, job)
         for job in session.jobs.values():
             job.cancelled = True
+        self._parts.guard.expect_no_longer(session.sealed_identity)
         self._sessions.leave(session)
 
     def _end(self, session: Session, job: Job) -> None:
@@ -202,7 +203,10 @@ class Reception:
             return
         if former is not None and former is not known:
             self._forget(former)
+        if known is not None:
+            self._parts.guard.expect_no_longer(known.sealed_identity)
         session = self._sessions.welcome(identity, hello)
+        self._parts.guard.expect(session.sealed_identity)
         shared = session.shared is not None
         came = "trainer came" if known is None else "trainer is back"
         self._parts.log.info(came, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)

@@ -17,6 +17,7 @@ from loader_server.membership import Membership
 from shared import messages as m
 from shared.codec import decode, encode
 from shared.errors import ProtocolError, RefusedError
+from shared.logs import Log
 from shared.sockets import connect_dealer, drained
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Registration:
         self._keys = keys
         self._register = register
         self.socket = self._connect()
+        self._log = Log("worker", worker=register.worker)
 
     def _connect(self) -> zmq.Socket[bytes]:
         return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
@@ -89,14 +91,21 @@ class Registration:
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
         if self.membership.tires(now_s):
-            self.socket.close(linger=0)
-            self.socket = self._connect()
+            self._renew()
         if self.membership.is_due(now_s):
             sent = self._send(load() if self.membership.registered else self._register)
             for culprit in self.membership.unlisted() if sent else ():
                 self._send(culprit)
             self.membership.say(now_s, sent=sent)
         return culprits
+
+    def _renew(self) -> None:
+        try:
+            former, self.socket = self.socket, self._connect()
+        except zmq.ZMQError as error:  # no descriptor, say
+            self._log.warning("connection to the coordinator cannot be made anew yet", error=str(error))
+        else:
+            former.close(linger=0)
 
     def _take_in(self, message: m.Message, now_s: float) -> list[m.Culprits]:
         self.membership.take_in(message, now_s)

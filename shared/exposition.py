@@ -11,9 +11,10 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
 __all__ = ["Exposition", "Samples", "Spread", "Values"]
 
 _HOST = "127.0.0.1"
+
+#: Who asks more than so many at once, or has not asked after so long, is hung up on.
+_MOST_AT_ONCE = 8
+_PATIENCE_S = 5.0
+
+#: Pause when no descriptor is left to accept with: the thread would turn without an end.
+_EXHAUSTED_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +132,42 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_port = False  # some releases of Python let two servers share a port without a word
 
+    def __init__(self, *how: Any) -> None:  # noqa: ANN401
+        self._places = threading.Semaphore(_MOST_AT_ONCE)
+        super().__init__(*how)
+
     def server_bind(self) -> None:
         """Without looking the host's name up, which may take long where there is no name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_EXHAUSTED_PAUSE_S)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002
+        """Whether there is a thread for it."""
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Answer, in a thread of its own."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Nothing: whoever asks and hangs up, or never asks, is no news."""
+
 
 class _Handler(WSGIRequestHandler):
+    timeout = _PATIENCE_S
+
     def log_message(self, *_said: object) -> None:
         """Nothing: to be asked every few seconds is no news."""
 

@@ -30,6 +30,7 @@ __all__ = [
     "bind_router",
     "bind_sealed_router",
     "connect_dealer",
+    "connect_sealed_dealer",
     "connect_watched_dealer",
     "connection_events",
     "drained",
@@ -93,12 +94,14 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Se
 def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
     """A ROUTER on any port of the same address, for what is sealed already.
 
-    What is sent to it has to be read and dropped: nothing else bounds it. A connection that is made anew is let in
-    though the one before it may still seem to be up, or it would never be. Who steals an identity gets what cannot be
-    opened, until the trainer that misses it connects anew.
+    Only whoever knows an identity that was announced in a Hello is let in (the context's guard decides): it is the name
+    that a client shows. What is sent to it has to be read and dropped: nothing else bounds it. A connection that is
+    made anew is let in though the one before it may still seem to be up, or it would never be. Who steals an identity
+    gets what cannot be opened, until the trainer that misses it connects anew.
     """
     router = _router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
+    router.setsockopt(zmq.PLAIN_SERVER, 1)
     router.bind(beside.rpartition(":")[0] + ":*")
     return router
 
@@ -122,6 +125,16 @@ def connect_dealer(
     dealer = context.socket(zmq.DEALER)
     with _closed_if_it_fails(dealer):
         _set_up(dealer, endpoint, keys, identity)
+        dealer.connect(endpoint)
+    return dealer
+
+
+def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
+    """A DEALER to a ROUTER for what is sealed, under an identity that the other side was told on another way."""
+    dealer = context.socket(zmq.DEALER)
+    with _closed_if_it_fails(dealer):
+        _set_up(dealer, endpoint, None, identity)
+        dealer.setsockopt(zmq.PLAIN_USERNAME, identity.hex().encode())
         dealer.connect(endpoint)
     return dealer
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 import msgpack
-import psutil
 import pytest
 import zmq
 
 import trainer_client
 from loader_server.status import ask
 from shared.codec import VERSION, decode
-from shared.keys import make_keys
 from shared.messages import Refused
-from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.proxy import UP, Proxy
+from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,47 +121,3 @@ def test_a_bind_beyond_loopback_needs_keys_or_a_written_word(tmp_path: Path) -> 
         near = loaders.endpoint.replace("0.0.0.0", "127.0.0.1")
         with trainer_client.connect(near) as feed:
             assert len(list(feed)) > 0
-
-
-@pytest.mark.fault(25)
-def test_strangers_at_the_port_of_sealed_payloads_cost_the_worker_nothing(tmp_path: Path) -> None:
-    """They say what nobody listens to, and are reset: libzmq's heartbeats on such connections would end the process."""
-    keys = str(tmp_path / "keys")
-    make_keys(keys)
-    with running(write_job(tmp_path, job='keys = "keys"'), workers=1) as loaders, zmq.Context() as context:
-        (worker,) = loaders.workers()
-        context.linger = 0
-        with Proxy(_open_to_all(context, worker)) as proxy:
-            before = worker.num_fds()
-            proxy.ways[UP].seen = []
-            strangers = [context.socket(zmq.DEALER) for _ in range(20)]
-            for stranger in strangers:
-                stranger.connect(proxy.endpoint)
-                for _ in range(50):
-                    stranger.send(b"nobody reads this")
-            wait_until(lambda: len(proxy.ways[UP].seen) == 20 * 50, "all that they said has gone there")
-            proxy.cut()
-            until_s = time.monotonic() + 1.5  # longer than from one heartbeat to the next
-            while time.monotonic() < until_s:
-                with trainer_client.connect(loaders.endpoint, keys=keys) as feed:
-                    assert len(list(feed)) > 5
-            wait_until(lambda: worker.num_fds() <= before + 5, "their connections are gone")
-            for stranger in strangers:
-                stranger.close()
-        assert "died" not in loaders.text()
-
-
-def _open_to_all(context: zmq.Context[zmq.Socket[bytes]], worker: psutil.Process) -> str:
-    """The endpoint of a worker under keys that lets in who has none."""
-    for one in worker.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN:
-            endpoint = f"tcp://127.0.0.1:{one.laddr.port}"
-            with context.socket(zmq.DEALER) as dealer:
-                watch = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-                dealer.connect(endpoint)
-                lets_in = watch.poll(1000)
-                dealer.disable_monitor()
-                watch.close()
-                if lets_in:
-                    return endpoint
-    raise AssertionError("there is none")

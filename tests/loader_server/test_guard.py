@@ -12,7 +12,7 @@ from loader_server.guard import Guard
 from shared.keys import ClientKeys, ServerKeys, make_keys
 from shared.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery
 from shared.roles import ROLES, TO_COORDINATOR
-from shared.sockets import connect_dealer
+from shared.sockets import bind_sealed_router, connect_dealer, connect_sealed_dealer
 from tests.shared.examples import EXAMPLES
 
 ATTACH = next(one for one in EXAMPLES if isinstance(one, Attach))
@@ -121,6 +121,37 @@ def test_each_says_what_its_role_entitles_it_to(server, speak):
     assert isinstance(guard.turn_away(worker, ATTACH), NotAttached)
     assert isinstance(guard.turn_away(coordinator, ATTACH), NotAttached)
     assert guard.wrong_roles == 3
+
+
+@pytest.mark.fault(38)
+def test_only_expected_identities_come_in_where_sealed_payloads_are_sent(server):
+    with bind_sealed_router(server.context, server.endpoint) as router:
+        monitor = router.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        server.sockets.append(monitor)
+
+        def knock(identity):
+            endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+            with connect_sealed_dealer(server.context, endpoint, identity):
+                assert monitor.poll(20_000)
+                answer = zmq.utils.monitor.recv_monitor_message(monitor)["event"]
+            return answer == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+        assert not knock(b"a")
+        server.guard.expect(b"a")
+        assert knock(b"a")
+        assert not knock(b"b")
+        server.guard.expect(b"b")
+        server.guard.expect_no_longer(b"a")
+        assert knock(b"b")
+        assert not knock(b"a")
+        router.disable_monitor()
+
+
+@pytest.mark.fault(38)
+@pytest.mark.parametrize("name", [b"", b"no hexadecimal", b"\xff"])
+def test_nonsense_for_an_identity_is_a_strangers(server, name):
+    server.guard.expect(b"")  # of a trainer that wants nothing sealed
+    assert server.guard._answer_to([b"1.0", b"7", b"", b"", b"", b"PLAIN", name, b""])[:3] == [b"1.0", b"7", b"300"]
 
 
 def test_what_the_server_does_not_understand_is_not_the_guards_business(server, speak):

@@ -13,6 +13,7 @@ from shared import messages as m
 from shared.errors import RefusedError
 from tests.shared.examples import EXAMPLES
 from tests.support.askers import Desk
+from tests.support.exhaustion import no_sockets_left
 from tests.support.loaders import wait_until
 
 REGISTER = next(one for one in EXAMPLES if isinstance(one, m.Register))
@@ -25,6 +26,7 @@ class Worker:
     """Its registration and a coordinator's desk; time passes when it is let to."""
 
     def __init__(self, context):
+        self.context = context
         self.desk = Desk(context)
         self.registration = Registration(context, self.desk.endpoint, None, REGISTER)
         self.now_s = 100.0
@@ -217,3 +219,17 @@ def test_leaving_is_said_when_it_can_be(worker):
         lonely.turn(1.0, lambda: BEAT, spoken_to=False)
         assert not lonely.membership.left
         lonely.close()
+
+
+@pytest.mark.fault(38)
+def test_where_no_socket_is_left_the_connection_is_made_anew_later(worker):
+    worker.register()
+    before = worker.registration.socket
+    with no_sockets_left(worker.context):
+        worker.now_s += 3.0
+        worker.turn()
+    assert worker.registration.socket is before
+    assert not before.closed
+    worker.renewal()
+    while worker.hear()[1] != REGISTER:  # heartbeats from before
+        pass

@@ -22,6 +22,7 @@ from shared.packing import Packing
 from shared.sealing import Opener, Sealer
 from tests.shared.examples import EXAMPLES
 from tests.support.loaders import wait_until
+from tests.support.open_doors import let_all_in
 
 
 def layout(steps):
@@ -302,6 +303,7 @@ def test_connections_that_were_quiet_for_long_are_forgotten(plain):
 def sealed(tmp_path):
     make_keys(tmp_path / "keys")
     with zmq.Context() as context:
+        let_all_in(context)
         one = Line(context, Packing(), ServerKeys.read(tmp_path / "keys", "worker"))
         yield one
         one.close()
@@ -312,7 +314,9 @@ def test_sealed_batches_go_their_own_way(sealed):
     sealed.session.greet(TRAINER, hello(m.Seal(opener.key, b"side door")))
     port = sealed.sending.sealed_port
     assert sealed.sending.ports == [int(sealed.sending.endpoint.rpartition(":")[2]), port]
-    dealer = sealed.dealer(b"side door", at_port(sealed.sending.endpoint, port))
+    dealer = sealed.dealer(
+        b"side door", at_port(sealed.sending.endpoint, port), PLAIN_USERNAME=b"side door".hex().encode()
+    )
     sealer = sealed.session.sealer
 
     def pushed():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
@@ -12,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared import metric_names as names
 from shared.errors import SettingsError
 from shared.exposition import Exposition, Samples, Spread
+from tests.support.loaders import wait_until
 from tests.support.scraping import scraped
 
 if TYPE_CHECKING:
@@ -79,6 +83,20 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
 def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
     with pytest.raises(SettingsError, match=r"metrics_port: expected a free port .* 0-65535.* on 70000"):
         _serve(port=70_000)
+
+
+@pytest.mark.fault(38)
+def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.exposition._Handler.timeout", 0.2)
+    with _serve(Samples.one(names.WORKERS, 3)) as exposition, contextlib.ExitStack() as crowd:
+        host, _, port = exposition.address.partition(":")
+        before = threading.active_count()
+        for _ in range(50):
+            crowd.enter_context(socket.create_connection((host, int(port)), 5))
+        wait_until(lambda: threading.active_count() > before, "some are waited for")
+        assert threading.active_count() <= before + 8
+        wait_until(lambda: threading.active_count() == before, "nobody is waited for any longer")
+        assert scraped(exposition.address)["stoker_workers", ()] == 3
 
 
 def test_closed_means_gone(tmp_path: Path) -> None:

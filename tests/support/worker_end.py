@@ -12,6 +12,7 @@ from shared import messages as m
 from shared.codec import decode, encode
 from shared.endpoints import port_of
 from shared.sockets import bind_router, bind_sealed_router
+from tests.support.open_doors import let_all_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,8 @@ class WorkerEnd:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys | None = None) -> None:
         self.router = bind_router(context, "tcp://127.0.0.1:*", keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        if keys is not None:
+            let_all_in(context)
         self.sealed = bind_sealed_router(context, self.endpoint) if keys is not None else None
         #: Who spoke last.
         self.identity = b""

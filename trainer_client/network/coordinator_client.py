@@ -39,9 +39,9 @@ class CoordinatorClient:
         return connect_dealer(self._context, self._endpoint, self._keys, self._identity)
 
     def renew(self) -> None:
-        """Make the connection anew."""
-        self.socket.close(linger=0)
-        self.socket = self._connect()
+        """Make the connection anew; zmq.ZMQError where that cannot be: the former one stays."""
+        former, self.socket = self.socket, self._connect()
+        former.close(linger=0)
 
     def read(self) -> Iterator[Message]:
         """What the coordinator said."""

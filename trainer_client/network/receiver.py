@@ -273,7 +273,10 @@ class Receiver:
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
         self.log.info("connection to a silent coordinator is made anew")
         self._poller.unregister(self._coordinator.socket)
-        self._coordinator.renew()
+        try:
+            self._coordinator.renew()
+        except zmq.ZMQError as error:  # no descriptor, say; the core says it again
+            self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
         self._poller.register(self._coordinator.socket, zmq.POLLIN)
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:

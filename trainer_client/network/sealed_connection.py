@@ -11,19 +11,21 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+import zmq
+
 from shared.codec import decode
 from shared.endpoints import at_port
 from shared.errors import ProtocolError
+from shared.logs import Log
 from shared.messages import Pushed, Seal
 from shared.packing import unpack
 from shared.sealing import Opener
-from shared.sockets import connect_dealer, drained
+from shared.sockets import connect_sealed_dealer, drained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
-    import zmq
     from numpy.typing import NDArray
 
     from shared.layout import Layout
@@ -67,7 +69,8 @@ class SealedConnection:
         self._context = context
         self._endpoint = worker_endpoint
         self._identity = secrets.token_bytes(16)
-        self._port = 0
+        #: Where payloads are sent from, and where the socket is connected to.
+        self._port = self._connected_port = 0
         self._opener: Opener | None = None
         self._early: Pong | None = None
         self._heard_s = 0.0
@@ -80,15 +83,28 @@ class SealedConnection:
 
     def expect(self, port: int) -> None:
         """Connect to where the worker sends them from; 0: it sends none."""
-        if port != self._port:
-            self._port = port
+        self._port = port
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._port != self._connected_port:
             self.renew()
 
     def renew(self) -> None:
-        """Make the connection anew, under the same identity."""
-        self._hang_up()
-        if self._port:
-            self.socket = connect_dealer(self._context, at_port(self._endpoint, self._port), None, self._identity)
+        """Make the connection anew, under the same identity; where that cannot be, it is tried again at each Pong."""
+        former = self.socket
+        try:
+            self.socket = self._connect() if self._port else None
+        except zmq.ZMQError as error:  # no descriptor, say
+            self._connected_port = 0
+            Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
+            return
+        self._connected_port = self._port
+        if former is not None:
+            former.close(linger=0)
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        return connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
         """Headers, each with its payload."""
@@ -114,6 +130,7 @@ class SealedConnection:
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
         """Whether this has to wait, because payloads that the worker sent before it are still on their way."""
+        self._follow()
         if not self._is_behind(pong):
             self._early = None
             return False
@@ -139,15 +156,9 @@ class SealedConnection:
     def _is_behind(self, pong: Pong) -> bool:
         return self._opener is not None and self._opener.number < pong.sealed
 
-    def _hang_up(self) -> None:
-        if self.socket is not None:
-            self.socket.close(linger=0)
-        self.socket = None
-
     def close(self) -> None:
         """No more of them."""
-        self._hang_up()
-        self._port = 0
+        self.expect(0)
 
 
 def _changed() -> ProtocolError:

@@ -60,10 +60,11 @@ class WorkerConnection:
         return [self.socket, self.monitor, *([sealed] if sealed is not None else ())]
 
     def renew(self) -> None:
-        """Make all of it anew."""
+        """Make all of it anew; zmq.ZMQError where that cannot be: the former connection stays."""
+        made = self._connect()
         self._hang_up(linger=0)
         self._queued.clear()
-        self.socket, self.monitor = self._connect()
+        self.socket, self.monitor = made
         if self.sealed is not None:
             self.sealed.renew()
 
@@ -144,8 +145,6 @@ class WorkerConnection:
         return self.garbage + (self.sealed.garbage if self.sealed is not None else 0)
 
     def _hang_up(self, *, linger: int) -> None:
-        if self.socket.closed:  # it could not be made anew
-            return
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close(linger=linger)

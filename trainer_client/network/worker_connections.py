@@ -15,6 +15,7 @@ import zmq
 from shared import messages as m
 from shared.errors import LostError, ProtocolError, StokerError
 from shared.hashing import digest64
+from shared.logs import Log
 from trainer_client.core import events as e
 from trainer_client.network.kept_memory import keep_in_huge_pages
 from trainer_client.network.sealed_connection import SealedPayload
@@ -58,6 +59,7 @@ class WorkerConnections:
         #: With something to send.
         self._spoken_to: set[int] = set()
         self._garbage = 0
+        self._log = Log("trainer", stream=parts.spec.stream)
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -93,9 +95,13 @@ class WorkerConnections:
         self._forget_sockets(order.link)
         try:
             connection.renew()
-        except (StokerError, zmq.ZMQError) as error:
+        except zmq.ZMQError as error:  # no descriptor, say; the core says it again
+            self._log.warning(
+                "connection to a worker cannot be made anew", worker=connection.endpoint, error=str(error)
+            )
+        except StokerError as error:
             self._drop(order.link)
-            yield e.LinkFailed(order.link, _unreachable(connection.endpoint, error))
+            yield e.LinkFailed(order.link, error)
             return
         self._poll(order.link)
 

@@ -6,6 +6,7 @@ import pytest
 import zmq
 
 from shared import messages as m
+from tests.support.exhaustion import no_sockets_left
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody
 from trainer_client.network.coordinator_client import CoordinatorClient
 
@@ -65,6 +66,19 @@ def test_made_anew_it_is_the_same_trainer_to_the_coordinator(near, far):
     far.say(m.Noted())
     assert near.socket.poll(PATIENCE_MS)
     assert list(near.read()) == [m.Noted()]
+
+
+@pytest.mark.fault(38)
+def test_where_no_socket_is_left_the_former_connection_stays(near, far, context):
+    say(near, far, 1)
+    before = near.socket
+    with no_sockets_left(context), pytest.raises(zmq.ZMQError):
+        near.renew()
+    assert near.socket is before
+    say(near, far, 2)
+    near.renew()
+    assert before.closed
+    say(near, far, 3)
 
 
 def test_two_trainers_are_told_apart(near, far, context):

@@ -18,6 +18,8 @@ from shared.packing import Packing, pack
 from shared.sealing import TAG_BYTES, Sealer
 from shared.sockets import bind_sealed_router
 from tests.shared.examples import EXAMPLES
+from tests.support.exhaustion import no_sockets_left
+from tests.support.open_doors import let_all_in
 from trainer_client.network.sealed_connection import SealedConnection
 
 DATA = np.arange(128, dtype=np.uint8)
@@ -30,11 +32,14 @@ class Line:
     """A worker's sealed socket, and what the trainer reads at its end."""
 
     def __init__(self, context):
+        self.context = context
+        let_all_in(context)
         self.router = bind_sealed_router(context, "tcp://127.0.0.1:1")
         self.sealed = SealedConnection(context, "tcp://127.0.0.1:1")
         self.seal = self.sealed.new_seal()
         self.sealer = Sealer(self.seal.key)
-        self.sealed.expect(port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT)))
+        self.port = port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.sealed.expect(self.port)
         self.place = np.zeros(DATA.nbytes, np.uint8)
         self.packing = Packing()
 
@@ -172,3 +177,30 @@ def test_two_that_were_read_before_either_is_opened_are_told_apart(line):
     assert (line.place == DATA[::-1]).all()
     first[1].unpack(LAYOUT, line.packing, line.place)
     assert (line.place == DATA).all()
+
+
+@pytest.mark.fault(38)
+def test_where_no_socket_is_left_it_connects_at_a_later_pong(line, caplog):
+    line.push()
+    before = line.sealed.socket
+    with no_sockets_left(line.context):
+        line.sealed.renew()
+        assert line.sealed.socket is before
+        assert "no connection for payloads yet" in caplog.text
+        line.sealed.put_off(pong(0), 1.0)
+        assert line.sealed.socket is before
+    line.sealed.put_off(pong(0), 2.0)
+    assert line.sealed.socket is not before
+    assert before.closed
+
+
+@pytest.mark.fault(38)
+def test_without_a_first_connection_there_is_one_later(line):
+    other = SealedConnection(line.context, "tcp://127.0.0.1:1")
+    with no_sockets_left(line.context):
+        other.expect(line.port)
+        assert other.socket is None
+    other.put_off(pong(0), 1.0)
+    assert other.socket is not None
+    other.close()
+    assert other.socket is None

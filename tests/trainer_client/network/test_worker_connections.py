@@ -12,6 +12,7 @@ from shared import messages as m
 from shared.errors import StokerError
 from shared.hashing import digest64
 from shared.memory import Attachment, SlotMemory
+from tests.support.exhaustion import no_sockets_left
 from tests.support.lone_core import NBYTES, SHAPE, attached
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
 from trainer_client.core import events as e
@@ -165,6 +166,20 @@ def test_a_connection_that_cannot_be_made_anew_fails_alone(sealed_ends, context)
     assert ends.connections.count_garbage() == 1
     assert list(ends.connections.flush()) == []
     assert list(ends.connections.close(i.Close(LINK))) == []
+
+
+@pytest.mark.fault(38)
+def test_where_no_socket_is_left_a_connection_stays_until_it_can_be_made_anew(sealed_ends, context, caplog):
+    ends = sealed_ends
+    ends.open()
+    ends.greet()
+    before = ends.polled()
+    with no_sockets_left(context):
+        assert list(ends.connections.renew(i.Renew(LINK))) == []
+    assert ends.polled() == before
+    assert "connection to a worker cannot be made anew" in caplog.text
+    assert list(ends.connections.renew(i.Renew(LINK))) == []
+    assert not set(before) & set(ends.polled())
 
 
 def test_nothing_is_open_after_the_end(ends):
