@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server import refusals
-from loader_server.budget import Budget
 from loader_server.build_thread import Job
 from loader_server.epoch_counts import Epoch, EpochCounts
 from loader_server.exhaustion import is_exhaustion
+from loader_server.open_wants import OpenWants
 from loader_server.patience import Patience
-from loader_server.session import MOST_SESSIONS, Sessions
+from loader_server.session import MOST_SESSIONS, Session
+from loader_server.sessions import Sessions
 from loader_server.tickets import Verdict
-from loader_server.want_queue import WantQueue
 from shared import messages as m
 from shared.codec import VersionError, decode, encode_refusal
 from shared.errors import MachineError, ProtocolError, StokerError
@@ -27,12 +27,12 @@ from shared.layout import layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from loader_server.budget import Budget
     from loader_server.build_thread import BuildThread, Outcome
     from loader_server.builder import Builder
     from loader_server.guard import Guard
     from loader_server.outgoing import Outgoing
     from loader_server.sending import Sending
-    from loader_server.session import Session
     from loader_server.stream import Stream
     from shared.config import JobSettings
     from shared.layout import BucketShape
@@ -43,9 +43,6 @@ __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
 
 #: Jobs given to the building thread at a time: one being built, the others being read ahead.
 _AHEAD = 4
-
-#: Open tickets of all trainers together: each costs a kilobyte.
-_MOST_OPEN = 16 * 1024
 
 
 @dataclass(slots=True)
@@ -92,48 +89,39 @@ class Reception:
         self.draining = False
         #: This process has run out of descriptors or memory.
         self.exhausted = False
-        self._queue: WantQueue[int, Job] = WantQueue()
-        self._sessions = Sessions(parts.outgoing.take)
-        self._open: Budget[int] = Budget(_MOST_OPEN)
+        self._sessions: Sessions[Session] = Sessions(
+            lambda address, hello: Session(address, hello, parts.outgoing.take)
+        )
+        #: No batch of a stream has more bytes.
+        largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
+        self._wants: OpenWants[Session, Job] = OpenWants(self._sessions, parts.batches, largest, parts.sending.reads)
         self._patience: Patience[bytes] = Patience()
         count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(count, parts.log, parts.wake)
-        #: No batch of a stream has more bytes.
-        self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
 
     # --- what is to be done ---
 
     @property
     def waiting(self) -> int:
         """Wants that are not begun."""
-        return len(self._queue)
+        return len(self._wants)
 
     def _to_build(self) -> int:
         """Wants that are before another one; those that wait for their own trainer are not."""
-        return self._queue.waiting(self._may_build) + self._thread.load
+        return self._wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
         """Give the building thread what may be built."""
         while self._thread.load < _AHEAD:
-            job = self._queue.take(self._may_build)
+            job = self._wants.take()
             if job is None:
                 return
-            if not job.want.in_slot:
-                self._parts.batches.take(job.trainer, self._largest[job.want.stream])
             self._thread.submit(job)
-
-    def _may_build(self, trainer: int, job: Job) -> bool:
-        """Whether its trainer reads, and what goes by TCP has room."""
-        session = self._sessions.of(trainer)
-        assert session is not None, "who is gone has no wants"
-        return self._sending.reads(session.address) and (job.want.in_slot or self._parts.batches.has_room(trainer))
 
     def refuse_all(self) -> None:
         """All that is not begun is refused, for we are leaving."""
-        while (job := self._queue.take()) is not None:
-            session = self._sessions.of(job.trainer)
-            assert session is not None
-            self._end(session, job)
+        while (given_up := self._wants.give_up()) is not None:
+            session, job = given_up
             self._sending.answer(session.address, refusals.draining(job.want.ticket))
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
@@ -144,17 +132,8 @@ class Reception:
 
     def _forget(self, session: Session) -> None:
         """Its jobs are void, its memory is let go once nothing of ours can write there."""
-        for job in self._queue.drop(session.incarnation):
-            self._end(session, job)
-        for job in session.jobs.values():
-            job.cancelled = True
         self._parts.guard.expect_no_longer(session.sealed_identity)
-        self._sessions.leave(session)
-
-    def _end(self, session: Session, job: Job) -> None:
-        session.tickets.answer(job.want.ticket)
-        del session.jobs[job.want.ticket]
-        self._open.give_back(session.incarnation, 1)
+        self._wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
         """End; `let_go` of the trainers' slots, because no thread can write there any more."""
@@ -236,7 +215,7 @@ class Reception:
         """Whether it was accepted."""
         if session is None or want.worker != self._parts.incarnation or want.trainer != session.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
-        verdict = session.tickets.judge(want.ticket)
+        verdict = self._wants.judge(session, want.ticket)
         if verdict is Verdict.STALE:  # an answer could be taken for that of the open ticket
             self.counts.stale += 1
             return False
@@ -244,16 +223,14 @@ class Reception:
         if refusal is not None:
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
-        session.tickets.accept(want.ticket)
-        self._open.take(session.incarnation, 1)
-        job = session.jobs[want.ticket] = Job(
+        job = Job(
             session.incarnation,
             want,
             session.buffer(want),
             digest=session.verify or not (want.in_slot or session.sealer),
             sealer=session.sealer,
         )
-        self._queue.put(session.incarnation, job, urgent=want.urgent)
+        self._wants.put(session, job)
         return True
 
     def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
@@ -269,17 +246,11 @@ class Reception:
         stream = self._parts.streams.get(want.stream)
         if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
             return refusals.another_plan(want, stream.digest if stream else None, self._parts.name)
-        has_room = self._open.has_room(session.incarnation) and self._sending.reads(session.address)
-        return None if has_room and verdict is Verdict.NEW else refusals.busy(want.ticket)
+        return refusals.busy(want.ticket) if verdict is Verdict.BUSY else None
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
         """Answered at once if the job is still in the queue; otherwise its outcome is the answer."""
-        job = session.jobs.get(message.ticket) if session is not None else None
-        if session is None or job is None:
-            return
-        job.cancelled = True
-        if self._queue.remove(session.incarnation, job):
-            self._end(session, job)
+        if session is not None and self._wants.cancel(session, message.ticket):
             self._sending.answer(session.address, m.Cancelled(ticket=message.ticket))
 
     def _ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
@@ -330,12 +301,9 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Tell a trainer what became of its want."""
         job = outcome.job
-        if not job.want.in_slot:
-            self._parts.batches.give_back(job.trainer, self._largest[job.want.stream])
-        session = self._sessions.of(job.trainer)
-        if session is None or session.jobs.get(job.want.ticket) is not job:
+        session = self._wants.finish(job)
+        if session is None:
             return  # the trainer is gone
-        self._end(session, job)
         if outcome.built is not None and not job.cancelled:
             self._push(outcome, session)
         elif outcome.error is not None:

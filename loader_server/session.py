@@ -1,4 +1,4 @@
-"""Trainers as one worker knows them: the stream, the slots, the open tickets of each, and where it speaks from.
+"""A trainer as one worker knows it: the stream, the slots, its open tickets, and where it speaks from.
 
 Rules: a session belongs to an incarnation of a trainer, not to a connection. One that connects anew and says Hello
 again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; what comes on
@@ -14,7 +14,7 @@ from shared.memory import Attachment
 from shared.sealing import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loader_server.build_thread import Job
     from shared.messages import Hello, Ticket, Want
 
-__all__ = ["MOST_SESSIONS", "Session", "Sessions"]
+__all__ = ["MOST_SESSIONS", "Session"]
 
 #: More trainers than this no worker serves: each costs it memory, and a mapping of its slots.
 MOST_SESSIONS = 4096
@@ -85,55 +85,3 @@ class Session:
         """Let go of the trainer's slots."""
         if self.shared is not None:
             self.shared.close()
-
-
-class Sessions:
-    """All of them, by trainer and by connection."""
-
-    def __init__(self, take: Callable[[int], NDArray[np.uint8]]) -> None:
-        self._take = take
-        self._by_trainer: dict[int, Session] = {}
-        self._by_address: dict[bytes, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_trainer)
-
-    def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._by_trainer.values()))
-
-    def at(self, address: bytes) -> Session | None:
-        """The trainer that speaks on this connection."""
-        return self._by_address.get(address)
-
-    def of(self, trainer: int) -> Session | None:
-        """The session of an incarnation."""
-        return self._by_trainer.get(trainer)
-
-    def welcome(self, address: bytes, hello: Hello) -> Session:
-        """The trainer that says Hello on this connection, known or new."""
-        session = self._by_trainer.get(hello.incarnation)
-        if session is None:
-            session = self._by_trainer[hello.incarnation] = Session(address, hello, self._take)
-        else:
-            self._by_address.pop(session.address, None)
-            session.greet(address, hello)
-        self._by_address[address] = session
-        return session
-
-    def leave(self, session: Session) -> None:
-        """The trainer is gone; its memory is let go once nothing of ours can write there."""
-        session.gone = True
-        if self._by_address.get(session.address) is session:
-            del self._by_address[session.address]
-        self.tidy(session)
-
-    def tidy(self, session: Session) -> None:
-        """Forget a trainer that is gone, once its last job has ended."""
-        if session.gone and not session.jobs:
-            session.close()
-            del self._by_trainer[session.incarnation]
-
-    def close(self) -> None:
-        """Let go of all memory."""
-        for session in self:
-            session.close()

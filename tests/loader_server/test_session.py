@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from loader_server.build_thread import Job
-from loader_server.session import Sessions
+from loader_server.session import Session
+from loader_server.sessions import Sessions
 from loader_server.tickets import MOST_SLOTS
 from shared import messages as m
 from shared.memory import SlotMemory
@@ -22,9 +23,13 @@ def fresh(nbytes):
     return np.zeros(nbytes, np.uint8)
 
 
+def no_sessions():
+    return Sessions(lambda address, hello: Session(address, hello, fresh))
+
+
 @pytest.fixture
 def sessions():
-    sessions = Sessions(fresh)
+    sessions = no_sessions()
     yield sessions
     sessions.close()
 
@@ -75,7 +80,7 @@ def test_a_trainer_that_connects_anew_keeps_its_session(sessions, memory, again)
 
 
 def test_slots_that_could_not_be_had_are_tried_again_with_each_hello(sessions, memory):
-    other = Sessions(fresh)
+    other = no_sessions()
     other.welcome(b"one", hello(offer=memory.offer(16)))
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
     assert session.shared is None

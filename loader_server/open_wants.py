@@ -1,0 +1,136 @@
+"""The wants that a worker has accepted and not answered yet: which is built next, and what each trainer holds by them.
+
+Rules: pure. A ticket that was accepted is ended once. Open tickets and bytes of batches by TCP are accounted for by
+trainer, so who asks for too much, or does not read, waits alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from loader_server.budget import Budget
+from loader_server.sessions import TrainerSession
+from loader_server.tickets import Verdict
+from loader_server.want_queue import WantQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from loader_server.sessions import Sessions
+    from shared.messages import Ticket, Want
+
+__all__ = ["OpenWants"]
+
+#: Open tickets of all trainers together: each costs a kilobyte.
+_MOST_OPEN = 16 * 1024
+
+
+class WantJob(Protocol):
+    """A want in a worker's hands."""
+
+    trainer: int
+    want: Want
+    cancelled: bool
+
+
+S = TypeVar("S", bound=TrainerSession)
+J = TypeVar("J", bound=WantJob)
+
+
+class OpenWants(Generic[S, J]):
+    """Of all `sessions`; `reads(address)` says whether a connection reads what it is told."""
+
+    def __init__(
+        self,
+        sessions: Sessions[S],
+        batches: Budget[int],
+        largest: Mapping[str, int],
+        reads: Callable[[bytes], bool],
+    ) -> None:
+        self._sessions = sessions
+        #: Bytes of batches by TCP, and how many a batch of each stream has at most.
+        self._batches = batches
+        self._largest = largest
+        self._reads = reads
+        self._queue: WantQueue[int, J] = WantQueue()
+        self._open: Budget[int] = Budget(_MOST_OPEN)
+
+    def __len__(self) -> int:
+        """Wants that are not begun."""
+        return len(self._queue)
+
+    def waiting(self) -> int:
+        """Those that are before another one; what waits for its own trainer is not."""
+        return self._queue.waiting(self._may_build)
+
+    def judge(self, session: S, ticket: Ticket) -> Verdict:
+        """Whether it can be accepted, and why not."""
+        verdict = session.tickets.judge(ticket)
+        has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
+        return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
+
+    def put(self, session: S, job: J) -> None:
+        """Accept a want."""
+        ticket = job.want.ticket
+        if not session.tickets.accept(ticket):
+            raise KeyError(ticket)
+        self._open.take(session.incarnation, 1)
+        session.jobs[ticket] = job
+        self._queue.put(session.incarnation, job, urgent=job.want.urgent)
+
+    def take(self) -> J | None:
+        """What is to be built next."""
+        job = self._queue.take(self._may_build)
+        if job is not None and not job.want.in_slot:
+            self._batches.take(job.trainer, self._largest[job.want.stream])
+        return job
+
+    def _may_build(self, trainer: int, job: J) -> bool:
+        """Whether its trainer reads, and what goes by TCP has room."""
+        session = self._sessions.of(trainer)
+        assert session is not None, "who is gone has no wants"
+        return self._reads(session.address) and (job.want.in_slot or self._batches.has_room(trainer))
+
+    def give_up(self) -> tuple[S, J] | None:
+        """End one that is not begun."""
+        job = self._queue.take()
+        if job is None:
+            return None
+        session = self._sessions.of(job.trainer)
+        assert session is not None, "who is gone has no wants"
+        self._end(session, job)
+        return session, job
+
+    def finish(self, job: J) -> S | None:
+        """End one that was taken, whatever became of it; whose it is, unless the trainer is gone."""
+        if not job.want.in_slot:
+            self._batches.give_back(job.trainer, self._largest[job.want.stream])
+        session = self._sessions.of(job.trainer)
+        if session is None or session.jobs.get(job.want.ticket) is not job:
+            return None
+        self._end(session, job)
+        return session
+
+    def cancel(self, session: S, ticket: Ticket) -> bool:
+        """Nobody needs it any more; whether it is ended by that: else what becomes of it is the answer."""
+        job = session.jobs.get(ticket)
+        if job is None:
+            return False
+        job.cancelled = True
+        if not self._queue.remove(session.incarnation, job):
+            return False
+        self._end(session, job)
+        return True
+
+    def forget(self, session: S) -> None:
+        """Its trainer is gone: what is not begun is ended, the rest is void."""
+        for job in self._queue.drop(session.incarnation):
+            self._end(session, job)
+        for job in session.jobs.values():
+            job.cancelled = True
+        self._sessions.leave(session)
+
+    def _end(self, session: S, job: J) -> None:
+        session.tickets.answer(job.want.ticket)
+        del session.jobs[job.want.ticket]
+        self._open.give_back(session.incarnation, 1)

@@ -1,0 +1,91 @@
+"""All trainers of one worker, by incarnation and by connection.
+
+Rules: pure; a session is opened, greeted again and closed by whoever knows sockets and memory. One that is gone stays
+until its last job has ended, for until then something of ours may write into its slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loader_server.tickets import Tickets
+    from shared.messages import Hello, Ticket
+
+__all__ = ["Sessions", "TrainerSession"]
+
+
+class TrainerSession(Protocol):
+    """What has to be known of a trainer."""
+
+    incarnation: int
+    #: The connection that it speaks on.
+    address: bytes
+    #: It is gone, and its session stays only until the last job has ended.
+    gone: bool
+    tickets: Tickets
+    #: Its open tickets.
+    jobs: dict[Ticket, Any]
+
+    def greet(self, address: bytes, hello: Hello) -> None:
+        """It says Hello again."""
+
+    def close(self) -> None:
+        """Let go of its slots."""
+
+
+S = TypeVar("S", bound=TrainerSession)
+
+
+class Sessions(Generic[S]):
+    """`begin` makes one of a first Hello."""
+
+    def __init__(self, begin: Callable[[bytes, Hello], S]) -> None:
+        self._begin = begin
+        self._by_trainer: dict[int, S] = {}
+        self._by_address: dict[bytes, S] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_trainer)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(list(self._by_trainer.values()))
+
+    def at(self, address: bytes) -> S | None:
+        """The trainer that speaks on this connection."""
+        return self._by_address.get(address)
+
+    def of(self, trainer: int) -> S | None:
+        """The session of an incarnation."""
+        return self._by_trainer.get(trainer)
+
+    def welcome(self, address: bytes, hello: Hello) -> S:
+        """The trainer that says Hello on this connection, known or new."""
+        session = self._by_trainer.get(hello.incarnation)
+        if session is None:
+            session = self._by_trainer[hello.incarnation] = self._begin(address, hello)
+        else:
+            self._by_address.pop(session.address, None)
+            session.greet(address, hello)
+        self._by_address[address] = session
+        return session
+
+    def leave(self, session: S) -> None:
+        """The trainer is gone; its memory is let go once nothing of ours can write there."""
+        session.gone = True
+        if self._by_address.get(session.address) is session:
+            del self._by_address[session.address]
+        self.tidy(session)
+
+    def tidy(self, session: S) -> None:
+        """Forget a trainer that is gone, once its last job has ended."""
+        if session.gone and not session.jobs:
+            session.close()
+            del self._by_trainer[session.incarnation]
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        for session in self:
+            session.close()
