@@ -122,13 +122,15 @@ class OpenWants(Generic[S, J]):
         self._end(session, job)
         return True
 
-    def forget(self, session: S) -> None:
-        """Its trainer is gone: what is not begun is ended, the rest is void."""
-        for job in self._queue.drop(session.incarnation):
+    def forget(self, session: S) -> list[J]:
+        """Its trainer is gone: what is not begun is ended, and returned; the rest is void."""
+        ended = self._queue.drop(session.incarnation)
+        for job in ended:
             self._end(session, job)
         for job in session.jobs.values():
             job.cancelled = True
         self._sessions.leave(session)
+        return ended
 
     def _end(self, session: S, job: J) -> None:
         session.tickets.answer(job.want.ticket)

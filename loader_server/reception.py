@@ -213,7 +213,8 @@ class Reception:
 
     def _want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Whether it was accepted."""
-        if session is None or want.worker != self._parts.incarnation or want.trainer != session.incarnation:
+        known = session is not None and not session.gone and want.trainer == session.incarnation
+        if session is None or not known or want.worker != self._parts.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
         verdict = self._wants.judge(session, want.ticket)
         if verdict is Verdict.STALE:  # an answer could be taken for that of the open ticket

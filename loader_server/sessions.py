@@ -1,7 +1,8 @@
 """All trainers of one worker, by incarnation and by connection.
 
 Rules: pure; a session is opened, greeted again and closed by whoever knows sockets and memory. One that is gone stays
-until its last job has ended, for until then something of ours may write into its slots.
+until its last job has ended, for until then something of ours may write into its slots; it is found on its connection
+all the while, because a Pong that did not list those tickets would say that their slots are free.
 """
 
 from __future__ import annotations
@@ -75,8 +76,6 @@ class Sessions(Generic[S]):
     def leave(self, session: S) -> None:
         """The trainer is gone; its memory is let go once nothing of ours can write there."""
         session.gone = True
-        if self._by_address.get(session.address) is session:
-            del self._by_address[session.address]
         self.tidy(session)
 
     def tidy(self, session: S) -> None:
@@ -84,6 +83,8 @@ class Sessions(Generic[S]):
         if session.gone and not session.jobs:
             session.close()
             del self._by_trainer[session.incarnation]
+            if self._by_address.get(session.address) is session:
+                del self._by_address[session.address]
 
     def close(self) -> None:
         """Let go of all memory."""

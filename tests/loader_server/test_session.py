@@ -124,13 +124,13 @@ def test_not_before_its_last_job_has_ended(sessions, memory):
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
     last = job(session)
     sessions.leave(session)
-    assert sessions.at(b"one") is None
+    assert sessions.at(b"one") is session, "a Pong there has to list what is still being written"
     assert sessions.of(7) is session
     assert memory.is_locked(16)
     last.buffer(10)[:] = 3
     del session.jobs[last.want.ticket]
     sessions.tidy(session)
-    assert sessions.of(7) is None
+    assert (sessions.at(b"one"), sessions.of(7)) == (None, None)
     assert not memory.is_locked(16)
     assert memory.slot(1)[9] == 3
 

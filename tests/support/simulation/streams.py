@@ -58,6 +58,10 @@ class Stream:
     def nbytes(self, number: int) -> int:
         return _nbytes(self.shape(number))
 
+    def largest(self) -> int:
+        """No batch has more bytes."""
+        return max(map(_nbytes, _SHAPES))
+
     def build_s(self, number: int) -> float:
         """Half of the batches take three times as long as the others."""
         return self._build_s * (0.5 if number % 2 else 1.5)

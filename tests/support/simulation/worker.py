@@ -1,4 +1,4 @@
-"""A worker as `loader_server.worker` behaves: the real queue and tickets, a building thread and sockets in the model.
+"""A worker as `loader_server.worker` behaves: real sessions, wants and membership; thread and sockets in the model.
 
 Rules: every accepted ticket is answered exactly once, and only when nothing of this process can write into its slot any
 more. What a worker does wrong (`Faults`) it does in one of these ways only; the rest of it is as it should be.
@@ -7,12 +7,14 @@ more. What a worker does wrong (`Faults`) it does in one of these ways only; the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from loader_server.budget import Budget
 from loader_server.membership import Membership
+from loader_server.open_wants import OpenWants
+from loader_server.sessions import Sessions
 from loader_server.tickets import Tickets, Verdict
-from loader_server.want_queue import WantQueue
 from shared import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
 from tests.support.simulation.network import Port, Server
@@ -29,6 +31,9 @@ __all__ = ["Faults", "Worker"]
 #: As the real one has them: jobs in the building thread, and heartbeat timeouts after which a silent trainer is gone.
 _AHEAD = 4
 _GONE_AFTER = 5
+
+#: Batches by TCP that fit what a worker may hold of them: few, so that its limit is met.
+_BATCHES = 4
 
 _NEVER_S = float("inf")
 
@@ -56,22 +61,40 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    identity: bytes
+    trainer: int
     want: m.Want
     memory: Memory | None
     cancelled: bool = False
+    #: It was refused instead of being built.
+    fails: bool = False
 
 
-@dataclass(slots=True, eq=False)
 class _Session:
-    stream: str
-    incarnation: int
-    heard_s: float
-    verify: bool
-    memory: Memory | None = None
-    lock_byte: int = 0
-    tickets: Tickets = field(default_factory=Tickets)
-    jobs: dict[m.Ticket, _Job] = field(default_factory=dict)
+    """As `loader_server.session.Session`."""
+
+    def __init__(self, worker: Worker, address: bytes, hello: m.Hello) -> None:
+        self.incarnation = hello.incarnation
+        self.heard_s = worker.scheduler.now_s
+        self.tickets = Tickets()
+        self.jobs: dict[m.Ticket, _Job] = {}
+        self.memory: Memory | None = None
+        self.lock_byte = 0
+        self._worker = worker
+        self.greet(address, hello)
+
+    def greet(self, address: bytes, hello: m.Hello) -> None:
+        self.address = address
+        self.gone = False
+        self.stream = hello.stream
+        self.verify = hello.verify
+        if self.memory is None:
+            self.memory = self._worker.open_memory(hello)
+            self.lock_byte = hello.shared.lock_byte if hello.shared is not None else 0
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.locks.discard(self.lock_byte)
+            self.memory = None
 
 
 class Worker(Process):
@@ -86,8 +109,10 @@ class Worker(Process):
         self.draining = False
         #: The batches that it did not give as they should be, by trainer.
         self.refused: set[tuple[int, int, int]] = set()
-        self._queue: WantQueue[bytes, _Job] = WantQueue()
-        self._sessions: dict[bytes, _Session] = {}
+        self._sessions: Sessions[_Session] = Sessions(lambda address, hello: _Session(self, address, hello))
+        largest = {name: stream.largest() for name, stream in world.streams.items()}
+        batches: Budget[int] = Budget(_BATCHES * max(largest.values()))
+        self._wants: OpenWants[_Session, _Job] = OpenWants(self._sessions, batches, largest, lambda _address: True)
         self._thread: deque[_Job] = deque()
         self._building: _Job | None = None
         self._server = Server(world.network, self, endpoint)
@@ -153,24 +178,21 @@ class Worker(Process):
 
     def receive(self, identity: bytes, message: Any) -> None:
         """A trainer said something."""
-        session = self._sessions.get(identity)
+        self._doors[type(message)](self, identity, self._sessions.at(identity), message)
+        session = self._sessions.at(identity)
         if session is not None:
             session.heard_s = self.scheduler.now_s
-        self._doors[type(message)](self, identity, session, message)
 
     def _say(self, identity: bytes, message: Any) -> None:
         self._server.send(identity, message)
 
-    def _hello(self, identity: bytes, session: _Session | None, hello: m.Hello) -> None:
+    def _hello(self, identity: bytes, former: _Session | None, hello: m.Hello) -> None:
         if hello.job != self.job:
             self._say(identity, m.Refused(code="job", expected=self.job, got=hello.job, remedy="Look."))
             return
-        if session is None or session.incarnation != hello.incarnation:
-            if session is not None:
-                self._forget(identity)
-            now_s = self.scheduler.now_s
-            session = self._sessions[identity] = _Session(hello.stream, hello.incarnation, now_s, hello.verify)
-            self._open_memory(session, hello)
+        if former is not None and former is not self._sessions.of(hello.incarnation):
+            self._forget(former)
+        session = self._sessions.welcome(identity, hello)
         shared = session.memory is not None
         self._say(
             identity,
@@ -185,50 +207,41 @@ class Worker(Process):
             ),
         )
 
-    def _open_memory(self, session: _Session, hello: m.Hello) -> None:
+    def open_memory(self, hello: m.Hello) -> Memory | None:
+        """The slots that a trainer offers, if they can be had here."""
         offer = hello.shared
         if offer is None or offer.boot_id != self.world.network.host_of[self.name]:
-            return
+            return None
         memory = self.world.memories.get(offer.pid)
         if memory is None or offer.lock_byte in memory.locks or self.world.is_short_of_memory(self.name):
-            return
+            return None
         memory.locks.add(offer.lock_byte)
-        session.memory, session.lock_byte = memory, offer.lock_byte
+        return memory
 
     def _look(self) -> None:
-        allowed_s = _GONE_AFTER * self._timeout_s
-        now_s = self.scheduler.now_s
-        for identity in [one for one, session in self._sessions.items() if now_s - session.heard_s > allowed_s]:
-            self._forget(identity)
+        silent_s = self.scheduler.now_s - _GONE_AFTER * self._timeout_s
+        for session in self._sessions:
+            if session.heard_s < silent_s:
+                self._forget(session)
         self.after(self._timeout_s / 2, self._look)
-
-    def _forget(self, identity: bytes) -> None:
-        session = self._sessions[identity]
-        for job in self._queue.drop(identity):
-            self._end(session, job)
-        for job in session.jobs.values():
-            job.cancelled = True
-        if not session.jobs:
-            self._close_memory(session)
-            del self._sessions[identity]
-
-    def _close_memory(self, session: _Session) -> None:
-        if session.memory is not None:
-            session.memory.locks.discard(session.lock_byte)
-            session.memory = None
 
     def forget_all(self) -> None:
         """It heard nothing of its trainers for long, as far as it knows."""
-        for identity in list(self._sessions):
-            self._forget(identity)
+        for session in self._sessions:
+            self._forget(session)
+
+    def _forget(self, session: _Session) -> None:
+        for job in self._wants.forget(session):
+            self._let_go(job)
 
     # --- wants ---
 
     def _want(self, identity: bytes, session: _Session | None, want: m.Want) -> None:
-        if session is None or want.worker != self.incarnation or want.trainer != session.incarnation:
+        known = session is not None and not session.gone and want.trainer == session.incarnation
+        if session is None or not known or want.worker != self.incarnation:
             self._refuse(identity, want, "unknown")
             return
-        verdict = session.tickets.judge(want.ticket)
+        verdict = self._wants.judge(session, want.ticket)
         if verdict is Verdict.STALE:
             return
         code = self._objection(session, want, verdict)
@@ -236,13 +249,11 @@ class Worker(Process):
             session.tickets.refuse(want.ticket)
             self._refuse(identity, want, code)
             return
-        session.tickets.accept(want.ticket)
-        memory = session.memory if want.in_slot else None
-        job = session.jobs[want.ticket] = _Job(identity, want, memory)
-        if memory is not None:
-            memory.open_for(self.incarnation, want.ticket)
+        job = _Job(session.incarnation, want, session.memory if want.in_slot else None)
+        self._wants.put(session, job)
+        if job.memory is not None:
+            job.memory.open_for(self.incarnation, want.ticket)
             self.world.checks.on_accepted(self, want)
-        self._queue.put(identity, job, urgent=want.urgent)
         self._feed()
 
     def _objection(self, session: _Session, want: m.Want, verdict: Verdict) -> str:
@@ -258,12 +269,9 @@ class Worker(Process):
 
     def _cancel(self, identity: bytes, session: _Session | None, message: m.Cancel) -> None:
         job = session.jobs.get(message.ticket) if session is not None else None
-        if session is None or job is None:
-            return
-        job.cancelled = True
-        if self._queue.remove(identity, job):
-            self._end(session, job)
-            self._say(identity, m.Cancelled(ticket=message.ticket))
+        if session is not None and job is not None and self._wants.cancel(session, message.ticket):
+            self._let_go(job)
+            self._say(session.address, m.Cancelled(ticket=message.ticket))
 
     def _ping(self, identity: bytes, session: _Session | None, message: m.Ping) -> None:
         held = session.tickets.held() if session is not None else ()
@@ -292,7 +300,7 @@ class Worker(Process):
 
     def _feed(self) -> None:
         while len(self._thread) + (self._building is not None) < _AHEAD:
-            job = self._queue.take()
+            job = self._wants.take()
             if job is None:
                 break
             self._thread.append(job)
@@ -303,7 +311,8 @@ class Worker(Process):
         if not self._thread:
             return
         job = self._building = self._thread.popleft()
-        if job.cancelled or self._will_fail(job):
+        job.fails = self._will_fail(job)
+        if job.cancelled or job.fails:
             self.after(0.0001, self._built, job)
             return
         if self.world.is_poisoned(self, job.want):
@@ -345,31 +354,29 @@ class Worker(Process):
 
     def _built(self, job: _Job) -> None:
         self._building = None
-        session = self._sessions.get(job.identity)
-        if session is not None and session.jobs.get(job.want.ticket) is job:
-            self._end(session, job)
+        self._let_go(job)
+        session = self._wants.finish(job)
+        if session is not None:
             self._answer(session, job)
+            self._sessions.tidy(session)
         self._feed()
 
     def _answer(self, session: _Session, job: _Job) -> None:
         if job.cancelled:
-            self._say(job.identity, m.Cancelled(ticket=job.want.ticket))
-        elif self._will_fail(job):
+            self._say(session.address, m.Cancelled(ticket=job.want.ticket))
+        elif job.fails:
             self._note_refusal(job.want)
-            self._refuse(job.identity, job.want, "failed")
+            self._refuse(session.address, job.want, "failed")
         elif self.scheduler.chance(self.faults.machine) and self.world.may_fail_once_more(job.want):
-            self._refuse(job.identity, job.want, "machine")
+            self._refuse(session.address, job.want, "machine")
         else:
             self._push(session, job)
-        if not session.jobs and self.scheduler.now_s - session.heard_s > _GONE_AFTER * self._timeout_s:
-            self._forget(job.identity)
 
     def _note_refusal(self, want: m.Want) -> None:
         self.refused.add((want.trainer, want.epoch, want.number))
 
-    def _end(self, session: _Session, job: _Job) -> None:
-        session.tickets.answer(job.want.ticket)
-        del session.jobs[job.want.ticket]
+    def _let_go(self, job: _Job) -> None:
+        """Nothing of ours writes there for this ticket any more."""
         if job.memory is not None:
             job.memory.close_for(self.incarnation, job.want.ticket)
 
@@ -401,7 +408,7 @@ class Worker(Process):
             waiting=0,
         )
         payload = None if want.in_slot else Payload(Stamp.of(self.incarnation, want), whole)
-        self._say(job.identity, (header, payload))
+        self._say(session.address, (header, payload))
 
     # --- the end ---
 
@@ -410,10 +417,10 @@ class Worker(Process):
         self.draining = True
         leave = m.Leave(worker=self.name, incarnation=self.incarnation)
         self._membership.left = self._membership.left or self._coordinator.send(leave)
-        while (job := self._queue.take()) is not None:
-            session = self._sessions[job.identity]
-            self._end(session, job)
-            self._refuse(job.identity, job.want, "draining")
+        while (given_up := self._wants.give_up()) is not None:
+            session, job = given_up
+            self._let_go(job)
+            self._refuse(session.address, job.want, "draining")
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -425,9 +432,8 @@ class Worker(Process):
     def die(self) -> None:
         """Kill -9: nothing of it writes any more, and its locks are gone."""
         super().die()
-        for session in self._sessions.values():
+        for session in self._sessions:
             for job in session.jobs.values():
-                if job.memory is not None:
-                    job.memory.close_for(self.incarnation, job.want.ticket)
+                self._let_go(job)
             if not self.world.is_lock_inherited(self):
-                self._close_memory(session)
+                session.close()
