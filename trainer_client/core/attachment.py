@@ -48,7 +48,7 @@ class Attachment:
         self._stood: m.Cursor | None = None
         self._again_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
-        self._beat_s = 0.0
+        self._beat_s = float("inf")
         self._timeout_s = _USUAL_TIMEOUT_S
         self._silence = Silence()
 
@@ -57,15 +57,14 @@ class Attachment:
         """When there is something to say."""
         if self._open:
             return min(self._again_s, self._silence.due_s(self._timeout_s))
-        return self._beat_s if self.attached else float("inf")
+        return self._beat_s
 
     def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
-        """Attach (again) at this cursor; `waiting` is the number of whoever wants to know the answer."""
+        """Attach (again) at this cursor with the next `tick`; `waiting` is the number of whoever wants the answer."""
         self._serial += 1
         self._silence.excuse(now_s)
         self._asked, self._open, self._for = cursor, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
-        self._say(now_s)
 
     def _say(self, now_s: float) -> None:
         ranks, settings = self._settings.ranks, self._settings
@@ -89,15 +88,14 @@ class Attachment:
 
     def try_soon(self, now_s: float) -> None:
         """The request did not get out: while a connection is being made, a start should not wait for a pause to end."""
-        if self._open:
-            self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
+        self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
 
     def tick(self, members: int, now_s: float) -> None:
         """Say what is due; on a connection that is made anew the open request is said at once."""
         self._renew(now_s)
         if self._open and now_s >= self._again_s:
             self._say(now_s)
-        if not self._open and self.attached and now_s >= self._beat_s:
+        if not self._open and now_s >= self._beat_s:
             self._beat_s = now_s + self._timeout_s / 4
             self._out.append(i.SendProgress(members))
 

@@ -103,6 +103,7 @@ def test_a_refusal_names_its_request_too(lone):
     assert serial == 2
     assert isinstance(error, RefusedError)
     assert (error.code, error.where) == ("world", "coordinator")
+    assert lone.ordered(i.Fail) == [], "whoever asked may ask for something else"
     lone.wait(4)
     assert asked(lone) == []
 
@@ -117,6 +118,11 @@ def test_while_it_is_told_to_wait_it_asks_when_it_was_told(lone):
     assert lone.core.attachment.heard == "counting"
     said(lone, m.Wait(serial=9, reason="another", retry_ms=3000))
     assert lone.core.attachment.heard == "counting"
+
+
+def test_once_attached_the_next_heartbeat_is_due(lone):
+    lone.attach(address(1))
+    assert lone.core.attachment.due_s == pytest.approx(lone.now_s + 0.5)
 
 
 def test_heartbeats_go_out_four_times_a_timeout_and_name_the_list(lone):
