@@ -85,8 +85,6 @@ class Reception:
         self._sending = parts.sending
         self._thread = parts.thread
         self.counts = WorkerCounts()
-        #: New wants are refused.
-        self.draining = False
         #: This process has run out of descriptors or memory.
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(
@@ -242,8 +240,6 @@ class Reception:
     def _objection(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
         if want.in_slot and session.shared is None:
             return refusals.not_shared(want.ticket)
-        if self.draining:
-            return refusals.draining(want.ticket)
         stream = self._parts.streams.get(want.stream)
         if stream is None or want.stream != session.stream or want.plan_digest != stream.digest:
             return refusals.another_plan(want, stream.digest if stream else None, self._parts.name)

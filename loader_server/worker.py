@@ -195,7 +195,6 @@ class Worker:
         if self.guard.look(now_s):
             self._look_s = now_s
         self.connections.turn(now_s)
-        self._reception.draining = self._draining
         if self._sending.router in ready:
             for identity, *frames in drained(self._sending.router):
                 key = self.guard.key_of(identity)

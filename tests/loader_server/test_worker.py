@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 import zmq
 
 from loader_server.build_thread import Job
 from loader_server.tickets import MOST_OPEN, MOST_SLOTS
 from shared import messages as m
+from shared.codec import VERSION, encode
 from shared.errors import ReadError
 from shared.hashing import digest64
 from shared.memory import SlotMemory
@@ -170,6 +172,38 @@ def test_strangers_are_refused(ask):
     other = ask()
     other.say(other.greeting(stream="another"))
     assert other.hear(m.Refused).code == "stream"
+
+
+def test_what_nobody_says_to_a_worker_is_counted_and_not_answered(ask, worker):
+    one = welcomed(ask())
+    one.say(m.Noted())
+    one.dealer.send(b"nonsense")
+    one.say(m.Ping(number=3))
+    assert one.listen() == m.Pong(number=3, tickets=(), sealed=0, waiting=0)
+    assert worker.counts.garbage == 2
+
+
+@pytest.mark.fault(42)
+def test_who_says_much_in_vain_at_once_is_heard_again_a_moment_later(ask, worker):
+    one = ask()
+    one.dealer.send_multipart([b"nonsense"] * 300)
+    wait_until(lambda: worker.counts.garbage == 256, "the first ones are taken in")
+
+    def is_heard() -> bool:
+        one.dealer.send(b"nonsense")
+        return worker.counts.garbage > 256
+
+    wait_until(is_heard, "it is heard again")
+
+
+@pytest.mark.fault(28)
+def test_whoever_speaks_another_version_is_told_which_one_is_spoken_here(ask, worker):
+    one = ask()
+    version, *rest = msgpack.unpackb(encode(m.Ping(number=1)))
+    one.dealer.send(msgpack.packb([version + 1, *rest]))
+    refused = one.hear(m.Refused)
+    assert (refused.code, refused.expected) == ("version", f"protocol version {VERSION}")
+    assert worker.counts.garbage == 0
 
 
 @pytest.mark.fault(42)
