@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PACKAGES := shared loader_server trainer_client monitoring tests
 
-.PHONY: demo test lint monitoring-test mutants clean
+.PHONY: demo test lint monitoring-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -19,6 +19,9 @@ monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is 
 
 mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
 	$(BIN)/python -m tests.mutants
+
+dist: $(STAMP) ## wheel and sdist, and the wheel tried in an environment of its own
+	$(BIN)/python -m tests.release.dist
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(PACKAGES)
