@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from pathlib import Path
@@ -190,6 +191,19 @@ def test_garbage_and_strays_are_counted(ends, ours):
     ends.wait_for(m.Progress, 3)
     ends.wait_for(m.Ping, 1)
     assert ours.count_garbage() >= 2
+    ours.close(20)
+    before = ours.count_garbage()
+    ours.core.strays += 5
+    assert ours.count_garbage() == before + 5
+
+
+def test_what_the_core_has_to_say_is_logged(ends, ours, caplog):
+    caplog.set_level(logging.INFO, "stoker")
+    ours.attach(None)
+    wait_until(lambda: "worker serves us" in [one.event for one in caplog.records], "it is logged")
+    (line,) = [one for one in caplog.records if one.event == "worker serves us"]
+    assert line.levelno == logging.INFO
+    assert (line.fields["worker"], line.fields["job"], line.fields["stream"]) == ("w1", "digits", "train")
 
 
 def test_a_silent_coordinator_is_connected_to_anew(ends, ours):
@@ -198,6 +212,7 @@ def test_a_silent_coordinator_is_connected_to_anew(ends, ours):
     ends.answers[m.Progress] = lambda _: []
     ends.wait_for(m.Progress, 12)
     assert before.closed
+    assert before not in [socket for socket, _ in ours._poller.sockets]
     del ends.answers[m.Progress]
     assert ours.attach(None).cursor.number == 0
 
