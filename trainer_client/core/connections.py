@@ -283,7 +283,7 @@ class Connections:
         if locked and connection.lock_byte:  # else it answers a Hello that was said twice
             worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
         worker.in_slot = came.shared and (locked or worker.in_slot)
-        worker.leaving, worker.unlisted = False, True
+        worker.leaving, worker.unlisted, worker.cut = False, True, False
         connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
         connection.hello_s, connection.renew_s = float("inf"), float("inf")
         connection.renew_pause_s = self._timeout_s

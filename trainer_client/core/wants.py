@@ -119,7 +119,7 @@ class Wants:
     def hear(self, worker: Worker, now_s: float) -> None:
         """Something came from a worker."""
         worker.heard_s = now_s
-        if worker.silent:
+        if worker.silent and not worker.cut:
             worker.silent = False
             self._look_around = True
 
@@ -138,6 +138,7 @@ class Wants:
     def cut(self, worker: Worker, *, by_us: bool = False) -> None:
         """Its connection is gone, and with it what was to come by TCP."""
         self.suspect(worker)
+        worker.cut = True
         by_tcp = [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]
         # It may have died of one of these: whoever is asked next must know before proof is there, if it ever is.
         suspicious = not (by_us or worker.in_good_order)

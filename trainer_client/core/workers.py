@@ -56,6 +56,8 @@ class Worker:
     answered_s: float = 0.0
     #: Nothing came from it for too long, or its connection is gone.
     silent: bool = False
+    #: Its connection is gone, and it has not welcomed us again: what it said before may still come.
+    cut: bool = False
     #: It takes nothing new.
     leaving: bool = False
     #: It said that it drains: when it is gone it did not crash.

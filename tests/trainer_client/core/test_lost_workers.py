@@ -102,6 +102,9 @@ class TestSilence:
         lone.wait(3)
         lone.push(want)
         lone.consume(lone.offer(0))
+        assert lone.wants() == [], "what it said before its connection went is no welcome: it may have let our slots go"
+        lone.tell(e.LinkUp(lone.link(1)))
+        lone.welcome(1)
         assert numbers(lone.wants()) == [1]
 
     @pytest.mark.fault(16)
