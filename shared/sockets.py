@@ -111,7 +111,7 @@ def _router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socke
     _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    router.setsockopt(zmq.HANDSHAKE_IVL, 2000)
     router.setsockopt(zmq.RCVBUF, _SERVER_RECEIVE_BUFFER)
     for option, value in _KEEPALIVE.items():
         router.setsockopt(option, value)
@@ -172,6 +172,7 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
     dealer.setsockopt(zmq.IMMEDIATE, 1)
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow, while a server lets nobody in
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
     # On DEALERs only: the TTL ends dead connections for both sides.
     dealer.setsockopt(zmq.HEARTBEAT_IVL, 1000)

@@ -222,7 +222,6 @@ FAULTS = {
 #: Faults that no test with real processes shows yet, and what will.
 FAULTS_LATER = {
     12: "later: queue mode",
-    38: "later: sockets",
 }
 
 #: Tests that lie here run real processes.
