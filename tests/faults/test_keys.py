@@ -19,6 +19,7 @@ from shared.keys import ClientKeys, make_keys
 from shared.sockets import connect_dealer
 from tests.shared.examples import EXAMPLES
 from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.scraping import scraped, targets, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,14 +100,24 @@ def speak(loaders: Loaders, folder: Path, worker: str) -> Iterator[Speak]:
     context.term()
 
 
+def counted(folder: Path, server: Role, name: str, **labels: str) -> float:
+    """What servers of a role have counted."""
+    found = [one for one in targets(folder / ".stoker/tones/targets").values() if one["role"] == server]
+    return sum(total(scraped(one["address"]), name, **labels) for one in found)
+
+
 @pytest.mark.fault(26)
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_whose_key_is_unknown_is_not_served(loaders: Loaders, folder: Path, shared_memory: bool) -> None:
+    changes = "stoker_connection_changes_total"
+    before = {kind: counted(folder, "coordinator", changes, kind=kind) for kind in ("unknown_key", "not_understood")}
     for keys in ("", str(folder / "stranger")):
         with pytest.raises(trainer_client.LostError, match="got no answer"):
             trainer_client.connect(loaders.endpoint, keys=keys, connect_timeout_s=0.7)
     with trainer_client.connect(loaders.endpoint, keys=str(folder / "keys"), shared_memory=shared_memory) as feed:
         assert len(list(feed)) > 5
+    for kind, count in before.items():
+        assert counted(folder, "coordinator", changes, kind=kind) > count
 
 
 @pytest.mark.fault(26)
@@ -125,11 +136,15 @@ def test_whose_key_is_unknown_is_not_served(loaders: Loaders, folder: Path, shar
         ("worker", "coordinator", m.Want),
     ],
 )
-def test_a_key_of_another_role_is_refused(speak: Speak, server: Role, role: Role, kind: type[Message]) -> None:
+def test_a_key_of_another_role_is_refused_and_counted(
+    speak: Speak, folder: Path, server: Role, role: Role, kind: type[Message]
+) -> None:
+    before = counted(folder, server, "stoker_wrong_roles_total")
     answer = speak(server, role, SAID[kind])
     assert isinstance(answer, m.NotAttached if kind is m.Attach else m.Refused)
     assert answer.code == "role"
     assert answer.got == f"{kind.kind} with a key in allowed/{role}"
+    assert counted(folder, server, "stoker_wrong_roles_total") == before + 1
 
 
 @pytest.mark.fault(26)

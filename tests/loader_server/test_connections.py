@@ -49,8 +49,9 @@ def few_descriptors():
     """Have so many files that those which are open are this share of them."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
+    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
     def limit(share):
-        used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(used / share), before[1]))
 
     yield limit
@@ -113,6 +114,22 @@ def test_doors_shut_before_descriptors_run_out_and_open_again(connections, endpo
             counted(connections, accepted=3)
     assert "connections are let in again" in caplog.text
     assert connections.times_shut == 1
+
+
+@pytest.mark.fault(38)
+def test_where_no_descriptor_is_left_that_is_counted_and_the_doors_shut(connections, endpoint, few_descriptors):
+    with socket.socket() as stranger:
+        few_descriptors(2.0)
+        stranger.connect(("127.0.0.1", port_of(endpoint)))
+
+        def failed():
+            connections.turn(0.0)
+            return connections.changes["messages"]["no_descriptor"]
+
+        wait_until(failed, "it could not be let in")
+        assert connections.times_shut == 1
+        few_descriptors(0.4)
+        counted(connections, accepted=1)
 
 
 def test_nobody_holds_the_port_once_all_is_closed(context):

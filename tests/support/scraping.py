@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Scrape", "scraped", "targets"]
+__all__ = ["Scrape", "scraped", "targets", "total"]
 
 #: Values by name and sorted labels.
 Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -25,6 +25,11 @@ def scraped(address: str) -> Scrape:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def total(scrape: Scrape, name: str, **labels: str) -> float:
+    """The sum of a metric over all samples with these labels."""
+    return sum(value for (one, had), value in scrape.items() if one == name and labels.items() <= dict(had).items())
 
 
 def targets(folder: Path) -> dict[str, dict[str, Any]]:

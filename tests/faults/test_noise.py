@@ -1,0 +1,128 @@
+"""Noise at every port of coordinator and worker, with keys and without, while a feed reads: dropped, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+import zmq
+
+import trainer_client
+from shared.keys import make_keys
+from shared.sockets import MAX_REQUEST
+from tests.support.loaders import Loaders, running, wait_until, write_job
+from tests.support.scraping import scraped, targets, total
+from tests.support.zmtp import GREETING, frame, ping, raw_client, ready, reset
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module", params=["keys", "open"])
+def loaders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaders]:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "keys":
+        make_keys(folder / "keys")
+    with running(write_job(folder, job='keys = "keys"' if request.param == "keys" else ""), workers=1) as loaders:
+        yield loaders
+
+
+def _servers(loaders: Loaders) -> list[psutil.Process]:
+    return [loaders.coordinator(), *loaders.workers()]
+
+
+def _endpoints(loaders: Loaders) -> list[str]:
+    """All that the servers listen at: messages, sealed payloads, metrics."""
+    return [
+        f"tcp://127.0.0.1:{one.laddr.port}"
+        for process in _servers(loaders)
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    ]
+
+
+def _noise(chance: random.Random) -> Iterator[bytes]:
+    """What a raw client sends after its greeting, or instead of one."""
+    yield chance.randbytes(3000)
+    yield b"\xff" + chance.randbytes(300)
+    yield GREETING[:40]
+    for _ in range(5):
+        yield GREETING + ready() + chance.randbytes(chance.randrange(1, 500))
+    yield GREETING + ready() + frame(chance.randbytes(2 * MAX_REQUEST))
+    yield GREETING + ready() + frame(b"x" * 200)[:50]
+    yield GREETING + ready() + b"".join(frame(chance.randbytes(9), more=True) for _ in range(20_000)) + frame(b"")
+    yield GREETING + ready() + (3 * frame(b"x") + ping(ttl_s=10)) * 1000
+
+
+def _send(client: socket.socket, sent: bytes) -> None:
+    client.settimeout(2.0)
+    with contextlib.suppress(OSError):  # it was hung up on, or is not read
+        client.sendall(sent)
+
+
+def _disturb(endpoints: list[str], chance: random.Random) -> None:
+    """Every kind of noise at every port, hanging up in either way."""
+    for endpoint in endpoints:
+        for sent in _noise(chance):
+            with raw_client(endpoint, greets=False) as client:
+                _send(client, sent)
+                if chance.random() < 0.5:
+                    reset(client)
+    with zmq.Context() as context:
+        for endpoint in endpoints:
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.linger, dealer.sndtimeo = 200, 200
+                dealer.connect(endpoint)
+                with contextlib.suppress(zmq.Again):  # it is not let in
+                    for _ in range(100):
+                        dealer.send_multipart([chance.randbytes(chance.randrange(200)) for _ in range(3)])
+
+
+def _counted(loaders: Loaders, name: str, **labels: str) -> list[float]:
+    """A counter's sum at each server."""
+    found = targets(loaders.log.parent / ".stoker/tones/targets").values()
+    return [total(scraped(target["address"]), name, **labels) for target in found]
+
+
+def _epoch(feed: trainer_client.Feed) -> list[tuple[int, int]]:
+    return [(batch.number, batch.digest) for batch in feed]
+
+
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_noise_on_every_socket_is_dropped_and_counted(loaders: Loaders, shared_memory: bool) -> None:
+    keys = loaders.log.parent / "keys"
+    how = {"stream": "dev", "keys": str(keys) if keys.exists() else "", "shared_memory": shared_memory}
+    endpoints, servers = _endpoints(loaders), _servers(loaders)
+    assert len(endpoints) == 4 + keys.exists()
+    changes = "stoker_connection_changes_total"
+    before = {kind: _counted(loaders, changes, kind=kind) for kind in ("ended", "not_understood", "unfinished")}
+    garbage = _counted(loaders, "stoker_garbage_messages_total")
+    noise = threading.Thread(target=_disturb, args=(endpoints, random.Random(25)))
+    with trainer_client.connect(loaders.endpoint, **how) as feed:
+        calm = _epoch(feed)
+        noise.start()
+        while noise.is_alive():
+            assert _epoch(feed) == calm
+        noise.join()
+    with trainer_client.connect(loaders.endpoint, **how) as newcomer:
+        assert _epoch(newcomer) == calm
+    assert _servers(loaders) == servers, "nobody had to be replaced"
+    assert "died" not in loaders.text()
+
+    def rose(kind: str, least: int) -> bool:
+        after = _counted(loaders, changes, kind=kind)
+        return all(now >= then + least for now, then in zip(after, before[kind], strict=True))
+
+    wait_until(lambda: rose("ended", 10), "connections that ended are counted")
+    wait_until(lambda: rose("unfinished", 1), "those that did not end their handshake are counted")
+    if keys.exists():
+        wait_until(lambda: rose("not_understood", 5), "those without keys are counted")
+    else:
+        after = _counted(loaders, "stoker_garbage_messages_total")
+        assert all(now >= then + 100 for now, then in zip(after, garbage, strict=True))
