@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import zmq
+
+from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,3 +27,15 @@ def no_sockets_left(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
     yield
     for socket in taken:
         socket.close(0)
+    wait_until(lambda: _can_be_made(context), "libzmq has let go of them")
+
+
+def _can_be_made(context: zmq.Context[zmq.Socket[bytes]]) -> bool:
+    """Whether there are a few again: it is a thread of libzmq's that lets go."""
+    taken = []
+    with suppress(zmq.ZMQError):
+        while len(taken) < 8:
+            taken.append(context.socket(zmq.PAIR))
+    for socket in taken:
+        socket.close(0)
+    return len(taken) == 8
