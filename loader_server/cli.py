@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.command import run_command
+from shared.command import allow_many_files, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -280,6 +280,7 @@ def _coordinator(options: argparse.Namespace) -> int:
 
     if options.parent:
         end_with_parent(options.parent)
+    allow_many_files()
     job = _job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
@@ -304,6 +305,7 @@ def _worker(options: argparse.Namespace) -> int:
 
     if options.parent:
         end_with_parent(options.parent)
+    allow_many_files()
     keep_memory()
     let_deadlines_end_us()
     job = _job(options.job)

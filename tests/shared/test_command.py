@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import resource
 
 import pytest
 
-from shared.command import run_command
+from shared.command import allow_many_files, run_command
 from shared.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")
@@ -52,3 +53,14 @@ def test_ctrl_c_ends_as_a_shell_says_it(capsys):
 
 def test_wrong_usage(capsys):
     assert ends(lambda options: 0, "--no-such-option") == 2
+
+
+@pytest.mark.fault(38)
+def test_all_descriptors_that_it_may_have_are_its_own():
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -17,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from shared.command import allow_many_files
 from shared.logs import start_logging
 from trainer_client.load_test.histogram import Histogram
 from trainer_client.load_test.thin_trainer import Run, ThinTrainer
@@ -133,17 +133,10 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
     return heard
 
 
-def _open_many_files() -> None:
-    """A trainer needs some twenty descriptors; the usual soft limit of 1024 is for programs that call select."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _open_many_files()
+    allow_many_files()
     start_logging(level="warning")
     crew = None
     try:
