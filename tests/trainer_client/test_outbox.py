@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from shared.errors import ClosedError
 from shared.messages import Pushed, Ticket, WireShape
 from tests.support.loaders import wait_until
 from trainer_client import outbox as outbox_module
@@ -203,6 +204,78 @@ def test_what_is_delivered_wakes_consumers(outbox, reader):
     outbox.offer([offer(0)])
     thread.join(5)
     assert got[0].slot == 0
+
+
+def test_who_asked_no_more_is_not_served_after_a_new_beginning(outbox, reader):
+    """The one that was served is not either: what comes now is for whoever asked last."""
+    newer = Reader(START)
+    with outbox._lock:
+        outbox._ask_to_be_served(newer)
+    outbox.restart(reader.serial, 0)
+    outbox.offer([offer(0)])
+    first = outbox._inbox.peek()
+    assert outbox.take_alike(reader, first, 1) == []
+    outbox.serve(newer.serial, 0)
+    assert outbox.take(newer) is first
+
+
+def test_a_closed_outbox_and_a_reader_that_left_say_so(outbox, reader):
+    other = Reader(START)
+    outbox.leave(other)
+    with pytest.raises(ClosedError, match="an open feed"):
+        outbox.take(other)
+    outbox.offer([offer(0)])
+    assert outbox.take(reader).slot == 0
+    outbox.close()
+    with pytest.raises(ClosedError, match="an open feed"):
+        outbox.take(reader)
+
+
+def test_the_first_error_counts_and_only_an_interrupt_is_forgotten(outbox, reader):
+    outbox.interrupt(KeyboardInterrupt("first"))
+    outbox.interrupt(ValueError("second"))
+    with pytest.raises(KeyboardInterrupt, match="first"):
+        outbox.take(reader)
+    outbox.forget_interrupt()
+    outbox.offer([offer(0)])
+    assert outbox.take(reader).slot == 0
+    outbox.interrupt(ValueError("third"))
+    outbox.forget_interrupt()
+    with pytest.raises(ValueError, match="third"):
+        outbox.take(reader)
+
+
+def test_what_was_read_is_known_by_epoch_and_number(outbox, reader):
+    outbox.offer([offer(0), offer(1)])
+    assert outbox.read_to == (0, 0)
+    outbox.take_alike(reader, outbox.take(reader), 1)
+    assert outbox.read_to == (0, 2)
+
+
+@pytest.mark.fault(51)
+def test_a_batch_that_was_counted_and_not_taken_is_told_as_not_taken(outbox, reader):
+    """As when a signal came between the two: whoever asks next says what the reader in service truly took."""
+    outbox.offer([offer(0)])
+    reader.count(outbox._inbox.peek())
+    for one in (Reader(START), reader):
+        with outbox._lock:
+            outbox._ask_to_be_served(one)
+    assert facts(outbox)[-1] == Opened(reader.serial, START, 0)
+
+
+def test_what_a_reader_took_is_counted_from_its_own_beginning(outbox, reader):
+    outbox.offer([offer(0), offer(1), offer(2)])
+    kept = [outbox.take(reader), outbox.take(reader)]
+    newer = Reader(START)
+    serve(outbox, newer, 2)
+    kept.append(outbox.take(newer))
+    facts(outbox)
+    assert not outbox.has_facts
+    with outbox._lock:
+        outbox._ask_to_be_served(newer)
+    assert outbox.has_facts
+    assert facts(outbox) == [Opened(newer.serial, START, 1)]
+    del kept
 
 
 def test_who_is_nudged_looks_up_and_waits_on(outbox, reader, monkeypatch):
