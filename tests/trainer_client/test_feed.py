@@ -154,6 +154,23 @@ def test_stacked_batches_lie_one_behind_another(feed):
         assert numbers == list(range(len(numbers)))
 
 
+def test_who_reads_is_interrupted_and_an_answered_interrupt_is_forgotten(feed):
+    feed.interrupt(KeyboardInterrupt("stop"))
+    assert isinstance(feed.error, KeyboardInterrupt)
+    with feed.open() as reading:
+        assert next(reading).number == 0
+        feed.interrupt(KeyboardInterrupt("again"))
+        with pytest.raises(KeyboardInterrupt, match="again"):
+            next(reading)
+
+
+def test_a_nudge_makes_whoever_waits_look_up(feed, monkeypatch):
+    rung = []
+    monkeypatch.setattr(feed._receiver.outbox._waiting, "ring", lambda: rung.append(1))
+    feed.nudge()
+    assert rung
+
+
 WIDE = m.WireShape(2, (("audio", 32),))
 
 
@@ -179,6 +196,11 @@ def test_only_batches_of_one_shape_are_stacked():
                 numbers += several
             assert numbers == list(range(BATCHES))
             assert reading.rounds == BATCHES
+
+
+def test_its_shapes_are_those_of_the_stream():
+    with Ends(shapes=(SHAPE, WIDE)) as ends, trainer_client.connect(ends.endpoint) as feed:
+        assert [(one.rows, dict(one.lengths)) for one in feed.shapes] == [(2, {"audio": 8}), (2, {"audio": 32})]
 
 
 def test_a_feed_of_two_ranks_counts_in_rounds():

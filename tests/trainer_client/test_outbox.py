@@ -278,6 +278,41 @@ def test_what_a_reader_took_is_counted_from_its_own_beginning(outbox, reader):
     del kept
 
 
+@pytest.mark.parametrize("end", ["interrupt", "close", "leave"])
+def test_who_waits_for_ever_is_woken_by_the_end(outbox, reader, monkeypatch, end):
+    waits, wait, raised = threading.Semaphore(0), outbox._waiting.wait, []
+
+    def waited(bell, timeout_s):
+        waits.release()
+        return wait(bell, timeout_s)
+
+    def read():
+        try:
+            outbox.take(reader)
+        except (ClosedError, KeyboardInterrupt) as error:
+            raised.append(error)
+
+    monkeypatch.setattr(outbox._waiting, "wait", waited)
+    consumer = threading.Thread(target=read, daemon=True)
+    consumer.start()
+    assert waits.acquire(timeout=10)
+    getattr(outbox, end)(*{"interrupt": [KeyboardInterrupt()], "close": [], "leave": [reader]}[end])
+    consumer.join(10)
+    assert len(raised) == 1
+
+
+def test_a_reader_that_is_served_again_goes_on_counting(outbox, reader):
+    newer = Reader(START)
+    outbox.offer([offer(number) for number in range(4)])
+    kept = [outbox.take(reader)]
+    serve(outbox, newer, 1)
+    kept.append(outbox.take(newer))
+    serve(outbox, reader, 2)
+    kept.append(outbox.take(reader))
+    assert (reader.taken, newer.taken) == (2, 1)
+    assert (reader.first, newer.first) == (1, 1)
+
+
 def test_who_is_nudged_looks_up_and_waits_on(outbox, reader, monkeypatch):
     waits, wait = threading.Semaphore(0), outbox._waiting.wait
 

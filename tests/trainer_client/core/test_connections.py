@@ -180,7 +180,7 @@ class TestTheList:
         for one in range(1, 101):
             lone.tell(e.LinkDown(lone.link(one)))
         lone.wait(0.5)
-        assert len(lone.books.connections) <= MOST_REMOTE + 1
+        assert len(lone.books.connections) == MOST_REMOTE + 1, "those, and the one on the list"
 
     def test_not_while_the_worker_might_still_write(self):
         lone = LoneCore(prefetch=1, lost_timeout_s=5.0)
@@ -222,6 +222,35 @@ class TestGreeting:
         lone.tell(e.LinkUp(lone.link(1)))
         lone.wait(2.5)
         assert lone.ordered(i.Renew) == [i.Renew(lone.link(1))]
+
+    @pytest.mark.fault(43)
+    def test_the_next_renewal_of_a_connection_that_never_answers_comes_later(self):
+        lone = LoneCore()
+        lone.attach(address(1))
+        lone.tell(e.LinkUp(lone.link(1)))
+        lone.wait(2.5)
+        lone.tell(e.LinkUp(lone.link(1)))
+        lone.wait(3)
+        assert lone.ordered(i.Renew) == []
+        lone.wait(2)
+        assert len(lone.ordered(i.Renew)) == 1
+
+    def test_a_welcome_makes_renewals_as_quick_as_at_first(self):
+        lone = LoneCore()
+        lone.attach(address(1))
+        lone.tell(e.LinkUp(lone.link(1)))
+        lone.wait(2.5)
+        (connection,) = lone.books.connections
+        first_s = lone.books.connections._timeout_s
+        assert connection.renew_pause_s == 2 * first_s
+        lone.greet(1)
+        assert connection.renew_pause_s == first_s
+
+    def test_the_first_lock_byte_lies_behind_the_nonce(self):
+        lone = LoneCore()
+        lone.attach(address(1))
+        lone.tell(e.LinkUp(lone.link(1)))
+        assert [one.lock_byte for one in lone.ordered(i.Greet)] == [16]
 
     def test_a_lock_that_is_not_held_is_no_shared_memory(self):
         lone = LoneCore(prefetch=1)
