@@ -272,9 +272,9 @@ class Connections:
 
     def welcome(self, link: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
         """The worker serves us; `locked`: it holds the lock that it was offered last."""
-        connection = self._by_link[link]
-        if connection.state is LinkState.DOWN:
-            return  # it was said before the connection went
+        connection = self._by_link.get(link)
+        if connection is None or connection.state is LinkState.DOWN:
+            return  # it was said before the connection was closed, or went
         former = self._worker_of(connection)
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)

@@ -280,7 +280,9 @@ class Receiver:
         self._poller.register(self._coordinator.socket, zmq.POLLIN)
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
-        answer = self._attaching.pop(order.serial)
+        answer = self._attaching.pop(order.serial, None)
+        if answer is None:
+            return  # the feed failed in this turn, and it was told so
         if isinstance(order.answer, BaseException):
             answer.set_exception(order.answer)
         else:

@@ -218,7 +218,9 @@ class Trainer(Process):
         if isinstance(order.answer, m.Attached):
             cursor = order.answer.cursor
             self.trained_to = self.outbox.read_to = (cursor.epoch, cursor.number)
-        self._answers.pop(order.serial)(order.answer)
+        answered = self._answers.pop(order.serial, None)  # None: the feed has failed, and it was told so
+        if answered is not None:
+            answered(order.answer)
 
     def _answer_question(self, order: i.AnswerQuestion, _events: list[e.Event]) -> None:
         answered = self._questions.pop(order.question, None)

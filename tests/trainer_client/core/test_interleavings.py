@@ -140,6 +140,18 @@ def test_a_refusal_is_read_after_the_news_that_its_connection_is_gone():
     assert len(told.ordered(i.Greet)) == 1
 
 
+@pytest.mark.fault(23)
+def test_a_welcome_on_a_connection_that_was_closed_in_the_same_turn():
+    """It had been read already when another event closed the connection, and the core stopped."""
+    told = Told(address(7), address(8))
+    told.greet(1, 7, shared=False)
+    told.tell(e.LinkUp(2))
+    no = m.Refused(code="job", expected="a", got="b", remedy="c")
+    told.tell(e.Came(2, no), welcome(2, 8, shared=True))
+    assert len(told.ordered(i.Close)) == 1
+    assert told.core.line.connections.worker_at(2) is None
+
+
 @pytest.mark.fault(43)
 def test_a_coordinator_that_never_answers_is_connected_to_anew():
     """One side of the connection was reset before we were attached, and the other did not know."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from shared import messages as m
+from shared.errors import LostError
+from shared.logs import Log
 from shared.memory import SlotMemory
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
@@ -30,3 +34,15 @@ def test_what_is_offered_in_the_turn_of_a_restart_is_handed_back():
     assert events == []
     assert list(receiver.outbox.read_facts()) == [e.HandedBack(0, 1)]
     receiver._memory.close()
+
+
+def test_whoever_waits_to_be_attached_when_the_feed_fails_is_told_once():
+    """The answer to its request may be decided in the same turn."""
+    receiver = object.__new__(Receiver)
+    receiver.outbox, receiver._offers, receiver._workers, receiver.log = Outbox(lambda: None), [], None, Log("trainer")
+    waiting = Future()
+    receiver._attaching = {2: waiting}
+    first, second = (LostError(expected="a", got=got, where="c", remedy="d") for got in ("first", "second"))
+    receiver._carry_out([i.Fail(first), i.AnswerAttach(2, second)])
+    assert waiting.exception(0) is first
+    assert receiver.outbox.error is first
