@@ -12,7 +12,7 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position, UpcomingBatch
 from trainer_client.network.receiver import Receiver
-from trainer_client.outbox import Outbox
+from trainer_client.outbox import Outbox, Reader
 
 START = Position(0, 0, 1)
 
@@ -46,3 +46,24 @@ def test_whoever_waits_to_be_attached_when_the_feed_fails_is_told_once():
     receiver._carry_out([i.Fail(first), i.AnswerAttach(2, second)])
     assert waiting.exception(0) is first
     assert receiver.outbox.error is first
+
+
+def test_what_is_offered_in_the_turn_of_a_taking_back_is_taken_back():
+    receiver = object.__new__(Receiver)
+    receiver.outbox, receiver._offers, receiver._workers = Outbox(lambda: None), [], None
+    receiver._memory = SlotMemory(2, 64)
+    assert receiver._carry_out([offer(0, 1), i.TakeBack(0)]) == [e.TakenBack(0, True)]
+    receiver._memory.close()
+
+
+def test_that_a_consumer_was_faster_comes_with_what_it_took():
+    receiver = object.__new__(Receiver)
+    receiver.outbox, receiver._offers, receiver._workers = Outbox(lambda: None), [], None
+    receiver._memory = SlotMemory(2, 64)
+    reader = Reader(START)
+    receiver.outbox._wanted = reader
+    receiver._carry_out([offer(0, 1), i.Serve(reader.serial, 0)])
+    item = receiver.outbox.take(reader)
+    assert receiver._carry_out([i.TakeBack(0)]) == [e.TakenBack(0, False), e.Took(0, 1)]
+    del item
+    receiver._memory.close()
