@@ -92,7 +92,8 @@ CONNECTIONS = _server.gauge(
 CONNECTION_CHANGES = _server.counter(
     "stoker_connection_changes_total",
     "What happened to connections: accepted, admitted (past its handshake), ended; not let in: unknown_key, "
-    "not_understood (no keys, or other bytes than ours), unfinished (silent, or hung up), no_descriptor.",
+    "not_understood (other bytes than ours, or no keys), unfinished (silent, or hung up, as for want of keys), "
+    "no_descriptor.",
     "unknown_key: put that machine's key into allowed/. The others grow: close this port to whoever knocks there.",
     ("port", "kind"),
 )
