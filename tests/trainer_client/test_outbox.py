@@ -14,10 +14,11 @@ import pytest
 from shared.errors import ClosedError
 from shared.messages import Pushed, Ticket, WireShape
 from tests.support.loaders import wait_until
+from tests.support.lone_core import LoneCore
 from trainer_client import outbox as outbox_module
 from trainer_client.core import inbox as inbox_module
 from trainer_client.core.events import HandedBack, Opened, Took
-from trainer_client.core.instructions import Offer
+from trainer_client.core.instructions import Offer, WakeFor
 from trainer_client.core.upcoming import Position, UpcomingBatch
 from trainer_client.outbox import Outbox, Reader
 
@@ -92,6 +93,11 @@ def test_no_more_than_asked_for_and_not_past_the_end(outbox, reader):
     assert [one.slot for one in outbox.take_alike(reader, first, 10)] == [2]
     assert outbox.take_alike(reader, first, 10) == []
     assert outbox.take(reader) is None
+
+
+def test_it_wakes_at_first_for_what_the_core_believes_that_it_wakes_for(outbox):
+    core = LoneCore().core
+    assert core._wakes == WakeFor(room=outbox.wake_for_room, slots=outbox.wake_for_slots)
 
 
 def test_taking_wakes_only_who_wants_room(outbox, reader, woken):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from shared import messages as m
@@ -235,6 +237,20 @@ class TestGreeting:
         lone.wait(2)
         assert len(lone.ordered(i.Renew)) == 1
 
+    @pytest.mark.fault(43)
+    def test_renewals_are_at_most_eight_timeouts_apart(self):
+        lone = LoneCore()
+        lone.attach(address(1))
+        lone.tell(e.LinkUp(lone.link(1)))
+        renewed_s = []
+        for second in range(80):
+            lone.wait(1.0)
+            if lone.ordered(i.Renew):
+                renewed_s.append(second)
+                lone.tell(e.LinkUp(lone.link(1)))
+        pauses = [later - sooner for sooner, later in itertools.pairwise(renewed_s)]
+        assert pauses[-2:] == pytest.approx([16.0, 16.0], abs=1.0)
+
     def test_a_welcome_makes_renewals_as_quick_as_at_first(self):
         lone = LoneCore()
         lone.attach(address(1))
@@ -321,6 +337,7 @@ class TestSuccession:
         lone.tell(e.LinkDown(lone.link(1)))
         lone.tell(e.LinkUp(lone.link(1)))
         lone.welcome(1, incarnation=7)
+        assert [one.incarnation for one in lone.ordered(i.Probe)] == [1], "proof is looked for at once"
         assert {one.ticket.slot for one in lone.wants()}.isdisjoint({kept.ticket.slot, other.ticket.slot})
         assert [one.worker for one in lone.wants()] == [7, 7]
         assert lone.tickets(1) != ()

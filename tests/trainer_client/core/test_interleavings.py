@@ -147,9 +147,21 @@ def test_a_welcome_on_a_connection_that_was_closed_in_the_same_turn():
     told.greet(1, 7, shared=False)
     told.tell(e.LinkUp(2))
     no = m.Refused(code="job", expected="a", got="b", remedy="c")
-    told.tell(e.Came(2, no), welcome(2, 8, shared=True))
+    told.tell(e.Came(2, no), welcome(2, 8, shared=True), e.Came(2, no), e.LinkUp(2), e.LinkDown(2))
     assert len(told.ordered(i.Close)) == 1
     assert told.core.line.connections.worker_at(2) is None
+
+
+@pytest.mark.fault(23)
+def test_a_connection_that_went_and_came_between_two_looks_is_greeted_and_asked_anew():
+    told = Told(address(7))
+    told.greet(1, 7, shared=False)
+    asked = told.said(m.Want)
+    told.tell(e.LinkUp(1))
+    assert len(told.ordered(i.Greet)) == 1
+    assert told.states(SlotState.LENT) == 0
+    told.tell(welcome(1, 7, shared=False))
+    assert [want.number for want in told.said(m.Want)] == [want.number for want in asked]
 
 
 @pytest.mark.fault(43)

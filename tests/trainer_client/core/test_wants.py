@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared import messages as m
-from tests.support.lone_core import LoneCore, address, pushed
+from tests.support.lone_core import DIGEST, LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.slot_states import SlotState
@@ -295,3 +295,25 @@ class TestPassing:
         lone.open(7, at=(1, 10))
         lone.tell(e.Took(0, want.ticket.slot), e.HandedBack(0, want.ticket.slot))
         assert lone.books.upcoming.head == 2
+
+
+class TestBooks:
+    def test_each_want_counts_once(self):
+        lone = LoneCore(prefetch=3)
+        wants = lone.with_workers(2)
+        assert lone.books.wants.counts.asked == len(wants) == 3
+
+    def test_it_looks_around_only_when_somebody_came_or_went(self):
+        lone = LoneCore(prefetch=3)
+        lone.with_workers(2)
+        assert not lone.books.wants._look_around
+        lone.tell(e.LinkDown(lone.link(1)))
+        assert not lone.books.wants._look_around
+        assert [one.name for one in lone.books.wants._live] == ["w2"]
+
+    def test_the_group_of_the_epochs_to_come_is_what_the_coordinator_said_last(self):
+        lone = LoneCore()
+        lone.with_workers(1)
+        lone.tell(e.AttachAsked(2, m.Cursor(0, 3, 4, DIGEST)))
+        lone.tell(e.CoordinatorSaid(attached(2, at=(0, 3), next_group=8)))
+        assert lone.books.upcoming.next_group == 8
