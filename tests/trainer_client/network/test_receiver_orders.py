@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 from shared import messages as m
 from shared.errors import LostError
@@ -67,3 +68,12 @@ def test_that_a_consumer_was_faster_comes_with_what_it_took():
     assert receiver._carry_out([i.TakeBack(0)]) == [e.TakenBack(0, False), e.Took(0, 1)]
     del item
     receiver._memory.close()
+
+
+def test_the_core_is_told_what_did_not_get_out_to_the_coordinator():
+    receiver = object.__new__(Receiver)
+    receiver.outbox, receiver._offers, receiver._workers = Outbox(lambda: None), [], None
+    order = i.ToCoordinator(m.StatusQuery())
+    for sent, events in ((True, []), (False, [e.CoordinatorAway()])):
+        receiver._coordinator = SimpleNamespace(send=lambda _, sent=sent: sent)
+        assert receiver._carry_out([order]) == events
