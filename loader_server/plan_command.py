@@ -5,7 +5,6 @@ It only reads: job file, index and plan. What is printed is made in `plan_report
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from loader_server import plan_report
 from loader_server.indexing import progress_bar
+from shared.config import nearest
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -88,9 +88,8 @@ def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
     sample = next((one for one in range(source.samples) if source.name(one) == asked.find), None)
     if sample is None:
         names = islice((source.name(one) for one in range(source.samples)), _COMPARED)
-        near = difflib.get_close_matches(asked.find, names, n=1)
         raise SettingsError(
-            expected="the name of a sample" + (f', perhaps "{near[0]}"' if near else ""),
+            expected="the name of a sample" + nearest(asked.find, names),
             got=asked.find,
             where=f"index of {stream.name}",
             remedy="Names are paths as the manifest has them.",

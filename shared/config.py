@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ __all__ = [
     "duration_s",
     "flag",
     "label",
+    "nearest",
     "number",
     "parse_job",
     "read_table",
@@ -126,7 +127,7 @@ def choice(*names: str) -> _Parser:
 
     def parse(value: object) -> str:
         if value not in names:
-            raise _Unfit("one of " + ", ".join(f'"{name}"' for name in names) + _nearest(value, names))
+            raise _Unfit("one of " + ", ".join(f'"{name}"' for name in names) + nearest(value, names))
         return str(value)
 
     return parse
@@ -157,7 +158,7 @@ def amount(*units: str) -> _Parser:
         if found is None:
             raise _Unfit(f"an amount with its unit, {expected}")
         if found[2] not in units:
-            raise _Unfit(f"an amount with its unit, {expected}{_nearest(found[2], units)}")
+            raise _Unfit(f"an amount with its unit, {expected}{nearest(found[2], units)}")
         return Amount(float(found[1]), found[2])
 
     return parse
@@ -199,7 +200,7 @@ def read_tables(
     for key in table:
         if key not in known and key not in also_known:
             raise SettingsError(
-                expected="a known setting" + _nearest(key, (*sorted(known), *also_known)),
+                expected="a known setting" + nearest(key, (*sorted(known), *also_known)),
                 got=f'"{key}"',
                 where=where,
                 remedy="Known here: " + ", ".join(sorted((*known, *also_known))) + ".",
@@ -234,8 +235,9 @@ def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
         ) from None
 
 
-def _nearest(got: object, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(got), known, n=1)
+def nearest(got: object, known: Iterable[str]) -> str:
+    """What a refusal adds to what it expected: the nearest of what is known, if anything is near."""
+    near = difflib.get_close_matches(str(got), known)
     return f', perhaps "{near[0]}"' if near else ""
 
 
@@ -331,7 +333,7 @@ def parse_job(toml: str, where: str) -> Job:
         raise SettingsError(expected="a TOML file", got=str(error), where=where, remedy="Mend the syntax.") from None
     for key in document:
         if key not in ("job", "streams"):
-            near = _nearest(key, ("job", "streams"))
+            near = nearest(key, ("job", "streams"))
             raise SettingsError(
                 expected=f"the tables [job] and [streams.<name>]{near}",
                 got=f"[{key}]",

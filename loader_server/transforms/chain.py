@@ -10,7 +10,6 @@ sources, plans or batches.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -26,7 +25,7 @@ from loader_server.transforms.audio import LogMel, LogMelSettings
 from loader_server.transforms.declare import declaration_of
 from loader_server.transforms.own_code import own_code
 from loader_server.transforms.text import Characters, CharactersSettings
-from shared.config import read_table
+from shared.config import nearest, read_table
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint, key_of
 from shared.layout import DTYPES, Field
@@ -206,9 +205,8 @@ def _remade(
 def _refuse_stray(table: str, names: tuple[str, ...], where: str) -> None:
     if table in names and table in BUILT_INS:
         return
-    near = difflib.get_close_matches(table, BUILT_INS, n=1)
     raise SettingsError(
-        expected="settings of a built-in transform of this stream" + (f', perhaps "{near[0]}"' if near else ""),
+        expected="settings of a built-in transform of this stream" + nearest(table, BUILT_INS),
         got=f"the table {table}",
         where=where,
         remedy=f"Its transforms are {', '.join(names) or 'none'}; those with settings are {', '.join(BUILT_INS)}.",
@@ -239,9 +237,8 @@ def _users(name: str, where: str) -> tuple[Transform, OwnCode]:
     """A user's function, and what it is made of."""
     place, _, attribute = name.partition(":")
     if not place or not attribute:
-        near = difflib.get_close_matches(name, BUILT_INS, n=1)
         raise SettingsError(
-            expected=f"{', '.join(BUILT_INS)} or module:function" + (f', perhaps "{near[0]}"' if near else ""),
+            expected=f"{', '.join(BUILT_INS)} or module:function" + nearest(name, BUILT_INS),
             got=f'"{name}"',
             where=f"{where}, transforms",
             remedy="Name a built-in transform, or a function of a module that can be imported.",
@@ -257,9 +254,8 @@ def _users(name: str, where: str) -> tuple[Transform, OwnCode]:
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
         raise SettingsError(
-            expected=f'a function "{attribute}" in {place}' + (f', perhaps "{near[0]}"' if near else ""),
+            expected=f'a function "{attribute}" in {place}' + nearest(attribute, dir(module)),
             got="nothing of that name" if function is None else f"a {type(function).__name__}",
             where=f"{where}, transforms",
             remedy="Mend the name.",

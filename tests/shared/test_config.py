@@ -47,8 +47,14 @@ def job_with(line):
 def test_a_job_file():
     job = parse_job(JOB, "job.toml")
     assert job.settings == JobSettings(name="digits", heartbeat_timeout=0.5, queue_bytes=1_572_864)
+    assert (job.settings.heartbeat_timeout_s, job.settings.build_timeout_s) == (0.5, job.settings.build_timeout)
     assert job.settings.listen == "tcp://127.0.0.1:7400"
     assert list(job.streams) == ["train", "dev"]
+
+
+def test_the_nearest_is_named_if_any_is_near():
+    assert config.nearest("shufled", ("shuffle", "shuffled")) == ', perhaps "shuffled"'
+    assert config.nearest("random", ("shuffle", "shuffled")) == ""
 
 
 def test_like_merges_key_by_key_and_means_evaluation():
