@@ -90,12 +90,13 @@ class EpochPlan:
         self.recipe = recipe
         self.group = group
         #: How many batches the epoch has: a multiple of the group.
-        self.batches = 0
+        self.batches: int
         self._way = way
         self._arrangement = arrangement
         self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
-        self._before = np.zeros(1, np.int64)
-        self._first = 0
+        #: Groups before each window, all of them at the end, and the first group of this part.
+        self._before: NDArray[np.int64]
+        self._first: int
 
     def groups(self) -> NDArray[np.int64]:
         """How many groups each window has: all samples are looked at."""

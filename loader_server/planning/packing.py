@@ -41,14 +41,15 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
     lengths = given.lengths[key][order[dealt]]
     row_starts = np.searchsorted(place[dealt], np.arange(rows + 1))
     before = np.cumsum(lengths) - lengths
-    full = int(filling.rows[0]) * filling.group
+    (batch_rows,) = filling.rows.tolist()
+    full = batch_rows * filling.group
     starts = np.arange(0, rows, full)
     return WindowPlan(
         samples=given.samples[order[dealt]],
         starts=starts,
         stops=np.minimum(starts + full, rows),
         buckets=np.zeros(len(starts), np.int64),
-        rows=np.full(len(starts), filling.rows[0]),
+        rows=np.full(len(starts), batch_rows),
         longest={key: np.full(len(starts), capacity)},
         row_starts=row_starts,
         offsets=before - np.repeat(before[row_starts[:-1]], np.diff(row_starts)),
