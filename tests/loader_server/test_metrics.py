@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metric_names import metrics_of
+from loader_server.build_counts import BuildCounts
+from loader_server.metrics import worker_samples
+from shared.metric_names import BUILD_SECONDS, metrics_of
+from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import Scrape, scraped, targets
 
@@ -107,6 +110,17 @@ def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, i
     assert _sum(workers, "stoker_masked_samples_total") >= read["masked"] > 0
     for phase in ("plan_and_read", "decode_and_transform", "write_and_digest"):
         assert 0 < _sum(workers, "stoker_build_seconds_total", phase=phase) < 60
+
+
+def test_the_phases_of_building_are_said_in_seconds(tmp_path: Path) -> None:
+    with a_worker(write_synthetic(tmp_path, samples=8, length=20)) as worker:
+        worker.build_counts["train"] = BuildCounts(read_us=1_500_000, decode_us=250_000, write_us=4_000_000)
+        (phases,) = (one.values for one in worker_samples(worker) if one.metric is BUILD_SECONDS)
+    assert phases == {
+        ("train", "plan_and_read"): 1.5,
+        ("train", "decode_and_transform"): 0.25,
+        ("train", "write_and_digest"): 4.0,
+    }
 
 
 def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: Path, read: dict[str, int]) -> None:

@@ -23,6 +23,10 @@ def test_a_leftover_that_would_overfill_the_next_bucket_is_completed():
     assert filled([19, 1], [10, 4], 1) == ([2, 1], [19, 1])
 
 
+def test_a_leftover_that_just_fills_a_group_of_the_next_bucket_spills():
+    assert filled([14, 4], [10, 4], 1) == ([1, 2], [10, 8])
+
+
 def test_groups_are_completed_as_a_whole():
     assert filled([40, 10], [10, 8], 2) == ([2, 1], [40, 10])
 

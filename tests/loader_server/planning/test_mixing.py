@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from loader_server.planning.mixing import Mixture
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
 
@@ -47,6 +48,18 @@ def test_a_cycling_source_starts_over_until_the_other_is_through():
 def test_a_source_of_one_sample_cycles_like_any_other():
     samples = np.concatenate(trained(plan_of(BOTH[:65], sources=(0, 64), weights=[1, 1], cycle=[False, True])))
     assert np.bincount(samples).tolist() == [1] * 64 + [64]
+
+
+def test_no_more_cycles_are_shuffled_than_the_pass_reaches():
+    shuffled = []
+
+    def shuffle(segments, cycle):
+        shuffled.append((int(segments[0]), cycle))
+        return segments
+
+    mixture = Mixture(segments=((0, 2), (2, 3)), weights=(1.0, 1.0), cycle=(False, True))
+    mixture.turns(np.array([64, 64, 64]), shuffle)
+    assert shuffled == [(0, 0), (2, 0), (2, 1)]
 
 
 def test_batches_mix_sources_by_sample():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.planning import Plan, survey
+from loader_server.planning import PLANNER_VERSION, Plan, survey
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
@@ -155,7 +155,7 @@ def test_batches_can_be_asked_for_in_any_order():
 def test_the_batches_of_this_planner_version_stay_what_they_are():
     batches = batches_of(plan_of(log_normal(600), seed=3, window=200).epoch(1, 2))
     said = [f"{batch.bucket}:{batch.samples.tolist()}" for batch in batches]
-    assert fingerprint(*said) == "adf69fe0af238765bb5ed853fb2b3f20", (
+    assert (PLANNER_VERSION, fingerprint(*said)) == (2, "adf69fe0af238765bb5ed853fb2b3f20"), (
         "raise PLANNER_VERSION when the same inputs give other batches"
     )
 
@@ -337,18 +337,20 @@ def test_the_digest_names_index_settings_key_and_seed():
     assert unnamed.digest == plans[0].digest, "one source that starts at 0 is what goes without saying"
 
 
-def test_progress_rises_to_the_end():
+@pytest.mark.parametrize(("table", "passes"), [({}, 2), ({"sub_buckets": {"text": 2}}, 3)])
+def test_progress_rises_to_the_end(table, passes, monkeypatch):
+    monkeypatch.setattr(survey, "_BLOCK", 1_024)
     told = []
     Plan.make(
-        Lengths(64, audio=SPEECH),
-        settings_of(),
+        Lengths(1_024, audio=SPEECH, text=SPEECH // 8),
+        settings_of(**table),
         key="audio",
         per_second=RATES,
         seed=7,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == sorted(told)
-    assert told[-1] == (6_000, 6_000)
+    of_a_pass = (1_024, 2_048, 3_000)
+    assert told == [(3_000 * number + done, 3_000 * passes) for number in range(passes) for done in of_a_pass]
 
 
 @pytest.mark.parametrize("block", [500, 10])
@@ -372,6 +374,13 @@ def test_seats_of_a_sample_are_found():
         assert len(seats) == 1
         epoch, seat = seats[0]
         assert plan.epoch(epoch, 4).batch(seat.batch).samples[seat.row] == sample
+
+
+def test_a_sample_is_found_in_a_window_that_is_its_segment():
+    epoch = plan_of(SPEECH[:20], window=1, segment=1).epoch(0, 1)
+    for sample in range(20):
+        (seat,) = epoch.find(sample)
+        assert epoch.batch(seat.batch).samples.tolist() == [sample]
 
 
 def test_rounds_have_no_memory_of_length():
