@@ -68,6 +68,7 @@ def matrix(folder, *arguments):
 def tests(tmp_path):
     (tmp_path / "faults").mkdir()
     (tmp_path / "faults/test_some.py").write_text(TESTS)
+    (tmp_path / "faults/conftest.py").write_text("def pytest_runtest_setup(item):\n    pass\n")
     (tmp_path / "test_parts.py").write_text(PURE)
     return tmp_path
 
