@@ -193,7 +193,7 @@ def test_who_says_too_much_and_is_reset_does_not_end_the_server():
 def test_servers_take_in_little_at_a_time(context):
     router, endpoint = bound(context)
     for one in (router, bind_sealed_router(context, endpoint)):
-        assert (one.getsockopt(zmq.RCVBUF), one.getsockopt(zmq.RCVHWM)) == (4096, 0)
+        assert (one.getsockopt(zmq.RCVBUF), one.getsockopt(zmq.RCVHWM)) == (128 * 1024, 0)
 
 
 @pytest.mark.fault(42)
