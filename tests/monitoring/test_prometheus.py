@@ -103,7 +103,7 @@ def test_every_rule_is_sound_and_returns_data(prometheus: Prometheus) -> None:
         return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
     wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), "all rules were evaluated", 20)
-    assert len(rules()) == 10
+    assert len(rules()) == len(re.findall(r"- (?:alert|record):", rules_text())) > 0
     for rule in rules():
         # An alert is silent while all is well: then what it looks at must be there.
         parts = [rule["query"]] if rule["type"] == "recording" else _SELECTOR.findall(rule["query"])
