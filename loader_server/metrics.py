@@ -14,8 +14,8 @@ from shared.exposition import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loader_server.connections import Connections
     from loader_server.coordinator.service import Coordinator
+    from loader_server.doors import Doors
     from loader_server.guard import Guard
     from loader_server.worker import Worker
     from shared.exposition import Values
@@ -47,7 +47,7 @@ def coordinator_samples(coordinator: Coordinator) -> Iterator[Samples]:
     }
     yield Samples(names.LEFT_OUT, left_out)
     yield from _streams(report["streams"], report["culprits"])
-    yield from _connection_samples(coordinator.connections, coordinator.guard)
+    yield from _connection_samples(coordinator.doors, coordinator.guard)
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:
@@ -72,13 +72,13 @@ def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterato
 # --- both ---
 
 
-def _connection_samples(connections: Connections, guard: Guard) -> Iterator[Samples]:
-    yield Samples(names.CONNECTIONS, {(port,): count for port, count in connections.open_now().items()})
-    changes = connections.changes.items()
+def _connection_samples(doors: Doors, guard: Guard) -> Iterator[Samples]:
+    yield Samples(names.CONNECTIONS, {(port,): count for port, count in doors.open_now().items()})
+    changes = doors.changes.items()
     yield Samples(
         names.CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
     )
-    yield Samples.one(names.DOORS_SHUT, connections.times_shut)
+    yield Samples.one(names.DOORS_SHUT, doors.times_shut)
     yield Samples.one(names.WRONG_ROLES, guard.wrong_roles)
 
 
@@ -96,7 +96,7 @@ def worker_samples(worker: Worker) -> Iterator[Samples]:
     yield Samples.one(names.STALE_WANTS, counts.stale)
     yield Samples(names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield from _built(worker)
-    yield from _connection_samples(worker.connections, worker.guard)
+    yield from _connection_samples(worker.doors, worker.guard)
 
 
 def _built(worker: Worker) -> Iterator[Samples]:

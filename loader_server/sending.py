@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.build_thread import Outcome
-    from loader_server.connections import Connections
+    from loader_server.doors import Doors
     from loader_server.outgoing import Outgoing
     from loader_server.session import Session
     from shared.keys import ServerKeys
@@ -112,11 +112,11 @@ class Sending:
         """What is to be polled."""
         return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
 
-    def watch(self, connections: Connections) -> None:
+    def watch(self, doors: Doors) -> None:
         """Let connections to all of these be counted."""
-        connections.watch("messages", self.router)
+        doors.watch("messages", self.router)
         if self._sealed_router is not None:
-            connections.watch("sealed", self._sealed_router)
+            doors.watch("sealed", self._sealed_router)
 
     def drop_strays(self, ready: set[object]) -> int:
         """Read what came to the ROUTER of sealed payloads, where nobody has anything to say; how many messages."""

@@ -18,8 +18,8 @@ from loader_server.budget import Budget
 from loader_server.build_counts import BuildCounts
 from loader_server.build_thread import BuildThread
 from loader_server.builder import Builder
-from loader_server.connections import Connections
 from loader_server.deadline import Deadline
+from loader_server.doors import Doors
 from loader_server.guard import Guard
 from loader_server.outgoing import Outgoing
 from loader_server.quarantine import Quarantine
@@ -103,8 +103,8 @@ class Worker:
         self.guard = Guard(self._context, settings.server_keys, TO_WORKER)
         batches: Budget[int] = Budget(self._job.settings.queue_bytes)
         self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing, batches)
-        self.connections = Connections(self.log)
-        self._sending.watch(self.connections)
+        self.doors = Doors(self.log)
+        self._sending.watch(self.doors)
         self.endpoint = self._sending.endpoint
         #: All that it serves on.
         self.ports = self._sending.ports
@@ -155,7 +155,7 @@ class Worker:
     def run(self) -> None:
         """Serve until drained."""
         poller = zmq.Poller()
-        for socket in (*self._sending.sockets(), *self.connections.monitors()):
+        for socket in (*self._sending.sockets(), *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
@@ -194,7 +194,7 @@ class Worker:
             self._waker.clear()
         if self.guard.look(now_s):
             self._look_s = now_s
-        self.connections.turn(now_s)
+        self.doors.turn(now_s)
         if self._sending.router in ready:
             for identity, *frames in drained(self._sending.router):
                 key = self.guard.key_of(identity)
@@ -256,7 +256,7 @@ class Worker:
         ended = self._thread.close(timeout_s=1.0)
         self._reception.close(let_go=ended)  # otherwise the process's end does: a thread may still write into slots
         self._registration.close()
-        self.connections.close()
+        self.doors.close()
         self._sending.close()
         self._context.term()
         self._waker.close()

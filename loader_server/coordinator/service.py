@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.connections import Connections
 from loader_server.coordinator import refusals
 from loader_server.coordinator.events import Instruction, Keep, Received, Send, Ticked, Warn
 from loader_server.coordinator.journal import Journal, JournalWriter
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState, Counts
 from loader_server.coordinator.views import CountingThread, View
+from loader_server.doors import Doors
 from loader_server.guard import Guard
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
@@ -90,8 +90,8 @@ class Coordinator:
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.connections = Connections(self._log)
-        self.connections.watch("messages", self._router)
+        self.doors = Doors(self._log)
+        self.doors.watch("messages", self._router)
         journal.say_where(self.endpoint)
         self.garbage = 0
         #: Messages that could not be put into a frame.
@@ -107,7 +107,7 @@ class Coordinator:
     def run(self) -> None:
         """Serve until stopped."""
         poller = zmq.Poller()
-        for socket in (self._router, *self.connections.monitors()):
+        for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         turned_s = time.monotonic()
@@ -138,7 +138,7 @@ class Coordinator:
 
     def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)
-        self.connections.turn(now_s)
+        self.doors.turn(now_s)
         instructions: list[Instruction] = []
         for identity, *frames in drained(self._router, 4096):
             try:
@@ -195,7 +195,7 @@ class Coordinator:
             self._log.debug("peer is gone")
 
     def _close(self) -> None:
-        self.connections.close()
+        self.doors.close()
         self._router.close(linger=200)
         self._context.term()
         self._waker.close()

@@ -10,7 +10,7 @@ import socket
 import pytest
 import zmq
 
-from loader_server.connections import Connections
+from loader_server.doors import Doors
 from loader_server.processes import descriptors_by_port
 from shared.endpoints import port_of
 from shared.logs import Log
@@ -37,11 +37,11 @@ def endpoint(router):
 
 
 @pytest.fixture
-def connections(router):
-    connections = Connections(Log("test"))
-    connections.watch("messages", router)
-    yield connections
-    connections.close()
+def doors(router):
+    doors = Doors(Log("test"))
+    doors.watch("messages", router)
+    yield doors
+    doors.close()
 
 
 @pytest.fixture
@@ -58,45 +58,47 @@ def few_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def counted(connections, **expected):
+def counted(doors, **expected):
     def holds():
-        connections.turn(0.0)
-        return {change: connections.changes["messages"][change] for change in expected} == expected
+        doors.turn(0.0)
+        return {change: doors.changes["messages"][change] for change in expected} == expected
 
     wait_until(holds, f"these are counted: {expected}")
 
 
-def test_who_comes_and_goes_is_counted(connections, endpoint):
+def test_who_comes_and_goes_is_counted(doors, endpoint):
     with raw_client(endpoint):
-        counted(connections, accepted=1, admitted=1, ended=0)
-        assert connections.open_now() == {"messages": 1}
-    counted(connections, accepted=1, admitted=1, ended=1)
-    assert connections.open_now() == {"messages": 0}
+        counted(doors, accepted=1, admitted=1, ended=0)
+        assert doors.open_now() == {"messages": 1}
+    counted(doors, accepted=1, admitted=1, ended=1)
+    assert doors.open_now() == {"messages": 0}
 
 
 @pytest.mark.fault(25)
-def test_who_is_not_let_in_is_counted_by_reason(context, connections, endpoint):
+def test_who_is_not_let_in_is_counted_by_reason(context, doors, endpoint):
     with raw_client(endpoint, greets=False):
         pass
-    counted(connections, accepted=1, unfinished=1, ended=1)
+    counted(doors, accepted=1, unfinished=1, ended=1)
     with context.socket(zmq.DEALER) as other:
         other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()
         other.curve_serverkey = zmq.curve_keypair()[0]
         other.reconnect_ivl = -1
         other.connect(endpoint)
-        counted(connections, accepted=2, not_understood=1, ended=2, admitted=0)
+        counted(doors, accepted=2, ended=2, admitted=0)
+        changes = doors.changes["messages"]
+        assert changes["not_understood"] + changes["unfinished"] == 2  # either side notices first
 
 
 @pytest.mark.fault(38)
-def test_doors_shut_before_descriptors_run_out_and_open_again(connections, endpoint, few_descriptors, caplog):
+def test_doors_shut_before_descriptors_run_out_and_open_again(doors, endpoint, few_descriptors, caplog):
     caplog.set_level("INFO")
     with contextlib.ExitStack() as strangers:
         first = strangers.enter_context(raw_client(endpoint))
-        counted(connections, admitted=1)
+        counted(doors, admitted=1)
         few_descriptors(0.65)
         strangers.enter_context(raw_client(endpoint))
-        counted(connections, accepted=2)
-        assert connections.times_shut == 1
+        counted(doors, accepted=2)
+        assert doors.times_shut == 1
         knocking = strangers.enter_context(socket.socket())
         knocking.settimeout(0.3)
         with pytest.raises(TimeoutError):
@@ -105,38 +107,38 @@ def test_doors_shut_before_descriptors_run_out_and_open_again(connections, endpo
         first.settimeout(0.1)
         with pytest.raises(TimeoutError):
             first.recv(100)  # it was not hung up on
-        connections.turn(0.0)
+        doors.turn(0.0)
         few_descriptors(0.4)
-        connections.turn(0.1)
+        doors.turn(0.1)
         assert "let in again" not in caplog.text, "it looks five times a second"
-        connections.turn(0.3)
+        doors.turn(0.3)
         with raw_client(endpoint):
-            counted(connections, accepted=3)
+            counted(doors, accepted=3)
     assert "connections are let in again" in caplog.text
-    assert connections.times_shut == 1
+    assert doors.times_shut == 1
 
 
 @pytest.mark.fault(38)
-def test_where_no_descriptor_is_left_that_is_counted_and_the_doors_shut(connections, endpoint, few_descriptors):
+def test_where_no_descriptor_is_left_that_is_counted_and_the_doors_shut(doors, endpoint, few_descriptors):
     with socket.socket() as stranger:
         few_descriptors(2.0)
         stranger.connect(("127.0.0.1", port_of(endpoint)))
 
         def failed():
-            connections.turn(0.0)
-            return connections.changes["messages"]["no_descriptor"]
+            doors.turn(0.0)
+            return doors.changes["messages"]["no_descriptor"]
 
         wait_until(failed, "it could not be let in")
-        assert connections.times_shut == 1
+        assert doors.times_shut == 1
         few_descriptors(0.4)
-        counted(connections, accepted=1)
+        counted(doors, accepted=1)
 
 
 def test_nobody_holds_the_port_once_all_is_closed(context):
     router = bind_router(context, "tcp://127.0.0.1:*", None)
     port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
-    connections = Connections(Log("test"))
-    connections.watch("messages", router)
-    connections.close()
+    doors = Doors(Log("test"))
+    doors.watch("messages", router)
+    doors.close()
     router.close()
     wait_until(lambda: port not in {one for _, one in descriptors_by_port()}, "the port is let go")

@@ -1,4 +1,4 @@
-"""The connections to a server's ports: they are counted, and leave it descriptors for its own work.
+"""The doors of a server, its ports: who comes there is counted, and leaves it descriptors for its own work.
 
 Rules: made, used and closed in the server's thread. libzmq lets in whoever connects until the process has no descriptor
 left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
@@ -26,7 +26,7 @@ from shared.endpoints import port_of
 if TYPE_CHECKING:
     from shared.logs import Log
 
-__all__ = ["Connections"]
+__all__ = ["Doors"]
 
 #: What can happen to a connection.
 _CHANGES = {
@@ -51,7 +51,7 @@ _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
-class Connections:
+class Doors:
     """Watches the ports of a process; `turn` belongs into each turn of its loop."""
 
     def __init__(self, log: Log) -> None:
