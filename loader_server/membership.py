@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.culprits import key_of
+from loader_server.building.culprits import key_of
 from shared import messages as m
 from shared.silence import Silence
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server import refusals
-from loader_server.build_thread import Job
+from loader_server.building.build_thread import Job
+from loader_server.building.exhaustion import is_exhaustion
 from loader_server.epoch_counts import Epoch, EpochCounts
-from loader_server.exhaustion import is_exhaustion
 from loader_server.open_wants import OpenWants
 from loader_server.patience import Patience
 from loader_server.session import MOST_SESSIONS, Session
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loader_server.budget import Budget
-    from loader_server.build_thread import BuildThread, Outcome
-    from loader_server.builder import Builder
+    from loader_server.building.build_thread import BuildThread, Outcome
+    from loader_server.building.builder import Builder
+    from loader_server.building.send_buffers import Outgoing
     from loader_server.guard import Guard
-    from loader_server.outgoing import Outgoing
     from loader_server.sending import Sending
     from loader_server.stream import Stream
     from shared.config import JobSettings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.blame import told
+from loader_server.building.blame import told
 from shared import messages as m
 from shared.errors import MachineError, StokerError
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.build_thread import Outcome
+    from loader_server.building.build_thread import Outcome
+    from loader_server.building.send_buffers import Outgoing
     from loader_server.doors import Doors
-    from loader_server.outgoing import Outgoing
     from loader_server.session import Session
     from shared.keys import ServerKeys
     from shared.logs import Log

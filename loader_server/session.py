@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.build_thread import Job
+    from loader_server.building.build_thread import Job
     from shared.messages import Hello, Ticket, Want
 
 __all__ = ["MOST_SESSIONS", "Session"]

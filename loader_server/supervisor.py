@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server import deadline
+from loader_server.building import deadline
 from loader_server.processes import how_it_ended
 from shared.errors import StokerError
 from shared.logs import Log

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.budget import Budget
-from loader_server.build_counts import BuildCounts
-from loader_server.build_thread import BuildThread
-from loader_server.builder import Builder
-from loader_server.deadline import Deadline
+from loader_server.building.build_counts import BuildCounts
+from loader_server.building.build_thread import BuildThread
+from loader_server.building.builder import Builder
+from loader_server.building.crash_trial import Trial
+from loader_server.building.deadline import Deadline
+from loader_server.building.quarantine import Quarantine
+from loader_server.building.read_ahead import ReadAhead
+from loader_server.building.send_buffers import Outgoing
 from loader_server.doors import Doors
 from loader_server.guard import Guard
-from loader_server.outgoing import Outgoing
-from loader_server.quarantine import Quarantine
-from loader_server.read_ahead import ReadAhead
 from loader_server.reception import Reception, ReceptionParts
 from loader_server.registration import Registration, advertised
 from loader_server.sending import Sending
 from loader_server.stream import JobFile
-from loader_server.trial import Trial
 from shared import messages as m
 from shared.hashing import fingerprint
 from shared.logs import Log
@@ -40,9 +40,9 @@ from shared.sockets import Waker, drained
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.build_thread import Outcome
+    from loader_server.building.build_thread import Outcome
+    from loader_server.building.crash_trial import Conviction
     from loader_server.session import Session
-    from loader_server.trial import Conviction
     from shared.keys import ClientKeys, ServerKeys
 
 __all__ = ["Worker", "WorkerSettings"]

@@ -37,7 +37,7 @@ PURE = (
     "shared/roles.py",
     "shared/rounds.py",
     "shared/silence.py",
-    "loader_server/blame.py",
+    "loader_server/building/blame.py",
     "loader_server/coordinator/convictions.py",
     "loader_server/coordinator/events.py",
     "loader_server/coordinator/refusals.py",
@@ -46,10 +46,10 @@ PURE = (
     "loader_server/coordinator/state.py",
     "loader_server/coordinator/succession.py",
     "loader_server/coordinator/workers.py",
-    "loader_server/culprits.py",
+    "loader_server/building/culprits.py",
     "loader_server/fleet/autoscale.py",
     "loader_server/budget.py",
-    "loader_server/exhaustion.py",
+    "loader_server/building/exhaustion.py",
     "loader_server/membership.py",
     "loader_server/open_wants.py",
     "loader_server/patience.py",
@@ -76,7 +76,7 @@ RUNS_CODE = frozenset(("cloudpickle", "dill", "joblib", "marshal", "pickle", "sh
 
 
 #: Modules that write a date down for people. All else goes by clocks that nobody sets.
-DATED = ("loader_server/quarantine.py", "shared/logs.py", "trainer_client/load_test/command.py")
+DATED = ("loader_server/building/quarantine.py", "shared/logs.py", "trainer_client/load_test/command.py")
 
 
 @functools.cache

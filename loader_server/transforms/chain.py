@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.blame import is_the_samples, told
+from loader_server.building.blame import is_the_samples, told
 from loader_server.transforms.audio import LogMel, LogMelSettings
 from loader_server.transforms.declare import declaration_of
 from loader_server.transforms.own_code import own_code

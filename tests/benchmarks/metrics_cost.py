@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.build_counts import BuildCounts
-from loader_server.builder import Built
+from loader_server.building.build_counts import BuildCounts
+from loader_server.building.builder import Built
 from shared.layout import Field, fields_of_batch
 from shared.messages import Pushed, Ticket, WireShape
 from trainer_client.epoch_account import Accounts, ReadTimes

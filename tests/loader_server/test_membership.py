@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.culprits import key_of
+from loader_server.building.culprits import key_of
 from loader_server.membership import Membership
 from shared import messages as m
 

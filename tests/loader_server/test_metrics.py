@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.build_counts import BuildCounts
+from loader_server.building.build_counts import BuildCounts
 from loader_server.metrics import worker_samples
 from shared.metric_names import BUILD_SECONDS, metrics_of
 from tests.support.askers import a_worker, write_synthetic

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import zmq
 
-from loader_server.culprits import key_of
+from loader_server.building.culprits import key_of
 from loader_server.registration import Registration
 from shared import messages as m
 from shared.errors import RefusedError

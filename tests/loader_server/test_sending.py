@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from loader_server.budget import Budget
-from loader_server.build_thread import Job, Outcome
-from loader_server.outgoing import Outgoing
+from loader_server.building.build_thread import Job, Outcome
+from loader_server.building.send_buffers import Outgoing
 from loader_server.sending import Sending
 from loader_server.session import Session
 from shared import messages as m

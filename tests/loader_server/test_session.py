@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader_server.build_thread import Job
+from loader_server.building.build_thread import Job
 from loader_server.session import Session
 from loader_server.sessions import Sessions
 from loader_server.tickets import MOST_SLOTS

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import zmq
 
-from loader_server.build_thread import Job
+from loader_server.building.build_thread import Job
 from loader_server.tickets import MOST_OPEN, MOST_SLOTS
 from shared import messages as m
 from shared.codec import VERSION, encode

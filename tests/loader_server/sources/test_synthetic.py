@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.builder import Builder
-from loader_server.deadline import Deadline
-from loader_server.quarantine import Quarantine
+from loader_server.building.builder import Builder
+from loader_server.building.deadline import Deadline
+from loader_server.building.quarantine import Quarantine
 from loader_server.sources.index import IndexRequest, make_index, open_index
 from loader_server.sources.source import SOURCES, Gathering, Source
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource, fields_of, lengths_of

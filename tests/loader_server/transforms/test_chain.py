@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from loader_server.blame import told
+from loader_server.building.blame import told
 from loader_server.transforms.chain import Chain, generator_for
 from shared.errors import ReadError, SampleError, SettingsError
 from shared.layout import Field

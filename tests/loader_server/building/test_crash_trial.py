@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from loader_server.building.crash_trial import Trial, judged
 from loader_server.stream import JobFile, Stream
-from loader_server.trial import Trial, judged
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
 from tests.support.loaders import ROOT, wait_until, write_job
@@ -112,7 +112,11 @@ def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial:
     try:
         assert convicted(trial, stream, NUMBER["leave"]) == {NUMBER["leave"]: "signal SIGABRT, signal SIGABRT"}
     finally:
-        mine = [one for one in psutil.process_iter(["cmdline"]) if "loader_server.trial" in (one.info["cmdline"] or [])]
+        mine = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if "loader_server.building.crash_trial" in (one.info["cmdline"] or [])
+        ]
         for one in mine:
             if str(stream.path) in one.info["cmdline"]:
                 one.kill()
@@ -126,7 +130,7 @@ def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: Tria
 
 def test_one_that_died_while_it_had_nothing_in_hand_speaks_against_nobody(trial: Trial, stream: Stream) -> None:
     assert convicted(trial, stream, 0) == {}
-    (child,) = (one for one in psutil.Process().children() if "loader_server.trial" in one.cmdline())
+    (child,) = (one for one in psutil.Process().children() if "loader_server.building.crash_trial" in one.cmdline())
     child.send_signal(signal.SIGSEGV)
     wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it has died")
     assert convicted(trial, stream, 0) == {}  # a fresh child has the last word
@@ -186,7 +190,7 @@ def test_so_is_one_that_takes_for_ever_to_start(
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(python))
-    monkeypatch.setattr("loader_server.trial._READY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("loader_server.building.crash_trial._READY_TIMEOUT_S", 0.1)
     before = children()
     with pytest.raises(MachineError, match="a child that was not ready in time: signal SIGKILL"):
         convicted(Trial(stream.path, 1.0), stream, 0)

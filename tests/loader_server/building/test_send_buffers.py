@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loader_server.outgoing import Outgoing
+from loader_server.building.send_buffers import Outgoing
 from shared.layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.mapping import HUGE_PAGE
 from shared.packing import Packing, unpack

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.build_thread import BuildThread, Job, Outcome
-from loader_server.builder import Builder
-from loader_server.outgoing import Outgoing
-from loader_server.quarantine import Quarantine
-from loader_server.read_ahead import ReadAhead
-from loader_server.trial import Conviction
+from loader_server.building.build_thread import BuildThread, Job, Outcome
+from loader_server.building.builder import Builder
+from loader_server.building.crash_trial import Conviction
+from loader_server.building.quarantine import Quarantine
+from loader_server.building.read_ahead import ReadAhead
+from loader_server.building.send_buffers import Outgoing
 from shared.errors import MachineError, ReadError
 from shared.packing import Packing
 from shared.sealing import Sealer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loader_server.builder import Built
+    from loader_server.building.builder import Built
 
 __all__ = ["BuildCounts"]
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.builder import Builder, Built, Prepared
-    from loader_server.deadline import Deadline
-    from loader_server.outgoing import Outgoing
-    from loader_server.read_ahead import ReadAhead, Reading
-    from loader_server.trial import Conviction, Trial
+    from loader_server.building.builder import Builder, Built, Prepared
+    from loader_server.building.crash_trial import Conviction, Trial
+    from loader_server.building.deadline import Deadline
+    from loader_server.building.read_ahead import ReadAhead, Reading
+    from loader_server.building.send_buffers import Outgoing
     from shared.layout import BucketShape
     from shared.messages import Want
     from shared.sealing import Sealer

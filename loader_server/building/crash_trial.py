@@ -21,8 +21,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.blame import told
-from loader_server.builder import values_of
+from loader_server.building.blame import told
+from loader_server.building.builder import values_of
 from loader_server.processes import end_with_parent, how_it_ended
 from loader_server.stream import JobFile, Stream
 from shared.errors import MachineError
@@ -66,7 +66,7 @@ class _Child:
         self.stream = stream
         self._bytes = os.memfd_create("stoker-sample")
         try:
-            command = [sys.executable, "-m", "loader_server.trial", str(job_path), stream]
+            command = [sys.executable, "-m", "loader_server.building.crash_trial", str(job_path), stream]
             self._process = subprocess.Popen(
                 [*command, str(os.getpid()), str(self._bytes)],
                 stdin=subprocess.PIPE,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.blame import is_the_samples, told
-from loader_server.culprits import Culprits
-from loader_server.read_ahead import read_patiently
+from loader_server.building.blame import is_the_samples, told
+from loader_server.building.culprits import Culprits
+from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import Gathering
 from shared.errors import DataError, ReadError, SampleError, StokerError
 from shared.hashing import digest64
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.deadline import Deadline
+    from loader_server.building.deadline import Deadline
+    from loader_server.building.quarantine import Quarantine
     from loader_server.planning import EpochPlan, PlannedBatch
-    from loader_server.quarantine import Quarantine
     from loader_server.stream import Stream
     from shared.layout import BucketShape
     from shared.messages import Want

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server import read_ahead
-from loader_server.read_ahead import ReadAhead, read_patiently
+from loader_server.building import read_ahead
+from loader_server.building.read_ahead import ReadAhead, read_patiently
 from shared.errors import ReadError
 from tests.support.loaders import wait_until
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server import read_ahead
-from loader_server.builder import Builder, Built
-from loader_server.quarantine import Quarantine
+from loader_server.building import read_ahead
+from loader_server.building.builder import Builder, Built
+from loader_server.building.quarantine import Quarantine
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
 from shared.layout import BucketShape
@@ -146,7 +146,7 @@ def test_few_epochs_are_kept_open_the_latest(make: Callable[..., Builder]) -> No
 
 
 def test_layouts_are_kept_but_not_without_end(make: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader_server.builder._LAYOUTS_KEPT", 2)
+    monkeypatch.setattr("loader_server.building.builder._LAYOUTS_KEPT", 2)
     builder = make()
     shapes = [BucketShape(rows=1, lengths={"tokens": length}) for length in (1, 2, 3)]
     kept = builder._laid_out(shapes[0])[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loader_server.culprits import Culprits, key_of
+from loader_server.building.culprits import Culprits, key_of
 from shared.hashing import digest64
 
 

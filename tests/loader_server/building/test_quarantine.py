@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from loader_server.quarantine import Quarantine
+from loader_server.building.quarantine import Quarantine
 from shared.errors import SampleError
 
 if TYPE_CHECKING:
