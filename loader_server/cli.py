@@ -298,7 +298,7 @@ def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.building.deadline import let_deadlines_end_us
     from loader_server.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
-    from loader_server.worker import Worker, WorkerSettings
+    from loader_server.worker.service import Worker, WorkerSettings
     from shared.endpoints import check_endpoint, port_of
     from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys

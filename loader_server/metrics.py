@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loader_server.coordinator.service import Coordinator
     from loader_server.doors import Doors
     from loader_server.guard import Guard
-    from loader_server.worker import Worker
+    from loader_server.worker.service import Worker
     from shared.exposition import Values
 
 __all__ = ["coordinator_samples", "worker_samples"]

@@ -50,11 +50,11 @@ PURE = (
     "loader_server/fleet/autoscale.py",
     "loader_server/budget.py",
     "loader_server/building/exhaustion.py",
-    "loader_server/membership.py",
+    "loader_server/worker/membership.py",
     "loader_server/open_wants.py",
-    "loader_server/patience.py",
+    "loader_server/worker/patience.py",
     "loader_server/planning/",
-    "loader_server/refusals.py",
+    "loader_server/worker/refusals.py",
     "loader_server/sessions.py",
     "loader_server/tickets.py",
     "loader_server/want_queue.py",
@@ -234,7 +234,7 @@ def test_loaders_and_the_plain_feed_need_no_tensorflow():
     code = (
         f"import importlib, sys\nfor name in {['trainer_client', 'trainer_client.feed', *modules]!r}:\n"
         "    importlib.import_module(name)\n"
-        "assert sys.modules.keys() >= {'trainer_client.network.receiver', 'loader_server.worker'}\n"
+        "assert sys.modules.keys() >= {'trainer_client.network.receiver', 'loader_server.worker.service'}\n"
         "print(sorted({'tensorflow', 'keras', 'torch'} & sys.modules.keys()))"
     )
     done = run(code)
@@ -244,7 +244,7 @@ def test_loaders_and_the_plain_feed_need_no_tensorflow():
 def test_an_import_starts_and_opens_nothing():
     code = (
         "import os, threading\nbefore = len(os.listdir('/proc/self/fd'))\n"
-        "import trainer_client, loader_server.worker, loader_server.coordinator.service\n"
+        "import trainer_client, loader_server.worker.service, loader_server.coordinator.service\n"
         "print(threading.active_count(), len(os.listdir('/proc/self/fd')) - before)"
     )
     assert run(code).stdout == "1 0\n"

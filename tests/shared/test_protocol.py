@@ -46,7 +46,7 @@ def names(part):
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1]
-    files = ("loader_server/coordinator/refusals.py", "loader_server/refusals.py", "shared/roles.py")
+    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/roles.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_not_attached\(\s*attach,\s*"(\w+)"', source))

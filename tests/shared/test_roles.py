@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.state import CoordinatorState
-from loader_server.reception import Reception
+from loader_server.worker.reception import Reception
 from shared import messages as m
 from shared.roles import TO_COORDINATOR, TO_WORKER, refusal
 from tests.shared.examples import EXAMPLES

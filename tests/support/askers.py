@@ -12,7 +12,7 @@ import zmq
 
 from loader_server.indexing import index_missing
 from loader_server.stream import JobFile
-from loader_server.worker import Worker, WorkerSettings
+from loader_server.worker.service import Worker, WorkerSettings
 from shared import messages as m
 from shared.codec import decode, encode
 from shared.messages import Message

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loader_server import cli, sending, worker
+from loader_server import cli
+from loader_server.worker import sender, service
 from shared.messages import Message, Pushed, WireShape
 
 if TYPE_CHECKING:
@@ -35,15 +36,15 @@ LIES: dict[str, Callable[[Pushed], Pushed]] = {
 
 
 def _lie(lie: Callable[[Pushed], Pushed]) -> None:
-    encode = sending.encode
+    encode = sender.encode
 
     def encode_a_lie(message: Message) -> bytes:
         return encode(lie(message) if isinstance(message, Pushed) else message)
 
-    sending.encode = encode_a_lie
+    sender.encode = encode_a_lie
 
 
-class _Sending(sending.Sending):
+class _Sending(sender.Sending):
     told_port = 0
     file = Path()
 
@@ -56,11 +57,11 @@ class _Sending(sending.Sending):
 def _become(oddity: str) -> None:
     kind, _, value = oddity.partition("=")
     if kind == "at":
-        worker.advertised = lambda *_: value
+        service.advertised = lambda *_: value
     elif kind == "sealed":
         port, _, file = value.partition(":")
         _Sending.told_port, _Sending.file = int(port), Path(file)
-        worker.Sending = _Sending
+        service.Sending = _Sending
     else:
         _lie(LIES[kind])
 

@@ -1,4 +1,4 @@
-"""A worker as `loader_server.worker` behaves: real sessions, wants and membership; thread and sockets in the model.
+"""A worker as the one that ships behaves: real sessions, wants and membership; thread and sockets in the model.
 
 Rules: every accepted ticket is answered exactly once, and only when nothing of this process can write into its slot any
 more. What a worker does wrong (`Faults`) it does in one of these ways only; the rest of it is as it should be.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.budget import Budget
-from loader_server.membership import Membership
 from loader_server.open_wants import OpenWants
 from loader_server.sessions import Sessions
 from loader_server.tickets import Tickets, Verdict
+from loader_server.worker.membership import Membership
 from shared import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
 from tests.support.simulation.network import Port, Server

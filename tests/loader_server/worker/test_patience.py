@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.patience import Patience
+from loader_server.worker.patience import Patience
 
 
 @pytest.mark.fault(42)

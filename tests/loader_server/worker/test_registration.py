@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from loader_server.building.culprits import key_of
-from loader_server.registration import Registration
+from loader_server.worker.registration import Registration
 from shared import messages as m
 from shared.errors import RefusedError
 from tests.shared.examples import EXAMPLES

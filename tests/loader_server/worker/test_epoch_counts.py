@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from loader_server.epoch_counts import Epoch, EpochCounts
+from loader_server.worker.epoch_counts import Epoch, EpochCounts
 from shared.logs import Log
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from loader_server import refusals
 from loader_server.building.build_thread import Job
 from loader_server.building.exhaustion import is_exhaustion
-from loader_server.epoch_counts import Epoch, EpochCounts
 from loader_server.open_wants import OpenWants
-from loader_server.patience import Patience
 from loader_server.session import MOST_SESSIONS, Session
 from loader_server.sessions import Sessions
 from loader_server.tickets import Verdict
+from loader_server.worker import refusals
+from loader_server.worker.epoch_counts import Epoch, EpochCounts
+from loader_server.worker.patience import Patience
 from shared import messages as m
 from shared.codec import VersionError, decode, encode_refusal
 from shared.errors import MachineError, ProtocolError, StokerError
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from loader_server.building.builder import Builder
     from loader_server.building.send_buffers import Outgoing
     from loader_server.guard import Guard
-    from loader_server.sending import Sending
     from loader_server.stream import Stream
+    from loader_server.worker.sender import Sending
     from shared.config import JobSettings
     from shared.layout import BucketShape
     from shared.logs import Log

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.membership import Membership
+from loader_server.worker.membership import Membership
 from shared import messages as m
 from shared.codec import decode, encode
 from shared.errors import ProtocolError, RefusedError

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from loader_server.worker import Worker
+    from loader_server.worker.service import Worker
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_whoever_speaks_another_version_is_told_which_one_is_spoken_here(ask, wo
 
 @pytest.mark.fault(42)
 def test_more_trainers_than_a_worker_can_bear_are_refused(ask, monkeypatch):
-    monkeypatch.setattr("loader_server.reception.MOST_SESSIONS", 2)
+    monkeypatch.setattr("loader_server.worker.reception.MOST_SESSIONS", 2)
     one, other, third = ask(), ask(), ask()
     one.hello()
     other.hello()

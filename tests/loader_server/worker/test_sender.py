@@ -8,8 +8,8 @@ import zmq
 from loader_server.budget import Budget
 from loader_server.building.build_thread import Job, Outcome
 from loader_server.building.send_buffers import Outgoing
-from loader_server.sending import Sending
 from loader_server.session import Session
+from loader_server.worker.sender import Sending
 from shared import messages as m
 from shared.codec import decode, encode
 from shared.endpoints import at_port

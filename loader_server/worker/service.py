@@ -25,10 +25,10 @@ from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import Outgoing
 from loader_server.doors import Doors
 from loader_server.guard import Guard
-from loader_server.reception import Reception, ReceptionParts
-from loader_server.registration import Registration, advertised
-from loader_server.sending import Sending
 from loader_server.stream import JobFile
+from loader_server.worker.reception import Reception, ReceptionParts
+from loader_server.worker.registration import Registration, advertised
+from loader_server.worker.sender import Sending
 from shared import messages as m
 from shared.hashing import fingerprint
 from shared.logs import Log

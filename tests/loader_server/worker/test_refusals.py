@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server import refusals
+from loader_server.worker import refusals
 from shared.codec import decode, encode
 from shared.errors import MachineError, ReadError
 from tests.support.in_memory import memory_want

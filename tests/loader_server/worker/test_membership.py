@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.building.culprits import key_of
-from loader_server.membership import Membership
+from loader_server.worker.membership import Membership
 from shared import messages as m
 
 UNKNOWN = m.Refused(code="unknown", expected="a", got="b", remedy="c")
