@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Job
 from loader_server.building.exhaustion import is_exhaustion
-from loader_server.open_wants import OpenWants
-from loader_server.session import MOST_SESSIONS, Session
-from loader_server.sessions import Sessions
-from loader_server.tickets import Verdict
+from loader_server.wants.open_wants import OpenWants
+from loader_server.wants.session import MOST_SESSIONS, Session
+from loader_server.wants.sessions import Sessions
+from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import Epoch, EpochCounts
 from loader_server.worker.patience import Patience
@@ -27,12 +27,12 @@ from shared.layout import layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loader_server.budget import Budget
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.send_buffers import Outgoing
     from loader_server.guard import Guard
     from loader_server.stream import Stream
+    from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sending
     from shared.config import JobSettings
     from shared.layout import BucketShape

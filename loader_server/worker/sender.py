@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.budget import Budget
+from loader_server.wants.budget import Budget
 from shared.codec import encode
 from shared.endpoints import port_of
 from shared.hashing import digest64
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import Outcome
     from loader_server.building.send_buffers import Outgoing
     from loader_server.doors import Doors
-    from loader_server.session import Session
+    from loader_server.wants.session import Session
     from shared.keys import ServerKeys
     from shared.logs import Log
     from shared.messages import Message, Pushed

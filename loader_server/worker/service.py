@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loader_server.budget import Budget
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.builder import Builder
@@ -26,6 +25,7 @@ from loader_server.building.send_buffers import Outgoing
 from loader_server.doors import Doors
 from loader_server.guard import Guard
 from loader_server.stream import JobFile
+from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, advertised
 from loader_server.worker.sender import Sending
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from loader_server.building.build_thread import Outcome
     from loader_server.building.crash_trial import Conviction
-    from loader_server.session import Session
+    from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
 __all__ = ["Worker", "WorkerSettings"]

@@ -14,8 +14,8 @@ import itertools
 import json
 from dataclasses import dataclass, field
 
-from loader_server.tickets import Tickets
-from loader_server.want_queue import WantQueue
+from loader_server.wants.tickets import Tickets
+from loader_server.wants.want_queue import WantQueue
 from shared import messages as m
 from tests.support.lone_core import NBYTES, address, attached, pushed
 from trainer_client.core import events as e

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.tickets import Tickets
+from loader_server.wants.tickets import Tickets
 from shared.memory import SlotMemory
 from trainer_client.batch import owned
 from trainer_client.core.slot_states import SlotState, SlotStates

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from loader_server.budget import Budget
 from loader_server.building.build_thread import Job, Outcome
 from loader_server.building.send_buffers import Outgoing
-from loader_server.session import Session
+from loader_server.wants.budget import Budget
+from loader_server.wants.session import Session
 from loader_server.worker.sender import Sending
 from shared import messages as m
 from shared.codec import decode, encode

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from loader_server.building.build_thread import Job
-from loader_server.tickets import MOST_OPEN, MOST_SLOTS
+from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS
 from shared import messages as m
 from shared.codec import VERSION, encode
 from shared.errors import ReadError
@@ -253,7 +253,7 @@ def test_so_many_wants_are_open_and_no_more(ask, worker, closed):
 
 @pytest.mark.fault(42)
 def test_all_trainers_together_have_a_bounded_number_of_open_wants(job, closed, monkeypatch):
-    monkeypatch.setattr("loader_server.open_wants._MOST_OPEN", 12)
+    monkeypatch.setattr("loader_server.wants.open_wants._MOST_OPEN", 12)
     with a_worker(job) as worker, zmq.Context() as context:
         one, other = (welcomed(Asker(context, worker.endpoint, digest_of(job))) for _ in range(2))
         for asker in (one, other):

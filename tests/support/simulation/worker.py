@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.budget import Budget
-from loader_server.open_wants import OpenWants
-from loader_server.sessions import Sessions
-from loader_server.tickets import Tickets, Verdict
+from loader_server.wants.budget import Budget
+from loader_server.wants.open_wants import OpenWants
+from loader_server.wants.sessions import Sessions
+from loader_server.wants.tickets import Tickets, Verdict
 from loader_server.worker.membership import Membership
 from shared import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
@@ -70,7 +70,7 @@ class _Job:
 
 
 class _Session:
-    """As `loader_server.session.Session`."""
+    """As `loader_server.wants.session.Session`."""
 
     def __init__(self, worker: Worker, address: bytes, hello: m.Hello) -> None:
         self.incarnation = hello.incarnation

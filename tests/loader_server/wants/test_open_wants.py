@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loader_server.budget import Budget
-from loader_server.open_wants import OpenWants
-from loader_server.sessions import Sessions
-from loader_server.tickets import Tickets, Verdict
+from loader_server.wants.budget import Budget
+from loader_server.wants.open_wants import OpenWants
+from loader_server.wants.sessions import Sessions
+from loader_server.wants.tickets import Tickets, Verdict
 from shared import messages as m
 from tests.shared.examples import EXAMPLES
 
@@ -102,7 +102,7 @@ def test_who_does_not_read_is_refused_and_waits_alone(desk):
 
 @pytest.mark.fault(42)
 def test_open_tickets_are_bounded_and_come_back(desk, monkeypatch):
-    monkeypatch.setattr("loader_server.open_wants._MOST_OPEN", 4)
+    monkeypatch.setattr("loader_server.wants.open_wants._MOST_OPEN", 4)
     desk = Desk()
     one = desk.welcome(1)
     jobs = [desk.put(one, slot) for slot in range(2)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.tickets import MOST_SLOTS, Tickets
+from loader_server.wants.tickets import MOST_SLOTS, Tickets
 from shared.memory import Attachment
 from shared.sealing import KEY_BYTES, Sealer
 

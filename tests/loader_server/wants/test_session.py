@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from loader_server.building.build_thread import Job
-from loader_server.session import Session
-from loader_server.sessions import Sessions
-from loader_server.tickets import MOST_SLOTS
+from loader_server.wants.session import Session
+from loader_server.wants.sessions import Sessions
+from loader_server.wants.tickets import MOST_SLOTS
 from shared import messages as m
 from shared.memory import SlotMemory
 from tests.shared.examples import EXAMPLES

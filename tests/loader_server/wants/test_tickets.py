@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.tickets import MOST_OPEN, MOST_SLOTS, Tickets, Verdict
+from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS, Tickets, Verdict
 from shared.messages import Ticket
 
 

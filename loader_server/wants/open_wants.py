@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from loader_server.budget import Budget
-from loader_server.sessions import TrainerSession
-from loader_server.tickets import Verdict
-from loader_server.want_queue import WantQueue
+from loader_server.wants.budget import Budget
+from loader_server.wants.sessions import TrainerSession
+from loader_server.wants.tickets import Verdict
+from loader_server.wants.want_queue import WantQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loader_server.sessions import Sessions
+    from loader_server.wants.sessions import Sessions
     from shared.messages import Ticket, Want
 
 __all__ = ["OpenWants"]

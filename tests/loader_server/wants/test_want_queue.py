@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.want_queue import WantQueue
+from loader_server.wants.want_queue import WantQueue
 
 
 def queue(*jobs: tuple[str, int], urgent: tuple[tuple[str, int], ...] = ()) -> WantQueue[str, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loader_server.tickets import Tickets
+    from loader_server.wants.tickets import Tickets
     from shared.messages import Hello, Ticket
 
 __all__ = ["Sessions", "TrainerSession"]
