@@ -184,7 +184,7 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from loader_server import indexing
-    from loader_server.supervisor import Supervisor, SupervisorSettings
+    from loader_server.machine.supervisor import Supervisor, SupervisorSettings
     from shared.endpoints import check_endpoint
     from shared.targets import remove_dead_targets
 
@@ -273,7 +273,7 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
 def _coordinator(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.coordinator.service import coordinator_of
-    from loader_server.processes import end_with_parent, say_ready
+    from loader_server.machine.processes import end_with_parent, say_ready
     from shared.endpoints import check_endpoint
     from shared.exposition import Exposition
     from shared.keys import ServerKeys
@@ -297,7 +297,7 @@ def _coordinator(options: argparse.Namespace) -> int:
 def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.building.deadline import let_deadlines_end_us
-    from loader_server.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
+    from loader_server.machine.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
     from loader_server.worker.service import Worker, WorkerSettings
     from shared.endpoints import check_endpoint, port_of
     from shared.exposition import Exposition

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from loader_server.demo_audit import Settled
     from loader_server.demo_story import Story
+    from loader_server.machine.supervisor import Child, Supervisor
     from loader_server.planning import Plan
-    from loader_server.supervisor import Child, Supervisor
 
 __all__ = ["Epoch", "Trainer", "TrainerError", "Training"]
 

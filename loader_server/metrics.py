@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loader_server.coordinator.service import Coordinator
-    from loader_server.doors import Doors
-    from loader_server.guard import Guard
+    from loader_server.machine.doors import Doors
+    from loader_server.machine.guard import Guard
     from loader_server.worker.service import Worker
     from shared.exposition import Values
 

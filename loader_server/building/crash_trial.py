@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.building.blame import told
 from loader_server.building.builder import values_of
-from loader_server.processes import end_with_parent, how_it_ended
+from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.stream import JobFile, Stream
 from shared.errors import MachineError
 

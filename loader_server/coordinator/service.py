@@ -18,8 +18,8 @@ from loader_server.coordinator.events import Instruction, Keep, Received, Send, 
 from loader_server.coordinator.journal import Journal, JournalWriter
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState, Counts
 from loader_server.coordinator.views import CountingThread, View
-from loader_server.doors import Doors
-from loader_server.guard import Guard
+from loader_server.machine.doors import Doors
+from loader_server.machine.guard import Guard
 from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from loader_server.building.build_thread import Outcome
     from loader_server.building.send_buffers import Outgoing
-    from loader_server.doors import Doors
+    from loader_server.machine.doors import Doors
     from loader_server.wants.session import Session
     from shared.keys import ServerKeys
     from shared.logs import Log

@@ -22,8 +22,8 @@ from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import Outgoing
-from loader_server.doors import Doors
-from loader_server.guard import Guard
+from loader_server.machine.doors import Doors
+from loader_server.machine.guard import Guard
 from loader_server.stream import JobFile
 from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts

@@ -10,8 +10,8 @@ import socket
 import pytest
 import zmq
 
-from loader_server.doors import Doors
-from loader_server.processes import descriptors_by_port
+from loader_server.machine.doors import Doors
+from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
 from shared.logs import Log
 from shared.sockets import bind_router

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.building import deadline
-from loader_server.processes import how_it_ended
+from loader_server.machine.processes import how_it_ended
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.sockets import Waker

@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.utils.monitor
 
-from loader_server.guard import Guard
+from loader_server.machine.guard import Guard
 from shared.keys import ClientKeys, ServerKeys, make_keys
 from shared.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery
 from shared.roles import ROLES, TO_COORDINATOR

@@ -9,7 +9,7 @@ from pathlib import Path
 
 CHILD = """
 import json, os, socket, sys
-from loader_server.processes import keep_ports_from_children
+from loader_server.machine.processes import keep_ports_from_children
 
 def serve():
     listening = socket.create_server(("127.0.0.1", 0))

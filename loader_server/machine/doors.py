@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import zmq
 import zmq.utils.monitor
 
-from loader_server.processes import descriptors_by_port
+from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
 
 if TYPE_CHECKING:
