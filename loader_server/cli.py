@@ -113,13 +113,13 @@ def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _index(options: argparse.Namespace) -> int:
-    from loader_server import indexing
+    from loader_server.commands import index
 
     job = _job(options.job)
-    reports = indexing.index_streams(
+    reports = index.index_streams(
         job, options.stream or list(job.recipes), strict=options.strict, processes=options.processes
     )
-    indexing.show(reports, as_json=options.json)
+    index.show(reports, as_json=options.json)
     return 0
 
 
@@ -143,12 +143,12 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from loader_server import plan_command
+    from loader_server.commands import plan
 
     job = _job(options.job)
-    plan_command.show(
+    plan.show(
         job,
-        plan_command.PlanQuestion(
+        plan.PlanQuestion(
             stream=options.stream,
             group=options.group or job.settings.group or 1,
             epoch=options.epoch,
@@ -183,7 +183,7 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from loader_server import indexing
+    from loader_server.commands import index
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
     from shared.endpoints import check_endpoint
     from shared.targets import remove_dead_targets
@@ -191,7 +191,7 @@ def _run(options: argparse.Namespace) -> int:
     job = _job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    indexing.index_missing(job)
+    index.index_missing(job)
     workers = options.workers or job.settings.workers or os.cpu_count() or 1
     supervisor = Supervisor(
         SupervisorSettings(
@@ -348,7 +348,7 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _status(options: argparse.Namespace) -> int:
-    from loader_server import status
+    from loader_server.commands import status
 
     status.show(
         options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds, as_json=options.json, once=options.once
@@ -373,7 +373,7 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _forgive(options: argparse.Namespace) -> int:
-    from loader_server import forgive
+    from loader_server.commands import forgive
 
     forgive.run(
         _job(options.job),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainer_client
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from shared.keys import make_keys
 from tests.benchmarks.data_path_source import register

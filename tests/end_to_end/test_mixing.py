@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from shared.errors import SettingsError
 from tests.support.corpora import make_corpus

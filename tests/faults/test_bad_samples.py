@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.bad_samples import job_with_texts, quarantined, rows_of
 from tests.support.corpora import utterances
 from tests.support.loaders import running, wait_until, write_job

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 from tests.support.moved_clock import clock_in
 

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.bad_samples import index, quarantined, rows_in, rows_of
 from tests.support.loaders import running, write_job
 

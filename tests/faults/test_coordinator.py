@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import trainer_client
+from loader_server.commands.status import ask
 from loader_server.coordinator.events import Advanced
 from loader_server.coordinator.journal import Journal
-from loader_server.status import ask
 from shared import messages as m
 from tests.support.coordinator import attach, culprit, progress, register
 from tests.support.disk import small_disk

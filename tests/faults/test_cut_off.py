@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from shared import messages as m
 from shared import metric_names
 from shared.keys import make_keys

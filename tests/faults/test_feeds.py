@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from tests.support.loaders import running, wait_until, write_job
 from trainer_client.core.slot_states import SlotState

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from shared.memory import SlotMemory
 from tests.support.askers import Asker, digest_of, write_synthetic
 from tests.support.loaders import Loaders, running

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.bad_samples import index, job_with_texts, quarantined, rows_of
 from tests.support.loaders import running, write_job
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from shared.codec import VERSION, decode
 from shared.messages import Refused
 from tests.support.loaders import Loaders, running, write_job

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from shared import messages as m
 from shared.codec import decode, encode
 from shared.keys import ClientKeys, make_keys

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.faults import kill_workers
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.stream import JobFile
 from tests.loader_server.planning.tables import batches_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.indexing import index_missing
+from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
 from shared.layout import BucketShape
 from tests.support.askers import write_synthetic

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from loader_server.indexing import index_missing
+from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
 from loader_server.worker.service import Worker, WorkerSettings
 from shared import messages as m

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import trainer_client
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from tests.support.loaders import write_job
 

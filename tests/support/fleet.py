@@ -15,7 +15,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loader_server.status import ask
+from loader_server.commands.status import ask
 from tests.support.loaders import ROOT, wait_until
 from tests.support.proxy import Proxy
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.indexing import index_streams
+from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from loader_server.transforms import own_code as module
 from loader_server.transforms.chain import Chain
@@ -110,7 +110,7 @@ def test_modules_in_an_archive_do_not_count(folder, monkeypatch):
 
 
 def test_python_ours_and_what_is_missing_do_not_count(folder):
-    assert own_code(["json", "sys", "no_such_module", "loader_server.status"]) == own_code([])
+    assert own_code(["json", "sys", "no_such_module", "loader_server.commands.status"]) == own_code([])
     before = sources()
     text = (folder / "loud.py").read_text()
     write(folder, {"loud.py": text, "loader_server.py": "", "loader_server/transforms/declare.py": ""})

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from loader_server.commands.status import tables
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
-from loader_server.status import tables
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
 
 if TYPE_CHECKING:

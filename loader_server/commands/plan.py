@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from loader_server import plan_report
-from loader_server.indexing import progress_bar
+from loader_server.commands import plan_report
+from loader_server.commands.index import progress_bar
 from shared.config import nearest
 from shared.errors import SettingsError
 

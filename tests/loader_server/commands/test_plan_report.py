@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loader_server.plan_report import diff, diff_table, facts, find, plot, tables
+from loader_server.commands.plan_report import diff, diff_table, facts, find, plot, tables
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
 

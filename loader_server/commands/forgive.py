@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loader_server.asking import ask_coordinator
+from loader_server.commands.ask import ask_coordinator
 from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.events import CulpritFound, Forgot
 from loader_server.coordinator.journal import HeldError, Journal

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from loader_server.asking import ask_coordinator
+from loader_server.commands.ask import ask_coordinator
 from shared.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
