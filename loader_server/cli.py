@@ -75,7 +75,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from loader_server.demo import DemoOptions, run
+    from loader_server.demo.acts import DemoOptions, run
 
     return run(
         DemoOptions(

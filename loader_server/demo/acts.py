@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from loader_server.commands.index import index_streams, progress_bar
 from loader_server.commands.plan_report import facts
-from loader_server.demo_corpus import facts_of, make_corpus
-from loader_server.demo_story import Story
-from loader_server.demo_training import Trainer, Training
+from loader_server.demo.corpus import facts_of, make_corpus
+from loader_server.demo.story import Story
+from loader_server.demo.training import Trainer, Training
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 from loader_server.stream import JobFile, Stream
 from shared.errors import SettingsError

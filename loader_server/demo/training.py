@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from loader_server.demo_audit import Audit, Step
+from loader_server.demo.audit import Audit, Step
 from shared.errors import StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loader_server.demo_audit import Settled
-    from loader_server.demo_story import Story
+    from loader_server.demo.audit import Settled
+    from loader_server.demo.story import Story
     from loader_server.machine.supervisor import Child, Supervisor
     from loader_server.planning import Plan
 

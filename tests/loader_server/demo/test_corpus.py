@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.demo_corpus import RATE, facts_of, make_corpus, utterance
+from loader_server.demo.corpus import RATE, facts_of, make_corpus, utterance
 from shared.errors import DataError
 
 if TYPE_CHECKING:
