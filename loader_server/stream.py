@@ -18,7 +18,7 @@ import numpy as np
 
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan, PlanSettings
-from loader_server.sources.index import open_index
+from loader_server.sources.index.make import open_index
 from loader_server.sources.source import SOURCES, Identifying
 from loader_server.transforms.chain import Chain
 from shared.config import Job, StreamSettings, parse_job, read_tables
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.index_folder import Index
+    from loader_server.sources.index.folder import Index
     from loader_server.sources.source import Source
     from shared.config import JobSettings
 

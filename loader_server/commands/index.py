@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loader_server.sources.index import IndexReport, IndexRequest, make_index
+from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loader_server.sources.index.probe import RAW_FIELDS, Chunk, decoded_audio
 from loader_server.sources.plain_wav import plain_wav
-from loader_server.sources.probe import RAW_FIELDS, Chunk, decoded_audio
 from loader_server.sources.rows import BadRow, Columns, Row, columns_of, read_rows
 from shared.config import setting, texts
 from shared.errors import DataError, ReadError, SampleError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loader_server.sources.index_folder import Index
+    from loader_server.sources.index.folder import Index
     from shared.layout import Field
 
 __all__ = ["ManifestSettings", "ManifestSource", "ManifestSurvey", "open_manifest", "survey"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loader_server.sources import manifest, synthetic
-from loader_server.sources.probe import RAW_FIELDS
+from loader_server.sources.index.probe import RAW_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.index_folder import Index
-    from loader_server.sources.probe import Chunk
+    from loader_server.sources.index.folder import Index
+    from loader_server.sources.index.probe import Chunk
     from shared.layout import Field
 
 __all__ = ["SOURCES", "Gathering", "Identifying", "Source", "SourceKind", "Survey"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.index_folder import Index
+    from loader_server.sources.index.folder import Index
 
 __all__ = ["SyntheticSettings", "SyntheticSource", "fields_of", "lengths_of", "open_synthetic"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.index import IndexRequest, make_index, open_index
+from loader_server.sources.index.make import IndexRequest, make_index, open_index
 from loader_server.sources.manifest import ManifestSettings
 from loader_server.sources.source import SOURCES
 from shared.errors import DataError, ReadError, SampleError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loader_server.building.builder import Builder
 from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
-from loader_server.sources.index import IndexRequest, make_index, open_index
+from loader_server.sources.index.make import IndexRequest, make_index, open_index
 from loader_server.sources.source import SOURCES, Gathering, Source
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource, fields_of, lengths_of
 from loader_server.stream import JobFile

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.columns import ColumnWriter
-from loader_server.sources.index_folder import FORMAT, Meta, columns_fingerprint
+from loader_server.sources.index.columns import ColumnWriter
+from loader_server.sources.index.folder import FORMAT, Meta, columns_fingerprint
 from loader_server.sources.source import SOURCES
 
 if TYPE_CHECKING:

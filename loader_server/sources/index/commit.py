@@ -12,7 +12,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from loader_server.sources.index_folder import Meta, meta_json, read_meta
+from loader_server.sources.index.folder import Meta, meta_json, read_meta
 from shared.errors import DataError
 
 if TYPE_CHECKING:

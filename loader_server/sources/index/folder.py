@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.columns import Strings, mapped, open_strings
+from loader_server.sources.index.columns import Strings, mapped, open_strings
 from shared.errors import DataError
 from shared.hashing import fingerprint
 from shared.layout import Field

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.columns import ColumnWriter, StringsWriter, mapped
-from loader_server.sources.commit import COLUMNS, commit, locked, sweep
-from loader_server.sources.computed import computed_columns
-from loader_server.sources.index_folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.probe import Chunk, Probed, probed, refuse_other_fields
+from loader_server.sources.index.columns import ColumnWriter, StringsWriter, mapped
+from loader_server.sources.index.commit import COLUMNS, commit, locked, sweep
+from loader_server.sources.index.computed import computed_columns
+from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
+from loader_server.sources.index.probe import Chunk, Probed, probed, refuse_other_fields
 from loader_server.sources.source import SOURCES
 from shared.errors import DataError
 

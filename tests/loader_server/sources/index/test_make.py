@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
-import loader_server.sources.index as making
-from loader_server.sources.index import IndexRequest, make_index, open_index
+import loader_server.sources.index.make as making
+from loader_server.sources.index.make import IndexRequest, make_index, open_index
 from loader_server.sources.manifest import ManifestSettings
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError
@@ -88,7 +88,7 @@ def test_an_index_knows_lengths_and_segments(corpus):
 
 def test_segments_are_of_4096_samples(corpus, monkeypatch):
     make_index(request(corpus))
-    monkeypatch.setattr("loader_server.sources.index_folder.SEGMENT_SAMPLES", 4)
+    monkeypatch.setattr("loader_server.sources.index.folder.SEGMENT_SAMPLES", 4)
     assert open_index(corpus.parent / "index").segments.tolist() == [0, 4, 6]
 
 
@@ -201,7 +201,7 @@ def test_an_interrupt_leaves_nothing_behind_and_keeps_the_old_index(corpus, proc
 
 INTERRUPTED = """
 import pathlib, signal, sys
-import loader_server.sources.index as making
+import loader_server.sources.index.make as making
 from loader_server.sources.manifest import ManifestSettings
 
 def progress(done, total):
