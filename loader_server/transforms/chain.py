@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.building.blame import is_the_samples, told
-from loader_server.transforms.audio import LogMel, LogMelSettings
+from loader_server.transforms.characters import Characters, CharactersSettings
 from loader_server.transforms.declare import declaration_of
+from loader_server.transforms.logmel import LogMel, LogMelSettings
 from loader_server.transforms.own_code import own_code
-from loader_server.transforms.text import Characters, CharactersSettings
 from shared.config import nearest, read_table
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint, key_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.audio import LogMel, LogMelSettings, mel_matrix, resampled, resampled_length
+from loader_server.transforms.logmel import LogMel, LogMelSettings, mel_matrix, resampled, resampled_length
 from shared.config import read_table
 from shared.errors import SettingsError
 from tests.support.corpora import tone

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.text import Characters, CharactersSettings
+from loader_server.transforms.characters import Characters, CharactersSettings
 from shared.errors import SampleError, SettingsError
 
 RNG = np.random.default_rng(0)
