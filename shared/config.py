@@ -1,8 +1,8 @@
 """Settings: the job file as frozen dataclasses, read once, refusing what it does not know.
 
-Rules: pure (text in, dataclasses out); a setting is declared once, with its parser and its help text, and the
-README's table is held against these declarations by a test; unknown keys are refused with the nearest known one
-named; numbers carry units.
+Rules: pure (text in, dataclasses out); a setting is declared once, with its parser and its help text, and the tables
+of docs/settings.md are made from these declarations; unknown keys are refused with the nearest known one named;
+numbers carry units.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The README's table of the job file's settings, made from their declarations: `python -m
-tests.support.settings_table`."""
+"""The tables of the job file's settings in `docs/settings.md`, made from their declarations.
+
+`python -m tests.support.settings_table` writes them anew.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
@@ -14,7 +17,17 @@ from shared.config import JobSettings, StreamSettings, byte_count, duration_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["settings_table"]
+__all__ = ["PAGE", "settings_table", "with_settings"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+_BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->"
+
+
+def with_settings(text: str) -> str:
+    """A page with what stands between its two marks made anew."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}{settings_table()}\n{_END}{after}"
 
 
 def settings_table() -> str:
@@ -52,4 +65,4 @@ def _written(field: dataclasses.Field) -> Callable[[Any], str]:
 
 
 if __name__ == "__main__":
-    print(settings_table())
+    PAGE.write_text(with_settings(PAGE.read_text("utf-8")), "utf-8")

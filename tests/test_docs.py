@@ -1,0 +1,153 @@
+"""The pages for people: short where they should be, no link leads nowhere, what they quote is said, what they call is
+there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from tests.support.settings_table import PAGE, with_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "monitoring/*.md", "loader_server/**/*.md", "trainer_client/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+PACKAGES = ("shared", "loader_server", "trainer_client")
+MOST_LINES = 150
+
+#: Scheme and all: these are not looked up.
+_ELSEWHERE = re.compile(r"https?://|mailto:")
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_QUOTED = re.compile(r"`[^`\n]*`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_MODULE = re.compile(r"python -m ([\w.]+)")
+_TARGET = re.compile(r"`make ([\w-]+)")
+#: A row of a table that begins with a message.
+_MESSAGE = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
+#: What stands for something else in a message as it is quoted: an ellipsis, a number.
+_FILLED_IN = re.compile(r"…|\d+")
+
+
+def text_of(page: str) -> str:
+    """A page without its examples."""
+    return _FENCED.sub("", (ROOT / page).read_text("utf-8"))
+
+
+def links_of(page: str) -> list[tuple[Path, str]]:
+    """The files that a page leads to, each with the place in it."""
+    targets = _LINK.findall(_QUOTED.sub("", text_of(page)))
+    parts = [target.partition("#") for target in targets if not _ELSEWHERE.match(target)]
+    return [((ROOT / page).parent / file if file else ROOT / page, place) for file, _, place in parts]
+
+
+def anchors_in(text: str) -> set[str]:
+    """The places of a page, as GitHub names them."""
+    found: list[str] = []
+    for heading in _HEADING.findall(text):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        count = sum(name == re.sub(r"-\d+$", "", one) for one in found)
+        found.append(f"{name}-{count}" if count else name)
+    return set(found)
+
+
+def leads_nowhere(file: Path, place: str) -> bool:
+    return not file.exists() or bool(place and place not in anchors_in(_FENCED.sub("", file.read_text("utf-8"))))
+
+
+def test_an_anchor_is_its_heading_as_github_writes_it() -> None:
+    text = "# Whose slot is it?\n## `[job]`, and more\n### Keys\n#### Keys\nno # heading\n"
+    assert anchors_in(text) == {"whose-slot-is-it", "job-and-more", "keys", "keys-1"}
+
+
+def test_the_pages_are_all_there() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md", "monitoring/runbook.md"} <= {*PAGES}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < MOST_LINES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    assert [f"{file}#{place}" for file, place in links_of(page) if leads_nowhere(file, place)] == []
+
+
+def test_every_page_and_picture_of_docs_is_found_from_the_readme() -> None:
+    found, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop().resolve()
+        if page not in found and page.exists():
+            found.add(page)
+            ahead += [file for file, _ in links_of(page.relative_to(ROOT).as_posix())] if page.suffix == ".md" else []
+    assert {path for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".png")} - found == set()
+
+
+def test_the_settings_tables_are_the_codes() -> None:
+    """After a change of settings, `python -m tests.support.settings_table` writes them anew."""
+    text = PAGE.read_text("utf-8")
+    assert text == with_settings(text)
+
+
+def test_only_the_tables_of_settings_are_written_anew() -> None:
+    text = "before\n<!-- settings -->\nold\n<!-- end of settings -->\nafter\n"
+    new = with_settings(text)
+    assert new.startswith("before\n<!-- settings -->\n`[job]`")
+    assert new.endswith("|\n<!-- end of settings -->\nafter\n")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_that_is_to_be_run_is_there(page: str) -> None:
+    modules = {*_MODULE.findall((ROOT / page).read_text("utf-8"))} - {"pytest"}
+    assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_target_of_make_is_there(page: str) -> None:
+    targets = {line.partition(":")[0] for line in (ROOT / "Makefile").read_text("utf-8").splitlines()}
+    assert {*_TARGET.findall((ROOT / page).read_text("utf-8"))} - targets == set()
+
+
+@cache
+def said_in_code() -> tuple[re.Pattern[str], ...]:
+    """All that the packages could say, as patterns: what is filled in may be anything."""
+    files = chain.from_iterable((ROOT / package).rglob("*.py") for package in PACKAGES)
+    nodes = chain.from_iterable(ast.walk(ast.parse(file.read_text("utf-8"))) for file in files)
+    texts = [_pattern_of(node) for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr)]
+    return tuple(re.compile(text, re.DOTALL) for text in texts if text)
+
+
+def _pattern_of(node: ast.Constant | ast.JoinedStr) -> str:
+    values = node.values if isinstance(node, ast.JoinedStr) else [node]
+    parts = [re.escape(one.value) if _is_text(one) else ".*" for one in values]
+    return "".join(parts) if max((len(one) for one in parts), default=0) > 3 else ""
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def is_said(piece: str) -> bool:
+    """Whether it is a whole text of the code, or stands in one."""
+    literal = re.escape(piece)
+    return any(pattern.fullmatch(piece) or literal in pattern.pattern for pattern in said_in_code())
+
+
+@pytest.mark.parametrize("message", _MESSAGE.findall(text_of("docs/troubles.md")))
+def test_a_message_that_is_explained_is_one_that_is_said(message: str) -> None:
+    parts = message.removeprefix("expected ").split(", got ")
+    pieces = [piece.strip() for part in parts for piece in _FILLED_IN.split(part)]
+    assert [piece for piece in pieces if not is_said(piece)] == []
+
+
+def test_a_message_that_is_not_said_is_noticed() -> None:
+    assert not is_said("a coordinator that sings")
