@@ -225,7 +225,7 @@ FAULTS_LATER = {
 }
 
 #: Tests that lie here run real processes.
-REAL = ("end_to_end/", "faults/", "trainer_client/test_tf_with_loaders.py")
+REAL = ("end_to_end/", "faults/", "trainer_client/tf/test_with_loaders.py")
 
 
 def marks(name, tests=TESTS):

@@ -21,9 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import DataError, SettingsError
-from trainer_client import interrupts
 from trainer_client.checkpoint_folder import CheckpointFolder
-from trainer_client.tf_dataset import ranks_of
+from trainer_client.tf import ctrl_c
+from trainer_client.tf.dataset import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -266,7 +266,7 @@ class _Taken:
         try:
             return next(self._iterator)
         except (tf.errors.OpError, RuntimeError):
-            interrupts.raise_pending()
+            ctrl_c.raise_pending()
             if self._feed.error is None:
                 raise
             raise self._feed.error from None

@@ -21,7 +21,6 @@ from shared.keys import ClientKeys
 from shared.memory import boot_id
 from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
-from trainer_client import interrupts
 from trainer_client.batch import Batch, owned
 from trainer_client.core.connections import MOST_REMOTE
 from trainer_client.core.settings import CoreSettings
@@ -29,6 +28,7 @@ from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.epoch_account import Accounts, ReadTimes
 from trainer_client.network.receiver import Receiver, ReceiverSettings, trainer_name
 from trainer_client.outbox import Item, Reader
+from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     where in a file in the folder `metrics_targets`.
     """
     if strategy is not None:
-        from trainer_client.tf_dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
 
         rank, replicas, world = ranks_of(strategy)
     ranks = Ranks(rank=rank, replicas=replicas, world=world or replicas)
@@ -339,29 +339,29 @@ class Feed:
 
     # --- TensorFlow ---
 
-    def dataset(self, **form: Any) -> tf.data.Dataset:  # noqa: ANN401 - see tf_dataset.make
+    def dataset(self, **form: Any) -> tf.data.Dataset:  # noqa: ANN401 - see tf.dataset.make
         """A `tf.data.Dataset`: `inputs=`, `targets=`, `weights=` name keys for `fit`, or `map=` is a function."""
-        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
-        return tf_dataset.make(self, **form)
+        return dataset.make(self, **form)
 
     def distributed(self, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - as above
         """The per-replica dataset of a strategy; the feed was connected with it."""
-        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
-        return tf_dataset.distributed(self, strategy, **form)
+        return dataset.distributed(self, strategy, **form)
 
     def warm_up(self, step: Callable[[Any], Any], **form: Any) -> None:  # noqa: ANN401 - as above
         """Run a step through each of the shapes once, largest first, with masked rows only."""
-        from trainer_client import tf_dataset  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
-        tf_dataset.warm_up(self, step, **form)
+        dataset.warm_up(self, step, **form)
 
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still looked at stay whole."""
-        interrupts.forget(self)
+        ctrl_c.forget(self)
         exposition, self._exposition = self._exposition, None
         if exposition is not None:
             exposition.close(timeout_s)

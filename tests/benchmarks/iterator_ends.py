@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.iterator_ends [--iterators 10] [--age-s 6] [--json]
 
-Rules: TensorFlow alone, no feed: what `trainer_client.tf_untuned` avoids. Iterators are read a little, grow old, and
+Rules: TensorFlow alone, no feed: what `trainer_client.tf.untuned` avoids. Iterators are read a little, grow old, and
 are dropped one by one while other processes keep both cores busy. The last line is one JSON object: the slowest end in
 seconds, and how many took more than half a second, on one device and over the two of a strategy. It may take minutes.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tests.support.two_devices import mirrored
-from trainer_client.tf_untuned import devices_untuned, untuned
+from trainer_client.tf.untuned import devices_untuned, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

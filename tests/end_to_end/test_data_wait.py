@@ -12,7 +12,7 @@ import pytest
 import trainer_client
 from tests.support.loaders import running, write_job
 from tests.support.tiny_models import tiny_model
-from trainer_client import tf_dataset
+from trainer_client.tf import dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,16 +66,16 @@ def test_fit_tells_what_it_waited_and_not_what_the_generator_was_blocked(
     slow_loaders: Loaders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_per_execution: int
 ) -> None:
     waits_s: list[float] = []
-    told = tf_dataset._Iterator.__next__
+    told = dataset._Iterator.__next__
 
-    def timed(iterator: tf_dataset._Iterator) -> object:
+    def timed(iterator: dataset._Iterator) -> object:
         began_s = time.perf_counter()
         try:
             return told(iterator)
         finally:
             waits_s.append(time.perf_counter() - began_s)
 
-    monkeypatch.setattr(tf_dataset._Iterator, "__next__", timed)
+    monkeypatch.setattr(dataset._Iterator, "__next__", timed)
     model = tiny_model(steps_per_execution=steps_per_execution, record=False)
     with trainer_client.connect(slow_loaders.endpoint, prefetch=2) as feed:
         feed.rewind()

@@ -15,7 +15,7 @@ import numpy as np
 
 from shared.errors import ClosedError, LostError, SettingsError
 from shared.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
-from trainer_client import interrupts
+from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ class FakeFeed:
         self.epoch, self.cursor = 0, 0
 
     def close(self) -> None:
-        interrupts.forget(self)
+        ctrl_c.forget(self)
 
     def interrupt(self, error: BaseException) -> None:
         with self.changed:

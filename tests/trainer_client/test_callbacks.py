@@ -13,7 +13,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip
-from trainer_client import tf_dataset  # isort: skip
+from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (5, 6, 4)
@@ -21,7 +21,7 @@ EPOCHS = (5, 6, 4)
 
 def fit(feed, callbacks, model=None, epochs=3):
     model = model or tiny_model()
-    model.fit(tf_dataset.make(feed, **FORM), epochs=epochs, verbose=0, callbacks=callbacks)
+    model.fit(dataset.make(feed, **FORM), epochs=epochs, verbose=0, callbacks=callbacks)
     return model
 
 
@@ -114,7 +114,7 @@ class TestResume:
         for epochs in (1, 1):
             feed = FakeFeed(epochs=EPOCHS, replicas=2, slots=16)
             models.append(tiny_model(strategy))
-            data = tf_dataset.distributed(feed, strategy, **FORM)
+            data = dataset.distributed(feed, strategy, **FORM)
             models[-1].fit(data, epochs=epochs, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
         assert models[1].seen == []
         for want, got in zip(values(models[0]), values(models[1]), strict=True):
@@ -131,7 +131,7 @@ class TestResume:
         made = [model(), model()]
         for one in made:
             feed = FakeFeed(epochs=EPOCHS)
-            one.fit(tf_dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
+            one.fit(dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
         for want, got in zip(values(made[0]), values(made[1]), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
@@ -182,7 +182,7 @@ class TestManners:
         feed = FakeFeed(epochs=(6,), delay_s=0.03)
         checkpoint = FeedCheckpoint(feed, tmp_path)
         model = tiny_model()
-        history = model.fit(tf_dataset.make(feed, **FORM), epochs=1, verbose=0, callbacks=[checkpoint]).history
+        history = model.fit(dataset.make(feed, **FORM), epochs=1, verbose=0, callbacks=[checkpoint]).history
         times = checkpoint.times
         assert times.steps == 6
         assert times.wait_s > 0.03

@@ -11,7 +11,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from trainer_client.losses import CTC, RowLoss, blank_after, ctc_per_row, masked_mean, valid_rows  # isort: skip
-from trainer_client.tf_untuned import devices_untuned, untuned  # isort: skip
+from trainer_client.tf.untuned import devices_untuned, untuned  # isort: skip
 
 FRAMES, CLASSES, LABELS = 12, 5, 4
 

@@ -34,7 +34,7 @@ print(json.dumps(all(one.fileno() >= 0 and os.fstat(one.fileno()) for one in our
 
 def test_a_forked_child_closes_what_it_inherits_of_our_ports_and_nothing_else():
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
     )
     child, parent = done.stdout.splitlines()
     listening, accepted, caller = json.loads(child)[0]

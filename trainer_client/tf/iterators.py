@@ -21,14 +21,14 @@ import tensorflow as tf
 from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 
-from trainer_client import leaving
 from trainer_client.network.kept_memory import keep_freed_memory
+from trainer_client.tf import exit_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from trainer_client.elements import Elements
     from trainer_client.feed import Feed, Reading
+    from trainer_client.tf.element_structure import Elements
 
 __all__ = ["Openings", "Witness", "generated"]
 
@@ -81,17 +81,17 @@ class Pass:
         known = {field.key: field.key for field in openings.feed.fields}
         self._listed = tf.nest.flatten(openings.elements.of(known))
         self._keys = frozenset(self._listed)
-        leaving.watch(self)
+        exit_guard.watch(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> list[Any]:
-        leaving.entered(self)
+        exit_guard.entered(self)
         try:
             return self._next()
         finally:
-            leaving.left(self)
+            exit_guard.left(self)
 
     def _next(self) -> list[Any]:
         if self._error is not None:
@@ -119,7 +119,7 @@ class Pass:
 
     def __del__(self) -> None:
         self._reading.close()
-        leaving.left(self)
+        exit_guard.left(self)
 
 
 def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs

@@ -30,10 +30,10 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from shared.errors import SettingsError
 from shared.layout import ALIGNMENT
 from shared.logs import Log
-from trainer_client import interrupts
-from trainer_client.elements import Elements, assembler, masked_batches, shapes_of
-from trainer_client.tf_passes import Openings, generated
-from trainer_client.tf_untuned import devices_untuned, untuned
+from trainer_client.tf import ctrl_c
+from trainer_client.tf.element_structure import Elements, assembler, masked_batches, shapes_of
+from trainer_client.tf.iterators import Openings, generated
+from trainer_client.tf.untuned import devices_untuned, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ def copies_batches() -> bool:
 def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
     copies_batches()  # at the start, so that the log has it
     feed.on_short_of_slots = flush_references
-    interrupts.watch(feed)
+    ctrl_c.watch(feed)
     # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every
     # dataset to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
     for message in ("Your input ran out of data", "`shuffle=True` was passed"):
@@ -266,7 +266,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             self.counting.ended()
             raise
         except (tf.errors.OpError, RuntimeError):
-            interrupts.raise_pending()
+            ctrl_c.raise_pending()
             error = self.counting.feed.error or self.counting.error
             if error is None:
                 raise

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import SettingsError
-from trainer_client.elements import Elements, assembler
+from trainer_client.tf.element_structure import Elements, assembler
 
 from tests.support.two_devices import mirrored  # isort: skip - sets devices before TensorFlow is used
 import tensorflow as tf  # isort: skip

@@ -12,7 +12,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip
-from trainer_client import tf_dataset  # isort: skip
+from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (10, 12, 9)
@@ -24,7 +24,7 @@ def feed_of(strategy, epochs=EPOCHS, **more):
 
 
 def data_of(feed, strategy):
-    return tf_dataset.make(feed, **FORM) if strategy is None else tf_dataset.distributed(feed, strategy, **FORM)
+    return dataset.make(feed, **FORM) if strategy is None else dataset.distributed(feed, strategy, **FORM)
 
 
 def wanted(feed, epochs=3):
@@ -92,17 +92,17 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
 def test_validation_sees_the_same_epoch_each_time_and_leaves_training_alone():
     feed, validation = feed_of(None), feed_of(None, (3,), evaluation=True)
     model = tiny_model()
-    data = tf_dataset.make(validation, **FORM)
+    data = dataset.make(validation, **FORM)
     before = model.evaluate(data, verbose=0)
     assert model.evaluate(data, verbose=0) == before
-    model.fit(tf_dataset.make(feed, **FORM), epochs=3, verbose=0, validation_data=data)
+    model.fit(dataset.make(feed, **FORM), epochs=3, verbose=0, validation_data=data)
     assert model.seen == wanted(feed)
     assert set(validation.yielded) == {(0, 0), (0, 1), (0, 2)}
 
 
 def test_take_adapt_and_looking_beforehand_change_nothing():
     feed = feed_of(None)
-    data = tf_dataset.make(feed, **FORM)
+    data = dataset.make(feed, **FORM)
     list(data.take(1))
     list(data.take(99))
     keras.layers.Normalization().adapt(data.map(lambda inputs, *_: inputs["audio"]))
@@ -119,7 +119,7 @@ def test_an_error_of_the_feed_is_named_and_ends_fit(with_callback, tmp_path):
     model = tiny_model()
     callbacks = [FeedCheckpoint(feed, tmp_path)] if with_callback else []
     with pytest.raises(LostError if with_callback else tf.errors.UnknownError, match="worker w1: expected an answer"):
-        model.fit(tf_dataset.make(feed, **FORM), epochs=3, verbose=0, callbacks=callbacks)
+        model.fit(dataset.make(feed, **FORM), epochs=3, verbose=0, callbacks=callbacks)
     assert model.seen == wanted(feed)[:6]
     assert isinstance(feed.error, LostError)
 
@@ -127,12 +127,12 @@ def test_an_error_of_the_feed_is_named_and_ends_fit(with_callback, tmp_path):
 def test_two_slots_and_twenty_steps_in_one_execution_do_not_stall():
     feed = FakeFeed(epochs=(40,), slots=2)
     model = tiny_model(steps_per_execution=20)
-    model.fit(tf_dataset.make(feed, **FORM), epochs=1, verbose=0)
+    model.fit(dataset.make(feed, **FORM), epochs=1, verbose=0)
     assert model.seen == wanted(feed, 1)
 
 
 def test_predict_gives_a_row_for_every_row():
     feed = feed_of(None, (5,), evaluation=True)
     model = tiny_model()
-    outputs = model.predict(tf_dataset.make(feed, inputs=FORM["inputs"]), verbose=0)
+    outputs = model.predict(dataset.make(feed, inputs=FORM["inputs"]), verbose=0)
     assert outputs.shape == (4 + 2 + 4 + 2 + 4, 1)

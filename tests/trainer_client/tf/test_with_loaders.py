@@ -19,7 +19,7 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import tiny_model  # isort: skip
 from trainer_client.core import stream_spec  # isort: skip
-from trainer_client.tf_dataset import warm_up  # isort: skip
+from trainer_client.tf.dataset import warm_up  # isort: skip
 
 
 def named(batch):

@@ -17,7 +17,9 @@ from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip - after the devices are set
-from trainer_client import interrupts, tf_dataset  # isort: skip
+from trainer_client.tf import ctrl_c
+
+from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 
@@ -45,25 +47,25 @@ def press_when_starving(feed, what=signal.SIGINT):
 
 
 def loop(feed, _folder):
-    for _ in tf_dataset.make(feed, **FORM):
+    for _ in dataset.make(feed, **FORM):
         pass
 
 
 def fit(feed, _folder):
-    tiny_model().fit(tf_dataset.make(feed, **FORM), verbose=0)
+    tiny_model().fit(dataset.make(feed, **FORM), verbose=0)
 
 
 def fit_in_long_executions(feed, _folder):
-    tiny_model(steps_per_execution=20).fit(tf_dataset.make(feed, **FORM), verbose=0)
+    tiny_model(steps_per_execution=20).fit(dataset.make(feed, **FORM), verbose=0)
 
 
 def fit_with_checkpoints(feed, folder):
-    tiny_model().fit(tf_dataset.make(feed, **FORM), verbose=0, callbacks=[FeedCheckpoint(feed, folder)])
+    tiny_model().fit(dataset.make(feed, **FORM), verbose=0, callbacks=[FeedCheckpoint(feed, folder)])
 
 
 def fit_replicated(feed, _folder):
     strategy = mirrored()
-    tiny_model(strategy).fit(tf_dataset.distributed(feed, strategy, **FORM), verbose=0)
+    tiny_model(strategy).fit(dataset.distributed(feed, strategy, **FORM), verbose=0)
 
 
 @pytest.mark.parametrize("train", [loop, fit, fit_in_long_executions, fit_with_checkpoints])
@@ -81,7 +83,7 @@ def test_it_ends_replicated_training(starved, tmp_path):
         fit_replicated(feed, tmp_path)
 
 
-@pytest.mark.skipif(tf_dataset.copies_batches(), reason="a thread of TensorFlow's reads, and runs no handler")
+@pytest.mark.skipif(dataset.copies_batches(), reason="a thread of TensorFlow's reads, and runs no handler")
 @pytest.mark.parametrize("times", range(20))
 def test_what_a_handler_of_the_users_raises_comes_out_as_it_is(times, starved, tmp_path):
     def leave(*_):
@@ -110,12 +112,12 @@ import threading
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 from tests.support.tiny_models import FORM, tiny_model
-from trainer_client import tf_dataset
+from trainer_client.tf import dataset
 
 feed = FakeFeed(starve_at=(0, 6))
 threading.Thread(target=lambda: (feed.starving.wait(), print("starving", flush=True)), daemon=True).start()
 try:
-    tiny_model().fit(tf_dataset.make(feed, **FORM), verbose=0)
+    tiny_model().fit(dataset.make(feed, **FORM), verbose=0)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     raise
@@ -128,7 +130,7 @@ def test_a_process_is_interrupted_within_a_second_and_exits():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert process.stdout.readline() == "starving\n"
     pressed_s = time.monotonic()
@@ -146,17 +148,17 @@ def test_a_process_is_interrupted_within_a_second_and_exits():
 class TestWatching:
     @pytest.fixture(autouse=True)
     def nobody_watched(self):
-        for feed in list(interrupts._feeds):
-            interrupts.forget(feed)
+        for feed in list(ctrl_c._feeds):
+            ctrl_c.forget(feed)
 
     def test_descriptor_and_handler_are_put_back_with_the_last_feed(self):
         one, two = FakeFeed(), FakeFeed()
         before = signal.getsignal(signal.SIGINT)
-        interrupts.watch(one)
-        interrupts.watch(two)
-        interrupts.forget(one)
+        ctrl_c.watch(one)
+        ctrl_c.watch(two)
+        ctrl_c.forget(one)
         assert signal.getsignal(signal.SIGINT) is not before
-        interrupts.forget(two)
+        ctrl_c.forget(two)
         assert signal.getsignal(signal.SIGINT) is before
         assert signal.set_wakeup_fd(-1) == -1
 
@@ -166,11 +168,11 @@ class TestWatching:
         signal.set_wakeup_fd(theirs.fileno())
         feed = FakeFeed()
         try:
-            interrupts.watch(feed)
+            ctrl_c.watch(feed)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
             assert ours.recv(1) == bytes([signal.SIGINT])
-            interrupts.forget(feed)
+            ctrl_c.forget(feed)
             assert signal.set_wakeup_fd(-1) == theirs.fileno()
         finally:
             signal.set_wakeup_fd(-1)
@@ -182,9 +184,9 @@ class TestWatching:
         heard = threading.Event()
         previous = signal.signal(signal.SIGINT, lambda *_: heard.set())
         try:
-            interrupts.watch(feed)
+            ctrl_c.watch(feed)
             signal.raise_signal(signal.SIGINT)
-            interrupts.forget(feed)  # joins the thread that read the byte
+            ctrl_c.forget(feed)  # joins the thread that read the byte
         finally:
             signal.signal(signal.SIGINT, previous)
         assert heard.is_set()
@@ -193,7 +195,7 @@ class TestWatching:
     def test_outside_the_main_thread_nothing_is_touched(self):
         feed = FakeFeed()
         before = signal.getsignal(signal.SIGINT)
-        thread = threading.Thread(target=interrupts.watch, args=(feed,))
+        thread = threading.Thread(target=ctrl_c.watch, args=(feed,))
         thread.start()
         thread.join()
         assert signal.getsignal(signal.SIGINT) is before
@@ -202,9 +204,9 @@ class TestWatching:
         feed = FakeFeed()
         previous = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
-            interrupts.watch(feed)
+            ctrl_c.watch(feed)
             signal.raise_signal(signal.SIGUSR1)
-            interrupts.forget(feed)
+            ctrl_c.forget(feed)
         finally:
             signal.signal(signal.SIGUSR1, previous)
         assert feed.error is None
@@ -214,11 +216,11 @@ class TestWatching:
         feed.nudge = nudged.set
         previous = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
-            interrupts.watch(feed)
+            ctrl_c.watch(feed)
             signal.raise_signal(signal.SIGUSR1)
             assert nudged.wait(10)
         finally:
-            interrupts.forget(feed)
+            ctrl_c.forget(feed)
             signal.signal(signal.SIGUSR1, previous)
 
     def test_an_interrupt_in_a_finaliser_is_raised_behind_it(self):
@@ -231,9 +233,9 @@ class TestWatching:
             return sum(range(10))
 
         feed = FakeFeed()
-        interrupts.watch(feed)
+        ctrl_c.watch(feed)
         try:
             with pytest.raises(KeyboardInterrupt):
                 finalise()
         finally:
-            interrupts.forget(feed)
+            ctrl_c.forget(feed)

@@ -17,7 +17,7 @@ from tests.support.two_devices import mirrored
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
-from trainer_client import tf_dataset  # isort: skip
+from trainer_client.tf import dataset  # isort: skip
 
 ONE_SHAPE = (BucketShape(rows=3, lengths={"audio": 8, "text": 2}),)
 
@@ -39,18 +39,18 @@ def feed():
 
 class TestElements:
     def test_without_a_form_it_is_a_dict_of_all_keys(self, feed):
-        spec = tf_dataset.make(feed).element_spec
+        spec = dataset.make(feed).element_spec
         assert spec["audio"] == tf.TensorSpec((None, None, 3), tf.float32)
         assert spec["tag"] == tf.TensorSpec((None,), tf.int64)
         assert set(spec) == {field.key for field in feed.fields}
 
     def test_dimensions_on_which_buckets_agree_are_static(self):
-        spec = tf_dataset.make(FakeFeed(shapes=ONE_SHAPE)).element_spec
+        spec = dataset.make(FakeFeed(shapes=ONE_SHAPE)).element_spec
         assert spec["audio"].shape == (3, 8, 3)
 
     def test_parts_mirror_what_they_are_given(self, feed):
         form = {"inputs": ("audio", "audio_length"), "targets": {"out": "text"}, "weights": "weight"}
-        inputs, targets, weight = next(iter(tf_dataset.make(feed, **form)))
+        inputs, targets, weight = next(iter(dataset.make(feed, **form)))
         want = feed.content(0, 0)
         np.testing.assert_array_equal(inputs[0], want["audio"])
         np.testing.assert_array_equal(inputs[1], want["audio_length"])
@@ -58,23 +58,23 @@ class TestElements:
         np.testing.assert_array_equal(weight, want["weight"])
 
     def test_inputs_alone_are_the_element(self, feed):
-        assert tf_dataset.make(feed, inputs="audio").element_spec == tf.TensorSpec((None, None, 3), tf.float32)
+        assert dataset.make(feed, inputs="audio").element_spec == tf.TensorSpec((None, None, 3), tf.float32)
 
     def test_map_takes_the_dict(self, feed):
-        data = tf_dataset.make(feed, map=lambda batch: (batch["audio"] * 2, batch["weight"]))
+        data = dataset.make(feed, map=lambda batch: (batch["audio"] * 2, batch["weight"]))
         np.testing.assert_allclose(next(iter(data))[0], feed.content(0, 0)["audio"] * 2)
 
     def test_map_and_parts_together_are_refused(self, feed):
         with pytest.raises(SettingsError, match=r"expected inputs .* or map alone, got inputs and map"):
-            tf_dataset.make(feed, inputs="audio", map=lambda batch: batch)
+            dataset.make(feed, inputs="audio", map=lambda batch: batch)
 
     def test_targets_without_inputs_are_refused(self, feed):
         with pytest.raises(SettingsError, match="got targets"):
-            tf_dataset.make(feed, targets="text")
+            dataset.make(feed, targets="text")
 
     def test_an_unknown_key_is_refused_before_any_step(self, feed):
         with pytest.raises(SettingsError, match=r'expected a key of the batches .audio, text.*got "video"'):
-            tf_dataset.make(feed, inputs="video")
+            dataset.make(feed, inputs="video")
 
 
 class TestSeveralAtATime:
@@ -82,7 +82,7 @@ class TestSeveralAtATime:
     @pytest.mark.parametrize("form", [{}, {"inputs": ("audio", "tag"), "targets": "text", "weights": "weight"}])
     def test_they_come_out_one_by_one_as_they_are(self, shapes, form):
         one_by_one, stacked = (FakeFeed(epochs=(7, 5), shapes=shapes, at_a_time=several) for several in (1, 3))
-        first, second = (tf_dataset.make(feed, **form) for feed in (one_by_one, stacked))
+        first, second = (dataset.make(feed, **form) for feed in (one_by_one, stacked))
         for _ in range(2):
             for expected, got in zip(first, second, strict=True):
                 tf.nest.map_structure(np.testing.assert_array_equal, expected, got)
@@ -91,46 +91,46 @@ class TestSeveralAtATime:
 
     def test_a_map_sees_single_batches(self):
         feed = FakeFeed(epochs=(5,), shapes=ONE_SHAPE, at_a_time=4)
-        ranks = [int(rank) for rank in tf_dataset.make(feed, map=lambda batch: tf.rank(batch["audio"]))]
+        ranks = [int(rank) for rank in dataset.make(feed, map=lambda batch: tf.rank(batch["audio"]))]
         assert ranks == [3] * 5
 
     def test_slots_are_free_again_at_once(self):
         feed = FakeFeed(epochs=(20,), shapes=ONE_SHAPE, at_a_time=4, slots=4)
-        kept = list(tf_dataset.make(feed))
+        kept = list(dataset.make(feed))
         assert len(kept) == 20
         assert feed.copies == 0
         assert feed.free.qsize() == 4
 
     def test_an_error_among_them_is_raised_behind_those_before(self):
         feed = FakeFeed(epochs=(9,), shapes=ONE_SHAPE, at_a_time=4, fail_at=(0, 6))
-        iterator, seen = iter(tf_dataset.make(feed)), []
+        iterator, seen = iter(dataset.make(feed)), []
         with pytest.raises(LostError):
             seen.extend(int(batch["tag"][0]) for batch in iterator)
         assert seen == tags(0, 6)
 
 
 class TestMemory:
-    @pytest.mark.skipif(tf_dataset.copies_batches(), reason="this TensorFlow copies what generators yield")
+    @pytest.mark.skipif(dataset.copies_batches(), reason="this TensorFlow copies what generators yield")
     def test_a_batch_enters_tensorflow_where_it_lies(self, feed):
         slots = [feed.free.get() for _ in range(feed.slots)]
         places = [(slot.ctypes.data, slot.ctypes.data + slot.nbytes) for slot in slots]
         for slot in slots:
             feed.free.put(slot)
-        for batch in tf_dataset.make(feed):
+        for batch in dataset.make(feed):
             address = np.asarray(memoryview(batch["audio"])).ctypes.data
             assert any(start <= address < end for start, end in places)
 
     def test_whoever_keeps_every_batch_is_served_to_the_end(self):
         feed = FakeFeed(epochs=(20,), slots=4)
-        kept = list(tf_dataset.make(feed))
+        kept = list(dataset.make(feed))
         for number, batch in enumerate(kept):
             for key, want in feed.content(0, number).items():
                 np.testing.assert_array_equal(batch[key], want)
-        assert (0 < feed.copies <= 20) or tf_dataset.copies_batches()
+        assert (0 < feed.copies <= 20) or dataset.copies_batches()
 
     def test_a_shuffle_buffer_larger_than_all_slots(self):
         feed = FakeFeed(epochs=(20,), slots=3)
-        assert sorted(tags_of(tf_dataset.make(feed).shuffle(20))) == tags(0, 20)
+        assert sorted(tags_of(dataset.make(feed).shuffle(20))) == tags(0, 20)
 
     @pytest.mark.parametrize("slots", [2, 4])
     def test_a_whole_epoch_inside_one_graph_does_not_stall(self, slots):
@@ -144,18 +144,18 @@ class TestMemory:
             return total
 
         want = sum(int(feed.content(0, number)["tag"].sum()) for number in range(60))
-        assert int(epoch(tf_dataset.make(feed))) == want
+        assert int(epoch(dataset.make(feed))) == want
 
     def test_slots_come_back_without_copies_when_the_consumer_lets_go(self):
         feed = FakeFeed(epochs=(60,), slots=8)
-        for _ in tf_dataset.make(feed):
+        for _ in dataset.make(feed):
             pass
         assert feed.copies == 0
 
-    @pytest.mark.skipif(tf_dataset.copies_batches(), reason="this TensorFlow copies, and that is done ahead")
+    @pytest.mark.skipif(dataset.copies_batches(), reason="this TensorFlow copies, and that is done ahead")
     def test_each_element_is_fetched_by_who_asks_for_it_and_none_ahead(self):
         feed, threads = FakeFeed(epochs=(60,), slots=64), set()
-        iterator = iter(tf_dataset.make(feed))
+        iterator = iter(dataset.make(feed))
         feed.fill = lambda *_: threads.add(threading.get_ident())
         for _ in range(30):
             next(iterator)
@@ -164,16 +164,16 @@ class TestMemory:
 
     def test_where_tensorflow_has_work_it_reads_ahead_no_further_than_its_prefetch(self):
         feed, threads = FakeFeed(epochs=(60,), slots=64), set()
-        iterator = iter(tf_dataset.make(feed, map=lambda batch: batch["tag"]))
+        iterator = iter(dataset.make(feed, map=lambda batch: batch["tag"]))
         feed.fill = lambda *_: threads.add(threading.get_ident())
         for _ in range(30):
             next(iterator)
-        assert len(feed.yielded) <= 30 + tf_dataset.PREFETCH + 1
+        assert len(feed.yielded) <= 30 + dataset.PREFETCH + 1
         assert threading.get_ident() not in threads
 
     def test_prefetched_to_a_device_it_arrives_there(self, feed, monkeypatch):
-        monkeypatch.setattr(tf_dataset, "_accelerator", lambda: "/cpu:1")
-        data = tf_dataset.make(feed)
+        monkeypatch.setattr(dataset, "_accelerator", lambda: "/cpu:1")
+        data = dataset.make(feed)
         batches = list(data)
         assert batches[0]["audio"].device.endswith("CPU:1")
         assert [int(batch["tag"][0]) for batch in batches] == tags(0, 5)
@@ -182,26 +182,26 @@ class TestMemory:
 
 class TestCursor:
     def test_each_iteration_to_the_end_gives_the_next_epoch(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         assert [tags_of(data) for _ in range(4)] == [tags(0, 5), tags(1, 3), tags(2, 4), tags(3, 5)]
         assert (feed.epoch, feed.cursor) == (4, 0)
 
     def test_take_changes_nothing(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         assert len(list(data.take(1))) == 1
         assert len(list(data.take(99))) == 5
         assert (feed.epoch, feed.cursor) == (0, 0)
         assert tags_of(data) == tags(0, 5)
 
     def test_adapt_changes_nothing(self, feed):
-        data = tf_dataset.make(feed, inputs="audio", targets="tag")
+        data = dataset.make(feed, inputs="audio", targets="tag")
         layer = keras.layers.Normalization()
         layer.adapt(data.map(lambda audio, _tag: audio))
         assert (feed.epoch, feed.cursor) == (0, 0)
         assert [int(tag[0]) for _, tag in data] == tags(0, 5)
 
     def test_what_is_derived_warns_when_it_seems_to_be_trained_on(self, feed, caplog):
-        derived = tf_dataset.make(feed).map(lambda batch: batch["tag"])
+        derived = dataset.make(feed).map(lambda batch: batch["tag"])
         list(derived)
         assert caplog.messages == []
         list(derived)
@@ -210,26 +210,26 @@ class TestCursor:
         assert "count nothing: to train on one, use FeedCheckpoint or feed.trained()" in message
 
     def test_what_is_derived_may_be_trained_on_by_who_counts(self, feed):
-        derived = tf_dataset.make(feed).map(lambda batch: batch["tag"])
+        derived = dataset.make(feed).map(lambda batch: batch["tag"])
         for count in (5, 3, 4):
             assert len(list(derived)) == count
             feed.trained(count)
 
     def test_leaving_early_changes_nothing(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         for _ in data:
             break
         assert tags_of(data) == tags(0, 5)
 
     def test_looking_at_the_first_batch_of_an_epoch_that_was_all_read_ahead_changes_nothing(self):
         feed = FakeFeed(epochs=(2,))
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         for _ in range(3):
             assert int(next(iter(data))["tag"][0]) == 0
         assert (feed.epoch, feed.cursor) == (0, 0)
 
     def test_what_a_graph_consumed_counts_when_the_dataset_is_iterated_again(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
 
         @tf.function
         def steps(iterator, count):
@@ -241,7 +241,7 @@ class TestCursor:
         assert tags_of(data) == tags(2, 4)
 
     def test_who_counts_himself_is_not_counted_for(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         for _ in data:
             feed.trained()
         assert (feed.epoch, feed.cursor) == (1, 0)
@@ -253,13 +253,13 @@ class TestCursor:
         assert tags_of(data) == tags(2, 4)
 
     def test_counting_after_the_end_adds_nothing_to_the_drain(self, feed):
-        steps = len(list(tf_dataset.make(feed)))
+        steps = len(list(dataset.make(feed)))
         feed.trained(steps)
         assert (feed.epoch, feed.cursor) == (1, 0)
 
     def test_an_evaluation_stream_gives_the_same_epoch_each_time(self):
         feed = FakeFeed(epochs=(4,), evaluation=True)
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         next(iter(data))
         assert tags_of(data) == tags_of(data) == tags(0, 4)
         assert int(data.cardinality()) == 4
@@ -270,7 +270,7 @@ class TestErrors:
         feed = FakeFeed(fail_at=(0, 3))
         seen = []
         with pytest.raises(LostError, match=r"worker w1: expected an answer, got none. Start a worker") as caught:
-            seen.extend(int(batch["tag"][0]) for batch in tf_dataset.make(feed))
+            seen.extend(int(batch["tag"][0]) for batch in dataset.make(feed))
         assert caught.value is feed.error
         assert (feed.epoch, feed.cursor) == (0, 0)
 
@@ -283,12 +283,12 @@ class TestErrors:
                 tf.reduce_sum(batch["tag"])
 
         with pytest.raises(tf.errors.UnknownError, match=r"LostError.*Start a worker"):
-            epoch(tf_dataset.make(feed))
+            epoch(dataset.make(feed))
         assert isinstance(feed.error, LostError)
 
     def test_an_error_is_no_end_however_often_one_asks(self):
         feed = FakeFeed(fail_at=(0, 1))
-        iterator = iter(tf_dataset.make(feed))
+        iterator = iter(dataset.make(feed))
         next(iterator)
         for _ in range(4):
             with pytest.raises(LostError):
@@ -299,22 +299,22 @@ class TestStrategies:
     def test_each_replica_gets_its_place_of_every_round(self):
         feed = FakeFeed(epochs=(3,), replicas=2, slots=16)
         strategy = mirrored()
-        data = tf_dataset.distributed(feed, strategy)
+        data = dataset.distributed(feed, strategy)
         rounds = [[int(tag[0]) for tag in strategy.experimental_local_results(batch["tag"])] for batch in data]
         assert rounds == [[0, 100], [200, 300], [400, 500]]
 
     def test_a_distributed_epoch_counts_when_it_was_consumed_to_its_end(self):
         feed = FakeFeed(epochs=(3, 2), replicas=2, slots=16)
-        data = tf_dataset.distributed(feed, mirrored())
+        data = dataset.distributed(feed, mirrored())
         next(iter(data))
         assert [len(list(data)) for _ in range(3)] == [3, 2, 3]
 
     def test_a_feed_of_other_ranks_is_refused(self, feed):
         with pytest.raises(SettingsError, match=r"expected a feed of 2 ranks.*got one of 1.*strategy=strategy"):
-            tf_dataset.distributed(feed, mirrored())
+            dataset.distributed(feed, mirrored())
 
     def test_a_plain_dataset_in_a_scope_of_replicas_warns_once(self, feed):
-        data = tf_dataset.make(feed)
+        data = dataset.make(feed)
         with mirrored().scope():
             with pytest.warns(UserWarning, match=r"strategy with 2 replicas.*feed.distributed"):
                 iter(data)
@@ -322,18 +322,18 @@ class TestStrategies:
 
     def test_a_plain_dataset_of_several_ranks_warns(self):
         with pytest.warns(UserWarning, match="occupies 2 ranks"):
-            tf_dataset.make(FakeFeed(replicas=2))
+            dataset.make(FakeFeed(replicas=2))
 
     def test_ranks_of_one_process(self):
-        assert tf_dataset.ranks_of(tf.distribute.get_strategy()) == (0, 1, 1)
-        assert tf_dataset.ranks_of(mirrored()) == (0, 2, 2)
+        assert dataset.ranks_of(tf.distribute.get_strategy()) == (0, 1, 1)
+        assert dataset.ranks_of(mirrored()) == (0, 2, 2)
 
     @pytest.mark.parametrize(("task", "index", "want"), [("chief", 0, 0), ("worker", 0, 2), ("worker", 1, 4)])
     def test_ranks_of_a_cluster_count_the_chief_first(self, task, index, want):
-        assert tf_dataset.ranks_of(_cluster(task, index, chief=["a:1"])) == (want, 2, 6)
+        assert dataset.ranks_of(_cluster(task, index, chief=["a:1"])) == (want, 2, 6)
 
     def test_ranks_of_a_cluster_without_a_chief(self):
-        assert tf_dataset.ranks_of(_cluster("worker", 1, replicas=1)) == (1, 1, 2)
+        assert dataset.ranks_of(_cluster("worker", 1, replicas=1)) == (1, 1, 2)
 
 
 def _cluster(task, index, *, chief=None, replicas=2):
@@ -362,12 +362,14 @@ def test_warm_up_runs_each_shape_once_largest_first_with_masked_rows_only():
         assert float(tf.reduce_sum(weight)) == 0
         shapes.append(tuple(inputs.shape))
 
-    tf_dataset.warm_up(feed, step, map=lambda batch: (batch["audio"], batch["weight"]))
+    dataset.warm_up(feed, step, map=lambda batch: (batch["audio"], batch["weight"]))
     assert shapes == [(4, 32, 3), (2, 16, 3)]
     assert feed.openings == 0
 
 
 def test_the_package_alone_imports_no_tensorflow():
-    code = "import sys, trainer_client.interrupts, trainer_client.elements; print('tensorflow' in sys.modules)"
+    code = (
+        "import sys, trainer_client.tf.ctrl_c, trainer_client.tf.element_structure; print('tensorflow' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import ROOT, running, write_job
-from trainer_client import leaving, tf_dataset
+from trainer_client.tf import dataset, exit_guard
 
 
 class Pass:
@@ -24,7 +24,7 @@ class Pass:
     def __init__(self):
         self.ended = threading.Event()
         self.let_go = threading.Event()
-        leaving.watch(self)
+        exit_guard.watch(self)
 
     def end(self):
         self.ended.set()
@@ -32,25 +32,25 @@ class Pass:
     def read(self):
         self.ended.wait()
         self.let_go.wait()
-        leaving.left(self)
+        exit_guard.left(self)
 
 
 @pytest.fixture(autouse=True)
 def nobody_inside():
     yield
-    leaving._inside.clear()
+    exit_guard._inside.clear()
 
 
 def ended_after_s():
     began_s = time.monotonic()
-    leaving._end_all()
+    exit_guard._end_all()
     return time.monotonic() - began_s
 
 
 def test_whoever_waits_is_told_and_waited_for(monkeypatch):
     one, looks = Pass(), []
     thread = threading.Thread(target=one.read)
-    leaving.entered(one)
+    exit_guard.entered(one)
     thread.start()
 
     def looked(pause_s):
@@ -59,42 +59,42 @@ def test_whoever_waits_is_told_and_waited_for(monkeypatch):
             one.let_go.set()
             thread.join()
 
-    monkeypatch.setattr(leaving, "sleep", looked)
-    leaving._end_all()
+    monkeypatch.setattr(exit_guard, "sleep", looked)
+    exit_guard._end_all()
     assert looks[:3] == [True] * 3
-    assert not leaving._inside
+    assert not exit_guard._inside
 
 
 def test_one_that_came_out_just_now_may_be_on_its_way_in():
     one = Pass()
-    leaving.entered(one)
-    leaving.left(one)
-    assert leaving._REST_S / 2 < ended_after_s() < leaving._PATIENCE_S
+    exit_guard.entered(one)
+    exit_guard.left(one)
+    assert exit_guard._REST_S / 2 < ended_after_s() < exit_guard._PATIENCE_S
 
 
 def test_one_that_rests_is_not_waited_for(monkeypatch):
     one = Pass()
-    leaving.entered(one)
-    leaving.left(one)
-    monkeypatch.setattr(leaving, "_last_left_s", [time.monotonic() - leaving._REST_S])
-    assert ended_after_s() < leaving._REST_S
+    exit_guard.entered(one)
+    exit_guard.left(one)
+    monkeypatch.setattr(exit_guard, "_last_left_s", [time.monotonic() - exit_guard._REST_S])
+    assert ended_after_s() < exit_guard._REST_S
     assert one.ended.is_set()
 
 
 def test_one_that_never_comes_out_holds_up_nobody():
     one = Pass()
-    leaving.entered(one)
-    assert leaving._PATIENCE_S <= ended_after_s() < 2 * leaving._PATIENCE_S
+    exit_guard.entered(one)
+    assert exit_guard._PATIENCE_S <= ended_after_s() < 2 * exit_guard._PATIENCE_S
 
 
 def test_a_pass_that_tensorflow_waits_for_ends():
     feed = FakeFeed(starve_at=(0, 3))
-    data = tf_dataset.make(feed, inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
+    data = dataset.make(feed, inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
     iterator = iter(data)
     next(iterator), next(iterator)
     feed.starving.wait()
-    leaving._end_all()
-    assert not leaving._inside
+    exit_guard._end_all()
+    assert not exit_guard._inside
     assert len(list(iterator)) == 1  # what had been read before; then an end, and no error that nobody would see
     feed.close()
 
@@ -102,7 +102,7 @@ def test_a_pass_that_tensorflow_waits_for_ends():
 PROGRAM = """
 import threading
 from tests.support.fake_feed import FakeFeed
-from trainer_client import tf_dataset
+from trainer_client.tf import dataset
 
 feed = FakeFeed(starve_at=(0, 50), epochs=(1000,))
 
@@ -111,7 +111,7 @@ def interrupt():
     feed.interrupt(KeyboardInterrupt())
 
 threading.Thread(target=interrupt).start()
-data = tf_dataset.make(feed, inputs="audio")
+data = dataset.make(feed, inputs="audio")
 try:
     for _ in data:
         pass
