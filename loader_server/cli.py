@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+#: Samples come and go by the megabyte; giving their pages back to the kernel each time costs more than decoding them.
+_KEPT_BYTES = 256 * 2**20
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ends the process."""
@@ -297,16 +300,17 @@ def _coordinator(options: argparse.Namespace) -> int:
 def _worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.building.deadline import let_deadlines_end_us
-    from loader_server.machine.processes import end_with_parent, keep_memory, keep_ports_from_children, say_ready
+    from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
     from loader_server.worker.service import Worker, WorkerSettings
     from shared.endpoints import check_endpoint, port_of
     from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys
+    from shared.malloc_tuning import keep_freed_memory
 
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
-    keep_memory()
+    keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
     job = _job(options.job)
     listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"

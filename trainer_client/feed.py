@@ -26,8 +26,8 @@ from trainer_client.core.connections import MOST_REMOTE
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.epoch_account import Accounts, ReadTimes
+from trainer_client.network.outbox import Item, Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings, trainer_name
-from trainer_client.outbox import Item, Reader
 from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:

@@ -20,17 +20,9 @@ __all__ = [
     "descriptors_by_port",
     "end_with_parent",
     "how_it_ended",
-    "keep_memory",
     "keep_ports_from_children",
     "say_ready",
 ]
-
-# <malloc.h>: numbers of mallopt parameters.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
-#: Samples come and go by the megabyte; giving their pages back to the kernel each time costs more than decoding them.
-_KEPT_BYTES = 256 * 2**20
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,14 +32,6 @@ def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(0)
-
-
-def keep_memory() -> None:
-    """Let malloc keep what was freed: page faults cost more than the features that are computed in the pages."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
 def keep_ports_from_children(ports: Iterable[int]) -> None:

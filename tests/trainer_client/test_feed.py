@@ -16,7 +16,7 @@ from tests.support.ends import Ends
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE, pushed
 from trainer_client import feed as module
 from trainer_client.core.upcoming import Position
-from trainer_client.outbox import Reader
+from trainer_client.network.outbox import Reader
 
 
 @pytest.fixture(scope="module")

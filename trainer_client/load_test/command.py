@@ -18,17 +18,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trainer_client.load_test.conductor import Plan, conducted
-from trainer_client.load_test.figures import broken, curves_of, figures_of, together
 from trainer_client.load_test.interrupts import Interrupts
-from trainer_client.load_test.machine import machine, versions
 from trainer_client.load_test.own_job import OwnJob
-from trainer_client.load_test.report import FORMAT, markdown, read_report, write_report
+from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
+from trainer_client.load_test.report.figures import broken, curves_of, figures_of, together
+from trainer_client.load_test.report.machine import machine, versions
 from trainer_client.load_test.thin_trainer import Run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainer_client.load_test.figures import Limits
+    from trainer_client.load_test.report.figures import Limits
 
 __all__ = ["Asked", "load_test"]
 

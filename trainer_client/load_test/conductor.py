@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
 from trainer_client.load_test.audit import Lap, audited
-from trainer_client.load_test.histogram import Histogram
+from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.command import allow_many_files
 from shared.logs import start_logging
-from trainer_client.load_test.histogram import Histogram
+from trainer_client.load_test.report.histogram import Histogram
 from trainer_client.load_test.thin_trainer import Run, ThinTrainer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_client.feed import connect
 from trainer_client.load_test.audit import Lap
-from trainer_client.load_test.histogram import Histogram
+from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from trainer_client.batch import Batch

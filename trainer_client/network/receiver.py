@@ -27,8 +27,8 @@ from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
 from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.outbox import Outbox
 from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
-from trainer_client.outbox import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

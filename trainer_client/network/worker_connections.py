@@ -17,7 +17,7 @@ from shared.errors import LostError, ProtocolError, StokerError
 from shared.hashing import digest64
 from shared.logs import Log
 from trainer_client.core import events as e
-from trainer_client.network.kept_memory import keep_in_huge_pages
+from trainer_client.network.frame_memory import keep_in_huge_pages
 from trainer_client.network.sealed_connection import SealedPayload
 from trainer_client.network.worker_connection import WorkerConnection
 

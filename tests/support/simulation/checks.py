@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer_client.core import instructions as i
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.upcoming import Position
-    from trainer_client.outbox import Item
+    from trainer_client.network.outbox import Item
 
 __all__ = ["Checks", "Follow"]
 

@@ -14,7 +14,7 @@ from shared.errors import StokerError
 from tests.support.simulation.process import Timer
 from tests.support.simulation.trainer import WouldWait
 from trainer_client.core.upcoming import Position
-from trainer_client.outbox import Item, Reader
+from trainer_client.network.outbox import Item, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Generator

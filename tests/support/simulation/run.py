@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tests.support.simulation.adversary import Adversary
 from tests.support.simulation.scheduler import Broken, Scheduler
 from tests.support.simulation.world import World
-from trainer_client import outbox
+from trainer_client.network import outbox
 
 __all__ = ["Outcome", "run"]
 

@@ -18,7 +18,7 @@ from tests.support.simulation.process import Process, Timer
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
-from trainer_client.outbox import Outbox, Waiting
+from trainer_client.network.outbox import Outbox, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

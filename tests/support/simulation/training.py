@@ -16,7 +16,7 @@ from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted
 from trainer_client.core.upcoming import Position
-from trainer_client.outbox import Reader
+from trainer_client.network.outbox import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -17,8 +17,8 @@ from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
+from trainer_client.network.outbox import Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings
-from trainer_client.outbox import Reader
 
 
 def receiver(endpoint, *, connect_timeout_s=20.0):

@@ -12,8 +12,8 @@ from shared.memory import SlotMemory
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position, UpcomingBatch
+from trainer_client.network.outbox import Outbox, Reader
 from trainer_client.network.receiver import Receiver
-from trainer_client.outbox import Outbox, Reader
 
 START = Position(0, 0, 1)
 

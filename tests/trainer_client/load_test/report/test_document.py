@@ -10,9 +10,9 @@ import pytest
 
 from shared.errors import SettingsError
 from tests.trainer_client.load_test.test_figures import measured
-from trainer_client.load_test.figures import Limits, broken, curves_of, figures_of, together
-from trainer_client.load_test.page import page
-from trainer_client.load_test.report import FORMAT, markdown, read_report, write_report
+from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
+from trainer_client.load_test.report.figures import Limits, broken, curves_of, figures_of, together
+from trainer_client.load_test.report.page import page
 
 
 def document(*, runs=1, limits=Limits(), trainers=2, **how):  # noqa: B008

@@ -7,8 +7,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.load_test.figures import TITLES, changes, differences, shown
-from trainer_client.load_test.plot import Axis, Line, chart, linear, logarithmic
+from trainer_client.load_test.report.figures import TITLES, changes, differences, shown
+from trainer_client.load_test.report.plot import Axis, Line, chart, linear, logarithmic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

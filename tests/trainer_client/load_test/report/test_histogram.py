@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_client.load_test.histogram import Histogram
+from trainer_client.load_test.report.histogram import Histogram
 
 TIMES = st.lists(st.integers(0, 2**40) | st.integers(0, 200), max_size=60)
 

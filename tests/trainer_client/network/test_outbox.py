@@ -15,12 +15,12 @@ from shared.errors import ClosedError
 from shared.messages import Pushed, Ticket, WireShape
 from tests.support.loaders import wait_until
 from tests.support.lone_core import LoneCore
-from trainer_client import outbox as outbox_module
 from trainer_client.core import inbox as inbox_module
 from trainer_client.core.events import HandedBack, Opened, Took
 from trainer_client.core.instructions import Offer, WakeFor
 from trainer_client.core.upcoming import Position, UpcomingBatch
-from trainer_client.outbox import Outbox, Reader
+from trainer_client.network import outbox as outbox_module
+from trainer_client.network.outbox import Outbox, Reader
 
 START = Position(0, 0, 1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainer_client.load_test.audit import Audit
 from trainer_client.load_test.conductor import Measured
-from trainer_client.load_test.figures import (
+from trainer_client.load_test.report.figures import (
     BETTER,
     TITLES,
     Limits,

@@ -10,14 +10,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from trainer_client.load_test.figures import TITLES, changes, differences, shown
-from trainer_client.load_test.page import page
+from trainer_client.load_test.report.figures import TITLES, changes, differences, shown
+from trainer_client.load_test.report.page import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trainer_client.load_test.figures import Change
+    from trainer_client.load_test.report.figures import Change
 
 __all__ = ["FORMAT", "markdown", "read_report", "write_report"]
 
