@@ -189,7 +189,7 @@ def _run(options: argparse.Namespace) -> int:
     from loader_server.commands import index
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
     from shared.endpoints import check_endpoint
-    from shared.targets import remove_dead_targets
+    from shared.metrics.scrape_targets import remove_dead_targets
 
     job = _job(options.job)
     listen = options.listen or job.settings.listen
@@ -278,8 +278,8 @@ def _coordinator(options: argparse.Namespace) -> int:
     from loader_server.coordinator.service import coordinator_of
     from loader_server.machine.processes import end_with_parent, say_ready
     from shared.endpoints import check_endpoint
-    from shared.exposition import Exposition
     from shared.keys import ServerKeys
+    from shared.metrics.server import Exposition
 
     if options.parent:
         end_with_parent(options.parent)
@@ -303,9 +303,9 @@ def _worker(options: argparse.Namespace) -> int:
     from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
     from loader_server.worker.service import Worker, WorkerSettings
     from shared.endpoints import check_endpoint, port_of
-    from shared.exposition import Exposition
     from shared.keys import ClientKeys, ServerKeys
     from shared.malloc_tuning import keep_freed_memory
+    from shared.metrics.server import Exposition
 
     if options.parent:
         end_with_parent(options.parent)

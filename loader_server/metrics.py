@@ -1,15 +1,15 @@
 """The metrics of coordinator and workers: what they counted, as samples.
 
 Rules: everything here runs in the server's thread while it is being asked, and reads only what is replaced whole or is
-a single number; nothing here is called for a batch. What the numbers mean is declared in `shared.metric_names`.
+a single number; nothing here is called for a batch. What the numbers mean is declared in `shared.metrics.names`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared import metric_names as names
-from shared.exposition import Samples
+from shared.metrics import names
+from shared.metrics.server import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loader_server.machine.doors import Doors
     from loader_server.machine.guard import Guard
     from loader_server.worker.service import Worker
-    from shared.exposition import Values
+    from shared.metrics.server import Values
 
 __all__ = ["coordinator_samples", "worker_samples"]
 

@@ -24,8 +24,8 @@ from loader_server.transforms.chain import Chain
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.layout import BucketShape, Field, fields_of_batch
-from shared.packing import Packing
+from shared.wire.layout import BucketShape, Field, fields_of_batch
+from shared.wire.payload import Packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.errors import SettingsError
-from shared.packing import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.roles import ROLES
+from shared.wire.permissions import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-    from shared.roles import Role
+    from shared.wire.permissions import Role
 
 __all__ = ["AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 

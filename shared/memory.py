@@ -19,8 +19,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.mapping import HUGE_PAGE, anonymous, collapse, keep_from_children, mapped
-from shared.messages import SharedSlots
+from shared.huge_pages import HUGE_PAGE, anonymous, collapse, keep_from_children, mapped
+from shared.wire.messages import SharedSlots
 
 if TYPE_CHECKING:
     import numpy as np

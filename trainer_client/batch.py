@@ -15,7 +15,7 @@ from shared.hashing import digest64
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shared.messages import Pushed
+    from shared.wire.messages import Pushed
 
 __all__ = ["Batch", "owned"]
 

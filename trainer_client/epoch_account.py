@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.metric_names import WAIT_BOUNDS_S
+from shared.metrics.names import WAIT_BOUNDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shared.layout import Field
-    from shared.messages import Pushed, WireShape
+    from shared.wire.layout import Field
+    from shared.wire.messages import Pushed, WireShape
 
 __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 

@@ -19,8 +19,8 @@ from typing_extensions import Self
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
-from shared.messages import Cursor
 from shared.rounds import rounds, rounds_left
+from shared.wire.messages import Cursor
 from trainer_client.batch import Batch, owned
 from trainer_client.core.connections import MOST_REMOTE
 from trainer_client.core.settings import CoreSettings
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from numpy.typing import NDArray
 
-    from shared.exposition import Exposition
-    from shared.layout import BucketShape, Field, Tensor
+    from shared.metrics.server import Exposition
+    from shared.wire.layout import BucketShape, Field, Tensor
     from trainer_client.core.stream_spec import StreamSpec
 
 __all__ = ["Feed", "Reading", "connect"]

@@ -1,7 +1,7 @@
 """The metrics of a trainer: what its feed counted, as samples, while Prometheus is asking.
 
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
-is called for a batch. What the numbers mean is declared in `shared.metric_names`. A trainer serves metrics only if it
+is called for a batch. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if it
 was connected with `metrics_port`.
 """
 
@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared import metric_names as names
-from shared.exposition import Exposition, Samples, Spread
+from shared.metrics import names
+from shared.metrics.server import Exposition, Samples, Spread
 from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:

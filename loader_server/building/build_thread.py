@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from loader_server.building.deadline import Deadline
     from loader_server.building.read_ahead import ReadAhead, Reading
     from loader_server.building.send_buffers import Outgoing
-    from shared.layout import BucketShape
-    from shared.messages import Want
-    from shared.sealing import Sealer
+    from shared.wire.layout import BucketShape
+    from shared.wire.messages import Want
+    from shared.wire.sealing import Sealer
 
 __all__ = ["BuildThread", "Job", "Outcome"]
 

@@ -21,8 +21,8 @@ from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import Gathering
 from shared.errors import DataError, ReadError, SampleError, StokerError
 from shared.hashing import digest64
-from shared.layout import Layout, layout_of
-from shared.packing import round_in_place
+from shared.wire.layout import Layout, layout_of
+from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from loader_server.building.quarantine import Quarantine
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.stream import Stream
-    from shared.layout import BucketShape
-    from shared.messages import Want
+    from shared.wire.layout import BucketShape
+    from shared.wire.messages import Want
 
 __all__ = ["Builder", "Built", "Prepared", "values_of"]
 

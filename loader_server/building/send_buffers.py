@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.mapping import HUGE_PAGE, anonymous
-from shared.packing import pack
-from shared.sealing import TAG_BYTES
+from shared.huge_pages import HUGE_PAGE, anonymous
+from shared.wire.payload import pack
+from shared.wire.sealing import TAG_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shared.layout import Layout
-    from shared.packing import Packing
-    from shared.sealing import Sealer
+    from shared.wire.layout import Layout
+    from shared.wire.payload import Packing
+    from shared.wire.sealing import Sealer
 
 __all__ = ["Outgoing"]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from shared.codec import decode, encode
 from shared.endpoints import check_endpoint
 from shared.errors import LostError, RefusedError
 from shared.keys import ClientKeys
-from shared.messages import Refused
 from shared.sockets import connect_dealer
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Refused
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["ask_coordinator"]
 

@@ -15,7 +15,7 @@ from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.events import CulpritFound, Forgot
 from loader_server.coordinator.journal import HeldError, Journal
 from shared.errors import SettingsError
-from shared.messages import Forgive, Forgiven, Status, StatusQuery
+from shared.wire.messages import Forgive, Forgiven, Status, StatusQuery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from loader_server.commands.ask import ask_coordinator
-from shared.messages import Status, StatusQuery
+from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ one version, and say in their heartbeats which one they have: one that was lost 
 from __future__ import annotations
 
 from loader_server.building.culprits import key_of
-from shared import messages as m
+from shared.wire import messages as m
 
 __all__ = ["Convictions"]
 

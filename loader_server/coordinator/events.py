@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shared import messages as m
     from shared.errors import SettingsError
+    from shared.wire import messages as m
 
 __all__ = [
     "Advanced",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared import messages as m
+from shared.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from loader_server.coordinator.succession import Succession
 
 if TYPE_CHECKING:
     from loader_server.coordinator.events import StreamView
-    from shared import messages as m
+    from shared.wire import messages as m
 
 __all__ = ["Position", "Seat", "StreamSeats"]
 

@@ -20,13 +20,13 @@ from loader_server.coordinator.state import CoordinatorSettings, CoordinatorStat
 from loader_server.coordinator.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
-from shared.codec import VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
 from shared.logs import Log
-from shared.messages import Forgiven, Members
-from shared.roles import TO_COORDINATOR
 from shared.sockets import Waker, bind_router, drained, send_now
+from shared.wire.codec import VersionError, decode, encode, encode_refusal
+from shared.wire.messages import Forgiven, Members
+from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from loader_server.stream import JobFile
     from shared.keys import ServerKeys
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["Coordinator", "coordinator_of"]
 

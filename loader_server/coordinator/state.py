@@ -39,8 +39,8 @@ from loader_server.coordinator.events import (
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.seats import Seat, StreamSeats
 from loader_server.coordinator.workers import Workers
-from shared import messages as m
 from shared.endpoints import is_connectable
+from shared.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shared import messages as m
+from shared.wire import messages as m
 
 __all__ = ["Worker", "Workers"]
 

@@ -15,14 +15,14 @@ import zmq
 from zmq.utils import z85
 
 from shared.keys import AllowedKeys
-from shared.roles import refusal
+from shared.wire.permissions import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.keys import ServerKeys
-    from shared.messages import Message, NotAttached, Refused
-    from shared.roles import Role
+    from shared.wire.messages import Message, NotAttached, Refused
+    from shared.wire.permissions import Role
 
 __all__ = ["Guard"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from loader_server.planning.packing import in_rows
 from loader_server.planning.survey import bucket_of
 from loader_server.planning.windows import Candidates, Filling, WindowPlan, in_buckets, in_sequence
-from shared.layout import BucketShape
+from shared.wire.layout import BucketShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

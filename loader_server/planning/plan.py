@@ -25,7 +25,7 @@ from loader_server.planning.settings import limits_of
 from loader_server.planning.survey import Survey, surveyed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.layout import BucketShape
+from shared.wire.layout import BucketShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.sources.index.folder import Index
-    from shared.layout import Field
+    from shared.wire.layout import Field
 
 __all__ = ["ManifestSettings", "ManifestSource", "ManifestSurvey", "open_manifest", "survey"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.index.folder import Index
     from loader_server.sources.index.probe import Chunk
-    from shared.layout import Field
+    from shared.wire.layout import Field
 
 __all__ = ["SOURCES", "Gathering", "Identifying", "Source", "SourceKind", "Survey"]
 

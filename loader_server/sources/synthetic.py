@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.config import choice, number, setting, whole
 from shared.hashing import hashed, key_of
-from shared.layout import Field
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -28,7 +28,7 @@ from loader_server.transforms.own_code import own_code
 from shared.config import nearest, read_table
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint, key_of
-from shared.layout import DTYPES, Field
+from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

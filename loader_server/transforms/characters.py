@@ -15,7 +15,7 @@ import numpy as np
 from loader_server.transforms.declare import Declaration
 from shared.config import choice, setting, text
 from shared.errors import SampleError, SettingsError
-from shared.layout import Field
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import SettingsError
-from shared.layout import DTYPES, Field
+from shared.wire.layout import DTYPES, Field
 
 __all__ = ["Declaration", "LengthRule", "Lengths", "Transform", "declaration_of", "transform"]
 

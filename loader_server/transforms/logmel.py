@@ -15,7 +15,7 @@ import soxr
 from loader_server.transforms.declare import Declaration
 from shared.config import duration_s, number, setting, whole
 from shared.errors import SettingsError
-from shared.layout import Field
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

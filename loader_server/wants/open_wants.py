@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loader_server.wants.sessions import Sessions
-    from shared.messages import Ticket, Want
+    from shared.wire.messages import Ticket, Want
 
 __all__ = ["OpenWants"]
 

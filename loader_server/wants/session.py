@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import MOST_SLOTS, Tickets
 from shared.memory import Attachment
-from shared.sealing import KEY_BYTES, Sealer
+from shared.wire.sealing import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_thread import Job
-    from shared.messages import Hello, Ticket, Want
+    from shared.wire.messages import Hello, Ticket, Want
 
 __all__ = ["MOST_SESSIONS", "Session"]
 

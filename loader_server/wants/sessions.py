@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from loader_server.wants.tickets import Tickets
-    from shared.messages import Hello, Ticket
+    from shared.wire.messages import Hello, Ticket
 
 __all__ = ["Sessions", "TrainerSession"]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.building.culprits import key_of
-from shared import messages as m
 from shared.silence import Silence
+from shared.wire import messages as m
 
 if TYPE_CHECKING:
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["Membership"]
 

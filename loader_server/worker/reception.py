@@ -19,10 +19,10 @@ from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import Epoch, EpochCounts
 from loader_server.worker.patience import Patience
-from shared import messages as m
-from shared.codec import VersionError, decode, encode_refusal
 from shared.errors import MachineError, ProtocolError, StokerError
-from shared.layout import layout_of
+from shared.wire import messages as m
+from shared.wire.codec import VersionError, decode, encode_refusal
+from shared.wire.layout import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sending
     from shared.config import JobSettings
-    from shared.layout import BucketShape
     from shared.logs import Log
-    from shared.messages import Message
+    from shared.wire.layout import BucketShape
+    from shared.wire.messages import Message
 
 __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
 

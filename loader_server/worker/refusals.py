@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.building.blame import told
-from shared import messages as m
 from shared.errors import MachineError, StokerError
+from shared.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.messages import Ticket
+    from shared.wire.messages import Ticket
 
 __all__ = [
     "another_job",

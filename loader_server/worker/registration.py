@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.worker.membership import Membership
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.errors import ProtocolError, RefusedError
 from shared.logs import Log
 from shared.sockets import connect_dealer, drained
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

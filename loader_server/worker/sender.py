@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.wants.budget import Budget
-from shared.codec import encode
 from shared.endpoints import port_of
 from shared.hashing import digest64
 from shared.sockets import bind_router, bind_sealed_router, drained, send_now
+from shared.wire.codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loader_server.wants.session import Session
     from shared.keys import ServerKeys
     from shared.logs import Log
-    from shared.messages import Message, Pushed
+    from shared.wire.messages import Message, Pushed
 
 __all__ = ["Sending"]
 

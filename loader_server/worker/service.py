@@ -29,13 +29,13 @@ from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, advertised
 from loader_server.worker.sender import Sending
-from shared import messages as m
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.memory import boot_id
-from shared.packing import require_library
-from shared.roles import TO_WORKER
 from shared.sockets import Waker, drained
+from shared.wire import messages as m
+from shared.wire.payload import require_library
+from shared.wire.permissions import TO_WORKER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from loader_server import cli
 from loader_server.sources.source import SOURCES, SourceKind
 from loader_server.sources.synthetic import SyntheticSettings, lengths_of
 from shared.config import choice, duration_s, setting
-from shared.layout import Field
+from shared.wire.layout import Field
 from tests.benchmarks.data_path_payloads import BANDS, template
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import statistics
 import time
 from collections import deque
 
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.lone_core import LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from loader_server.wants.tickets import Tickets
 from loader_server.wants.want_queue import WantQueue
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.lone_core import NBYTES, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

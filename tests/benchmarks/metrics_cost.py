@@ -15,8 +15,8 @@ import numpy as np
 
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.builder import Built
-from shared.layout import Field, fields_of_batch
-from shared.messages import Pushed, Ticket, WireShape
+from shared.wire.layout import Field, fields_of_batch
+from shared.wire.messages import Pushed, Ticket, WireShape
 from trainer_client.epoch_account import Accounts, ReadTimes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import trainer_client
 from loader_server.commands.status import ask
 from loader_server.coordinator.events import Advanced
 from loader_server.coordinator.journal import Journal
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.coordinator import attach, culprit, progress, register
 from tests.support.disk import small_disk
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job

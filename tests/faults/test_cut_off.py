@@ -14,9 +14,9 @@ import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from shared import messages as m
-from shared import metric_names
 from shared.keys import make_keys
+from shared.metrics import names
+from shared.wire import messages as m
 from tests.support.fleet import Fleet, fleet
 from tests.support.loaders import wait_until, write_job
 from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds, said
@@ -115,7 +115,7 @@ def test_what_a_lost_worker_had_is_asked_of_another_until_the_two_meet_again(beh
             ]()
         if count == len(behind.calm) - 5:
             assert sorted(behind.fleet.members()) == ["far", "near"]  # it is not gone, only out of our reach
-            assert value(metric_names.SUSPECTED) >= 1
+            assert value(names.SUSPECTED) >= 1
 
     with _metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
         got, gap_s = _read(feed, at)
@@ -248,7 +248,7 @@ def test_wants_and_batches_that_are_lost_are_noticed_and_each_counts_once(behind
     with _metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
         for _ in range(2):
             assert _read(feed)[0] == behind.calm
-        assert value(metric_names.LOST_WANTS) > 0
+        assert value(names.LOST_WANTS) > 0
         assert next(seen) > 3
 
 
@@ -266,10 +266,10 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
         _metered(one.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value),
     ):
         calm, _ = _read(feed)
-        before = value(metric_names.HEDGED), value(metric_names.STALE_BATCHES)
+        before = value(names.HEDGED), value(names.STALE_BATCHES)
         healer = threading.Thread(
             target=lambda: (
-                wait_until(lambda: value(metric_names.HEDGED) > before[0], "the head was asked twice"),
+                wait_until(lambda: value(names.HEDGED) > before[0], "the head was asked twice"),
                 proxy.heal(),
             )
         )
@@ -281,9 +281,9 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
 
         assert _read(feed, at)[0] == calm
         healer.join()
-        wait_until(lambda: value(metric_names.STALE_BATCHES) > before[1], "what was under way has come")
+        wait_until(lambda: value(names.STALE_BATCHES) > before[1], "what was under way has come")
         assert _read(feed)[0] == calm
-        assert value(metric_names.SUSPECTED) == 0
+        assert value(names.SUSPECTED) == 0
 
 
 @pytest.mark.fault(23)
@@ -295,14 +295,14 @@ def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, t
         assert _read(feed)[0] == behind.calm
         old = [parts for parts in behind.proxy.ways[DOWN].seen if m.Pushed in kinds(parts)]
         assert old
-        before = value(metric_names.STALE_BATCHES)
+        before = value(names.STALE_BATCHES)
 
         def at(count: int) -> None:
             if count % 4 == 1:
                 behind.proxy.inject(DOWN, old)
 
         assert _read(feed, at)[0] == behind.calm
-        wait_until(lambda: value(metric_names.STALE_BATCHES) >= before + len(old), "they were counted")
+        wait_until(lambda: value(names.STALE_BATCHES) >= before + len(old), "they were counted")
 
 
 @pytest.mark.fault(23)
@@ -314,9 +314,7 @@ def test_wants_that_are_sent_once_more_later_are_dropped_by_the_worker_and_count
     )
 
     def stale() -> float:
-        return sum(
-            value for (name, _), value in scraped(far["address"]).items() if name == metric_names.STALE_WANTS.name
-        )
+        return sum(value for (name, _), value in scraped(far["address"]).items() if name == names.STALE_WANTS.name)
 
     with _metered(behind.fleet.endpoint, tmp_path) as (feed, _):
         assert _read(feed)[0] == behind.calm

@@ -11,8 +11,8 @@ import zmq
 
 import trainer_client
 from loader_server.commands.status import ask
-from shared.codec import VERSION, decode
-from shared.messages import Refused
+from shared.wire.codec import VERSION, decode
+from shared.wire.messages import Refused
 from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import zmq
 
 import trainer_client
 from loader_server.commands.status import ask
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.keys import ClientKeys, make_keys
 from shared.sockets import connect_dealer
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
+from tests.shared.wire.examples import EXAMPLES
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import scraped, targets, total
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shared.messages import Message
-    from shared.roles import Role
+    from shared.wire.messages import Message
+    from shared.wire.permissions import Role
 
     Speak = Callable[[Role, Role, Message], Message]
 

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 import trainer_client
-from shared import messages as m
 from shared.memory import boot_id
+from shared.wire import messages as m
 from tests.support.loaders import ROOT, running, wait_until, write_job
 from tests.support.strays import Greeter, Registrar
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared import metric_names
+from shared.metrics import names
 from tests.support.fleet import Fleet, fleet
 from tests.support.loaders import write_job
 from tests.support.odd_worker import LIES
@@ -42,7 +42,7 @@ _WAYS = {"tcp": {"shared_memory": False}, "shared memory": {"verify": True}}
 @pytest.mark.parametrize("lie", LIES)
 def test_a_batch_that_is_not_what_was_asked_for_is_asked_of_another(honest, tmp_path, lie, way) -> None:
     calm, values = _read(honest.endpoint, tmp_path / "calm", **_WAYS[way])
-    assert values[metric_names.REJECTED.name] == 0
+    assert values[names.REJECTED.name] == 0
     liar = honest.join(f"liar-{lie}-{way}", odd=(lie,))
     try:
         read, values = _read(honest.endpoint, tmp_path / "with a liar", **_WAYS[way])
@@ -51,8 +51,8 @@ def test_a_batch_that_is_not_what_was_asked_for_is_asked_of_another(honest, tmp_
         liar.wait()
     assert read == calm
     assert len(calm) > 15
-    assert values[metric_names.REJECTED.name] > 3  # it was there, and all that it sent was refused
-    assert values[metric_names.ASKED.name] >= len(calm) + values[metric_names.REJECTED.name]
+    assert values[names.REJECTED.name] > 3  # it was there, and all that it sent was refused
+    assert values[names.ASKED.name] >= len(calm) + values[names.REJECTED.name]
 
 
 @pytest.mark.fault(9)

@@ -11,7 +11,7 @@ import pytest
 import trainer_client
 from loader_server.building.build_counts import BuildCounts
 from loader_server.metrics import worker_samples
-from shared.metric_names import BUILD_SECONDS, metrics_of
+from shared.metrics.names import BUILD_SECONDS, metrics_of
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import Scrape, scraped, targets

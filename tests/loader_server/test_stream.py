@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
-from shared.layout import BucketShape
+from shared.wire.layout import BucketShape
 from tests.support.askers import write_synthetic
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from monitoring.grafana import dashboard
 from monitoring.grafana.questions import ROWS, Panel, Query
-from shared.metric_names import METRICS
+from shared.metrics.names import METRICS
 from tests.support.monitoring import metrics_named, recorded_names, rules_text
 
 PANELS = [panel for row in ROWS for panel in row.panels]

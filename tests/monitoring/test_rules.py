@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from monitoring.grafana.questions import ROWS
-from shared.metric_names import METRICS
+from shared.metrics.names import METRICS
 from tests.support.monitoring import FOLDER, PROMETHEUS, WHY_NOT, metrics_named, recorded_names, rules_text
 
 if TYPE_CHECKING:

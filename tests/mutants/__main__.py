@@ -1,6 +1,6 @@
 """One-line mistakes, put into the code one at a time: which of them does a test notice?
 
-    python -m tests.mutants [--pure 200] [--shells 100] [--seed 1] [--only shared/codec.py] [--jobs 2] [--json]
+    python -m tests.mutants [--pure 200] [--shells 100] [--seed 1] [--only shared/wire/codec.py] [--jobs 2] [--json]
 
 Lines are drawn at random from the pure modules and from the shells around them; each mistake is tried in a copy of the
 project, against the tests that run its line. What survived is printed as a difference: write the test that is missing,

@@ -11,8 +11,8 @@ import zmq.utils.monitor
 
 from shared.errors import SettingsError
 from shared.keys import AllowedKeys, ClientKeys, ServerKeys, make_keys
-from shared.roles import ROLES
 from shared.sockets import bind_router, connect_dealer
+from shared.wire.permissions import ROLES
 
 SECRETS = {f"{role}.key_secret" for role in ROLES}
 PUBLIC = {f"{role}.key" for role in ROLES}

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.memory import Attachment, SlotMemory, boot_id
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 
 CHILD = """
 import sys
-from shared.codec import decode
+from shared.wire.codec import decode
 from shared.memory import Attachment
 attachment = Attachment(decode(bytes.fromhex(sys.argv[1])).shared)
 attachment.slot(1, 5)[:] = 7
@@ -146,7 +146,7 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
     """The file has no name, and its number is gone with its process; a worker may write on into what nobody reads."""
     trainer = (
         "import sys; from shared.memory import SlotMemory\n"
-        "from shared.messages import Hello; from shared.codec import encode\n"
+        "from shared.wire.messages import Hello; from shared.wire.codec import encode\n"
         "memory = SlotMemory(2, 100)\n"
         "offer = memory.offer(16)\n"
         "hello = Hello(job='', stream='', incarnation=0, shared=offer, verify=False, seal=None)\n"
@@ -176,7 +176,7 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
 
 PARENT = """
 import ctypes, os, sys
-from shared.codec import decode
+from shared.wire.codec import decode
 from shared.memory import Attachment
 attachment = Attachment(decode(bytes.fromhex(sys.argv[1])).shared)
 forked = os.fork() if sys.argv[2] == "python" else ctypes.CDLL(None).fork()

@@ -13,10 +13,10 @@ import zmq
 from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
 from loader_server.worker.service import Worker, WorkerSettings
-from shared import messages as m
-from shared.codec import decode, encode
-from shared.messages import Message
 from shared.sockets import bind_router, connect_dealer
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
-from shared import messages as m
 from shared.errors import SettingsError
 from shared.hashing import digest64
+from shared.wire import messages as m
 
 __all__ = [
     "SETTINGS",

@@ -13,10 +13,10 @@ import numpy as np
 import zmq
 from typing_extensions import Self
 
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.hashing import digest64
 from shared.sockets import Waker, bind_router
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 from tests.support.lone_core import BATCHES, NBYTES, attached, pushed
 from tests.support.worker_end import welcome
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import ClosedError, LostError, SettingsError
-from shared.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from loader_server.planning import PlannedBatch
 from loader_server.transforms.chain import Chain
-from shared import messages as m
-from shared.layout import BucketShape, Field, fields_of_batch
+from shared.wire import messages as m
+from shared.wire.layout import BucketShape, Field, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

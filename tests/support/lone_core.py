@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from shared import messages as m
-from shared.layout import BucketShape, Field, layout_of
+from shared.wire import messages as m
+from shared.wire.layout import BucketShape, Field, layout_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.codec import decode, encode
 from shared.sockets import connect_dealer
+from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["Peer", "peers"]
 

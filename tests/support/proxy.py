@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
-from shared.codec import decode
 from shared.errors import ProtocolError
+from shared.wire.codec import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["DOWN", "UP", "Parts", "Proxy", "kinds", "said"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.stream import JobFile
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.hashing import fingerprint
 from shared.sockets import bind_router, connect_dealer
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from pathlib import Path

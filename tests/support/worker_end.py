@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.endpoints import port_of
 from shared.sockets import bind_router, bind_sealed_router
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 from tests.support.open_doors import let_all_in
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from shared.hashing import digest64
-from shared.messages import Pushed, Ticket, WireShape
+from shared.wire.messages import Pushed, Ticket, WireShape
 from trainer_client.batch import Batch, owned
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.layout import Field, fields_of_batch
-from shared.messages import Pushed, Ticket, WireShape
-from shared.metric_names import WAIT_BOUNDS_S
+from shared.metrics.names import WAIT_BOUNDS_S
+from shared.wire.layout import Field, fields_of_batch
+from shared.wire.messages import Pushed, Ticket, WireShape
 from trainer_client.epoch_account import Accounts, ReadTimes, split_wait
 
 FIELDS = fields_of_batch(

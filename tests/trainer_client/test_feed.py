@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import trainer_client
-from shared import messages as m
 from shared.errors import SettingsError
 from shared.hashing import digest64
+from shared.wire import messages as m
 from tests.support.ends import Ends
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE, pushed
 from trainer_client import feed as module

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metric_names import metrics_of
+from shared.metrics.names import metrics_of
 from tests.benchmarks.metrics_cost import BUDGET_US, trainer_us, worker_us
 from tests.support.loaders import Loaders, running, write_job
 from tests.support.scraping import scraped, targets

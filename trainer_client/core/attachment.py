@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared import messages as m
 from shared.errors import ProtocolError, StokerError
 from shared.silence import Silence
+from shared.wire import messages as m
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:

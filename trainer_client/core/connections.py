@@ -27,8 +27,8 @@ from trainer_client.core.workers import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shared import messages as m
     from shared.errors import StokerError
+    from shared.wire import messages as m
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
     from trainer_client.core.wants import Wants

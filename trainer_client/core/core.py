@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from shared import messages as m
+from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attachment import Attachment

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared import messages as m
     from shared.errors import StokerError
+    from shared.wire import messages as m
     from trainer_client.core.upcoming import Position
 
 __all__ = [

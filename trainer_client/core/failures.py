@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shared.errors import LostError, RefusedError, StokerError
 
 if TYPE_CHECKING:
-    from shared import messages as m
+    from shared.wire import messages as m
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
 __all__ = ["failing_machines", "nobody_left", "other_plan", "refusal", "refused_by_all", "wrong_bytes"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared import messages as m
+    from shared.wire import messages as m
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import UpcomingBatch
 

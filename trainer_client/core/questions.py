@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from shared import messages as m
+from shared.wire import messages as m
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shared.layout import BucketShape, Field, Layout, layout_of
+from shared.wire.layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
-    from shared.messages import Attached, Pushed, WireShape
+    from shared.wire.messages import Attached, Pushed, WireShape
     from trainer_client.core.upcoming import UpcomingBatch
 
 __all__ = ["StreamSpec"]

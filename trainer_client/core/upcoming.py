@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.errors import StokerError
-    from shared.messages import Pushed, Ticket
+    from shared.wire.messages import Pushed, Ticket
 
 __all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
 

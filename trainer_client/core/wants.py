@@ -22,7 +22,7 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared import messages as m
+from shared.wire import messages as m
 from trainer_client.core import instructions as i
 from trainer_client.core.failures import failing_machines, refusal, wrong_bytes
 from trainer_client.core.workers import Ask, Worker, least_busy, longest_waiting, usual_pace_s
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shared.errors import StokerError
-    from shared.messages import Ticket
+    from shared.wire.messages import Ticket
     from trainer_client.core.bad_rows import BadRows
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.codec import decode, encode
 from shared.errors import ProtocolError
 from shared.sockets import connect_dealer, drained
+from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.keys import ClientKeys
-    from shared.messages import Message
+    from shared.wire.messages import Message
 
 __all__ = ["CoordinatorClient"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.mapping import HUGE_PAGE, collapse
+from shared.huge_pages import HUGE_PAGE, collapse
 
 __all__ = ["keep_in_huge_pages"]
 

@@ -25,7 +25,7 @@ from trainer_client.core.inbox import Inbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shared.messages import Pushed
+    from shared.wire.messages import Pushed
     from trainer_client.core.events import Event
     from trainer_client.core.instructions import Offer
     from trainer_client.core.upcoming import Position, UpcomingBatch

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import zmq
 
-from shared import messages as m
 from shared.endpoints import check_endpoint
 from shared.errors import LostError, StokerError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
+from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.keys import ClientKeys
-    from shared.messages import Attached, Cursor
+    from shared.wire.messages import Attached, Cursor
     from trainer_client.core.core import Line
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec

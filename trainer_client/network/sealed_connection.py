@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.codec import decode
 from shared.endpoints import at_port
 from shared.errors import ProtocolError
 from shared.logs import Log
-from shared.messages import Pushed, Seal
-from shared.packing import unpack
-from shared.sealing import Opener
 from shared.sockets import connect_sealed_dealer, drained
+from shared.wire.codec import decode
+from shared.wire.messages import Pushed, Seal
+from shared.wire.payload import unpack
+from shared.wire.sealing import Opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shared.layout import Layout
-    from shared.messages import Pong
-    from shared.packing import Packing
+    from shared.wire.layout import Layout
+    from shared.wire.messages import Pong
+    from shared.wire.payload import Packing
 
 __all__ = ["SealedConnection", "SealedPayload"]
 

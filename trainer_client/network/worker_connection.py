@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared.codec import decode, encode
 from shared.errors import ProtocolError
-from shared.messages import Pong, Pushed, Welcome
-from shared.packing import Packing, unpack
 from shared.sockets import connect_watched_dealer, connection_events, drained, send_now
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Pong, Pushed, Welcome
+from shared.wire.payload import Packing, unpack
 from trainer_client.network.sealed_connection import SealedConnection, SealedPayload
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
-    from shared.layout import Layout
-    from shared.messages import Message
+    from shared.wire.layout import Layout
+    from shared.wire.messages import Message
 
 __all__ = ["WorkerConnection"]
 

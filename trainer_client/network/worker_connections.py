@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from shared import messages as m
 from shared.errors import LostError, ProtocolError, StokerError
 from shared.hashing import digest64
 from shared.logs import Log
+from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.frame_memory import keep_in_huge_pages
 from trainer_client.network.sealed_connection import SealedPayload

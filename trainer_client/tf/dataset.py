@@ -28,8 +28,8 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from shared.errors import SettingsError
-from shared.layout import ALIGNMENT
 from shared.logs import Log
+from shared.wire.layout import ALIGNMENT
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import Elements, assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, generated

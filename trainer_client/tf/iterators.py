@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Openings", "Witness", "generated"]
 
 
-#: The bounds that glibc reaches by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once a process,
+#: The bounds that glibc reaches by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once a run,
 #: which also ends glibc's adapting: from then on each frame of more than 128 kB is mapped anew and unmapped again.
 #: Measured with 10 MB batches: 77 a second and 8.6 ms CPU each, against 135 and 4.1 ms with these.
 _MMAP_BYTES = 32 * 2**20

@@ -16,7 +16,7 @@ import numpy as np
 from loader_server.sources.index.columns import Strings, mapped, open_strings
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.layout import Field
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loader_server.sources.rows import BadRow
     from loader_server.sources.source import Survey
     from loader_server.transforms.chain import Chain
-    from shared.layout import Field
+    from shared.wire.layout import Field
 
 __all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index"]
 

@@ -21,7 +21,7 @@ from loader_server.sources.plain_wav import plain_wav
 from loader_server.sources.rows import BadRow, Row
 from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, SampleError
-from shared.layout import Field
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,8 +15,8 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import Outgoing
 from shared.errors import MachineError, ReadError
-from shared.packing import Packing
-from shared.sealing import Sealer
+from shared.wire.payload import Packing
+from shared.wire.sealing import Sealer
 from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 
 if TYPE_CHECKING:

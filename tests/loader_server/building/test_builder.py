@@ -16,14 +16,14 @@ from loader_server.building.builder import Builder, Built
 from loader_server.building.quarantine import Quarantine
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
-from shared.layout import BucketShape
+from shared.wire.layout import BucketShape
 from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shared import messages as m
+    from shared.wire import messages as m
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from loader_server.building.send_buffers import Outgoing
-from shared.layout import BucketShape, Field, fields_of_batch, layout_of
-from shared.mapping import HUGE_PAGE
-from shared.packing import Packing, unpack
-from shared.sealing import Opener, Sealer
+from shared.huge_pages import HUGE_PAGE
+from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.payload import Packing, unpack
+from shared.wire.sealing import Opener, Sealer
 
 LAYOUT = layout_of(
     fields_of_batch((Field(key="audio", dtype="float32", shape=(None, 2)),)), BucketShape(rows=3, lengths={"audio": 50})

@@ -12,9 +12,9 @@ import zmq
 from loader_server.cli import main
 from loader_server.coordinator.events import Advanced, CulpritFound
 from loader_server.coordinator.journal import Journal
-from shared.codec import encode
 from shared.keys import ClientKeys, make_keys
 from shared.sockets import connect_dealer
+from shared.wire.codec import encode
 from tests.support.coordinator import culprit
 from tests.support.loaders import Loaders, running, wait_until, write_job
 

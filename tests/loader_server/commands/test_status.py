@@ -15,7 +15,7 @@ from loader_server.coordinator.state import CoordinatorState
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
 
 if TYPE_CHECKING:
-    from shared import messages as m
+    from shared.wire import messages as m
 
 
 def shown(state: CoordinatorState, **more: object) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from loader_server.coordinator.report import limit_of, stream_report, text_of, worker_report
 from loader_server.coordinator.seats import Seat, StreamSeats
 from loader_server.coordinator.workers import Worker
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.coordinator import View, address, attach, beat
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.seats import Seat, StreamSeats
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.coordinator import View, attach, progress
 
 

@@ -17,9 +17,9 @@ from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, 
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator, coordinator_of
 from loader_server.stream import JobFile
-from shared import messages as m
-from shared.codec import VERSION, encode
 from shared.errors import DataError, RefusedError
+from shared.wire import messages as m
+from shared.wire.codec import VERSION, encode
 from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
 from tests.support.loaders import wait_until, write_job
 from tests.support.peer import Peer, peers

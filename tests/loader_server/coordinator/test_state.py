@@ -22,8 +22,8 @@ from loader_server.coordinator.events import (
     Warn,
 )
 from loader_server.coordinator.state import CoordinatorState
-from shared import messages as m
-from shared.codec import MAX_FRAME, decode, encode
+from shared.wire import messages as m
+from shared.wire.codec import MAX_FRAME, decode, encode
 from tests.support.coordinator import (
     SETTINGS,
     View,

@@ -6,8 +6,8 @@ import pytest
 
 from loader_server.coordinator import workers as module
 from loader_server.coordinator.workers import Workers
-from shared import messages as m
-from shared.codec import encode
+from shared.wire import messages as m
+from shared.wire.codec import encode
 from tests.support.coordinator import address, register
 
 

@@ -10,10 +10,10 @@ import zmq.utils.monitor
 
 from loader_server.machine.guard import Guard
 from shared.keys import ClientKeys, ServerKeys, make_keys
-from shared.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery
-from shared.roles import ROLES, TO_COORDINATOR
 from shared.sockets import bind_sealed_router, connect_dealer, connect_sealed_dealer
-from tests.shared.examples import EXAMPLES
+from shared.wire.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery
+from shared.wire.permissions import ROLES, TO_COORDINATOR
+from tests.shared.wire.examples import EXAMPLES
 
 ATTACH = next(one for one in EXAMPLES if isinstance(one, Attach))
 BEAT = next(one for one in EXAMPLES if isinstance(one, Beat))

@@ -18,11 +18,11 @@ from loader_server.sources.index.make import IndexRequest, make_index, open_inde
 from loader_server.sources.source import SOURCES, Gathering, Source
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource, fields_of, lengths_of
 from loader_server.stream import JobFile
-from shared import messages as m
 from shared.config import read_table
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
-from shared.layout import BucketShape, fields_of_batch, layout_of
+from shared.wire import messages as m
+from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from loader_server.building.blame import told
 from loader_server.transforms.chain import Chain, generator_for
 from shared.errors import ReadError, SampleError, SettingsError
-from shared.layout import Field
+from shared.wire.layout import Field
 from tests.support.corpora import tone
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)

@@ -4,7 +4,7 @@ import pytest
 
 from loader_server.transforms.declare import declaration_of, transform
 from shared.errors import SettingsError
-from shared.layout import Field
+from shared.wire.layout import Field
 
 
 def test_a_declaration_becomes_fields():

@@ -11,8 +11,8 @@ from loader_server.wants.budget import Budget
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
-from shared import messages as m
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from tests.shared.wire.examples import EXAMPLES
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
 HELLO = next(one for one in EXAMPLES if isinstance(one, m.Hello))

@@ -12,9 +12,9 @@ from loader_server.building.build_thread import Job
 from loader_server.wants.session import Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import MOST_SLOTS
-from shared import messages as m
 from shared.memory import SlotMemory
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from tests.shared.wire.examples import EXAMPLES
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
 

@@ -6,7 +6,7 @@ import pytest
 
 from loader_server.building.culprits import key_of
 from loader_server.worker.membership import Membership
-from shared import messages as m
+from shared.wire import messages as m
 
 UNKNOWN = m.Refused(code="unknown", expected="a", got="b", remedy="c")
 

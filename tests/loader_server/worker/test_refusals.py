@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loader_server.worker import refusals
-from shared.codec import decode, encode
 from shared.errors import MachineError, ReadError
+from shared.wire.codec import decode, encode
 from tests.support.in_memory import memory_want
 
 SAID = {"expected": "a", "got": "b", "where": "c", "remedy": "d"}

@@ -9,9 +9,9 @@ import zmq
 
 from loader_server.building.culprits import key_of
 from loader_server.worker.registration import Registration
-from shared import messages as m
 from shared.errors import RefusedError
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from tests.shared.wire.examples import EXAMPLES
 from tests.support.askers import Desk
 from tests.support.exhaustion import no_sockets_left
 from tests.support.loaders import wait_until

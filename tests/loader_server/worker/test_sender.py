@@ -10,17 +10,17 @@ from loader_server.building.send_buffers import Outgoing
 from loader_server.wants.budget import Budget
 from loader_server.wants.session import Session
 from loader_server.worker.sender import Sending
-from shared import messages as m
-from shared.codec import decode, encode
 from shared.endpoints import at_port
 from shared.hashing import digest64
+from shared.huge_pages import HUGE_PAGE
 from shared.keys import ServerKeys, make_keys
-from shared.layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.logs import Log
-from shared.mapping import HUGE_PAGE
-from shared.packing import Packing
-from shared.sealing import Opener, Sealer
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
+from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.payload import Packing
+from shared.wire.sealing import Opener, Sealer
+from tests.shared.wire.examples import EXAMPLES
 from tests.support.loaders import wait_until
 from tests.support.open_doors import let_all_in
 

@@ -11,11 +11,11 @@ import zmq
 
 from loader_server.building.build_thread import Job
 from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS
-from shared import messages as m
-from shared.codec import VERSION, encode
 from shared.errors import ReadError
 from shared.hashing import digest64
 from shared.memory import SlotMemory
+from shared.wire import messages as m
+from shared.wire.codec import VERSION, encode
 from tests.support import transforms
 from tests.support.askers import Asker, Desk, a_worker, digest_of, write_synthetic
 from tests.support.loaders import wait_until

@@ -17,7 +17,7 @@ from trainer_client.core.slot_states import SlotState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared import messages as m
+    from shared.wire import messages as m
     from tests.support.simulation.consumer import Consumer
     from tests.support.simulation.memory import Memory
     from tests.support.simulation.trainer import Trainer

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from shared import messages as m
 from shared.errors import StokerError
+from shared.wire import messages as m
 from tests.support.simulation.process import Timer
 from tests.support.simulation.trainer import WouldWait
 from trainer_client.core.upcoming import Position

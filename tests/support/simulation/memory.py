@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.messages import Ticket, Want
+    from shared.wire.messages import Ticket, Want
 
 __all__ = ["PIECES", "Memory", "Payload", "Stamp"]
 

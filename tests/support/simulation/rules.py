@@ -17,7 +17,7 @@ from trainer_client.core.wants import Wants
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shared import messages as m
+    from shared.wire import messages as m
     from trainer_client.core.workers import Worker
 
 __all__ = ["RULES", "without"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shared import messages as m
-from shared.layout import BucketShape, Field, layout_of
+from shared.wire import messages as m
+from shared.wire.layout import BucketShape, Field, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shared import messages as m
 from shared.errors import LostError
+from shared.wire import messages as m
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
 from tests.support.simulation.process import Process, Timer

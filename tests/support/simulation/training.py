@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared import messages as m
 from shared.errors import StokerError
+from shared.wire import messages as m
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted

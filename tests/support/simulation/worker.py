@@ -15,7 +15,7 @@ from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
 from loader_server.worker.membership import Membership
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
 from tests.support.simulation.network import Port, Server
 from tests.support.simulation.process import Process, Timer

@@ -10,8 +10,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import GroupFixed
-from shared import messages as m
 from shared.errors import RefusedError, StokerError
+from shared.wire import messages as m
 from tests.support.simulation.checks import Checks
 from tests.support.simulation.consumer import Evaluating
 from tests.support.simulation.coordinator import Coordinator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared import messages as m
 from shared.errors import ProtocolError, RefusedError
+from shared.wire import messages as m
 from tests.support.lone_core import BATCHES, DIGEST, LoneCore, address, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

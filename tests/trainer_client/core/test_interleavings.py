@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared import messages as m
+from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core

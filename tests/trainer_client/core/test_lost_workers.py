@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from shared import messages as m
 from shared.errors import LostError, RefusedError
+from shared.wire import messages as m
 from tests.support.lone_core import LoneCore, address, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import messages as m
-from shared.layout import BucketShape, Field, layout_of
+from shared.wire import messages as m
+from shared.wire.layout import BucketShape, Field, layout_of
 from trainer_client.core import stream_spec as module
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, UpcomingBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from shared import messages as m
+from shared.wire import messages as m
 from tests.support.exhaustion import no_sockets_left
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody
 from trainer_client.network.coordinator_client import CoordinatorClient

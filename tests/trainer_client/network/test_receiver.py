@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import messages as m
 from shared.errors import LostError, ProtocolError, RefusedError
+from shared.wire import messages as m
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST

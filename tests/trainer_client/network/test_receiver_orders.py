@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-from shared import messages as m
 from shared.errors import LostError
 from shared.logs import Log
 from shared.memory import SlotMemory
+from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position, UpcomingBatch

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import zmq
 
-from shared.codec import encode
 from shared.endpoints import port_of
 from shared.errors import ProtocolError
-from shared.layout import Layout, Tensor
-from shared.messages import Pong, Pushed
-from shared.packing import Packing, pack
-from shared.sealing import TAG_BYTES, Sealer
 from shared.sockets import bind_sealed_router
-from tests.shared.examples import EXAMPLES
+from shared.wire.codec import encode
+from shared.wire.layout import Layout, Tensor
+from shared.wire.messages import Pong, Pushed
+from shared.wire.payload import Packing, pack
+from shared.wire.sealing import TAG_BYTES, Sealer
+from tests.shared.wire.examples import EXAMPLES
 from tests.support.exhaustion import no_sockets_left
 from tests.support.open_doors import let_all_in
 from trainer_client.network.sealed_connection import SealedConnection

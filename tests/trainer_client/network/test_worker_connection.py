@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import zmq
 
-from shared import messages as m
-from shared.codec import encode
 from shared.endpoints import port_of
-from shared.layout import Layout, Tensor
-from shared.packing import Packing, pack
-from shared.sealing import TAG_BYTES, Sealer
 from shared.sockets import bind_router, bind_sealed_router
+from shared.wire import messages as m
+from shared.wire.codec import encode
+from shared.wire.layout import Layout, Tensor
+from shared.wire.payload import Packing, pack
+from shared.wire.sealing import TAG_BYTES, Sealer
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
 from trainer_client.network.worker_connection import WorkerConnection
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import zmq
 
-from shared import messages as m
 from shared.errors import StokerError
 from shared.hashing import digest64
 from shared.memory import Attachment, SlotMemory
+from shared.wire import messages as m
 from tests.support.exhaustion import no_sockets_left
 from tests.support.lone_core import NBYTES, SHAPE, attached
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shared.errors import LostError, SettingsError
-from shared.layout import BucketShape
+from shared.wire.layout import BucketShape
 from tests.support.fake_feed import SHAPES, FakeFeed
 from tests.support.two_devices import mirrored
 

@@ -16,7 +16,7 @@ from loader_server.sources.index.make import IndexRequest, make_index, open_inde
 from loader_server.sources.manifest import ManifestSettings
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError
-from shared.layout import Field
+from shared.wire.layout import Field
 from tests.support.corpora import make_corpus, utterances
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)

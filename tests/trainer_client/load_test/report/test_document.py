@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from shared.errors import SettingsError
-from tests.trainer_client.load_test.test_figures import measured
+from tests.trainer_client.load_test.report.test_figures import measured
 from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
 from trainer_client.load_test.report.figures import Limits, broken, curves_of, figures_of, together
 from trainer_client.load_test.report.page import page

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgpack
 
-from shared.bounds import Unfit
 from shared.errors import ProtocolError
-from shared.messages import KINDS, Message, Part, Refused
+from shared.wire.bounds import Unfit
+from shared.wire.messages import KINDS, Message, Part, Refused
 
 __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
 

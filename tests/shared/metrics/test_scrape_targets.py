@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from shared.targets import TargetFile, remove_dead_targets
+from shared.metrics.scrape_targets import TargetFile, remove_dead_targets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ LABELS = {"job": "tones", "role": "worker", "worker": "w-0"}
 
 CHILD = """
 import os, pathlib, signal, sys
-from shared.targets import TargetFile
+from shared.metrics.scrape_targets import TargetFile
 TargetFile(pathlib.Path(sys.argv[1]), "127.0.0.1:2", {"job": "tones", "role": "trainer", "rank": "0"})
 os.kill(os.getpid(), signal.SIGKILL)
 """

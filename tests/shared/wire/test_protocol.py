@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import shared
-from shared import bounds
-from shared import messages as m
-from shared.codec import MAX_FRAME, VERSION
-from shared.roles import ROLES, TO_COORDINATOR, TO_WORKER
-from tests.shared.examples import PARTS
+from shared.wire import bounds
+from shared.wire import messages as m
+from shared.wire.codec import MAX_FRAME, VERSION
+from shared.wire.permissions import ROLES, TO_COORDINATOR, TO_WORKER
+from tests.shared.wire.examples import PARTS
 
 TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
@@ -46,7 +46,7 @@ def names(part):
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1]
-    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/roles.py")
+    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/permissions.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_not_attached\(\s*attach,\s*"(\w+)"', source))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.layout import DTYPES
+from shared.wire.layout import DTYPES
 
 __all__ = [
     "Blob",

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ProtocolError, SettingsError
-from shared.layout import BucketShape, Field, fields_of_batch, layout_of
-from shared.packing import COMPRESSIONS, FLOAT32_FORMS, Packing, pack, require_library, round_in_place, unpack
+from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS, Packing, pack, require_library, round_in_place, unpack
 
 PACKINGS = [Packing(float32=form, compression=name) for form in FLOAT32_FORMS for name in COMPRESSIONS]
 EVERY = pytest.mark.parametrize("packing", PACKINGS, ids=lambda p: f"{p.float32}-{p.compression}")

@@ -6,8 +6,8 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from shared import bounds
-from shared import messages as m
+from shared.wire import bounds
+from shared.wire import messages as m
 
 #: Not by `__subclasses__`: a slotted dataclass leaves its unslotted twin there until it is collected.
 PARTS = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from shared.roles import Role
+    from shared.wire.permissions import Role
 
 __all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric", "metrics_of"]
 

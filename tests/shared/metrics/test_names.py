@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from shared import metric_names
-from shared.metric_names import METRICS, WAIT_BOUNDS_S, Metric, metrics_of
+from shared.metrics import names
+from shared.metrics.names import METRICS, WAIT_BOUNDS_S, Metric, metrics_of
 
 ALL = sorted(METRICS.values(), key=lambda metric: metric.name)
 
@@ -44,11 +44,11 @@ class TestEach:
 
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(AssertionError, match="stoker_workers is declared twice"):
-        metric_names._worker.gauge("stoker_workers", "Workers again.", "Take another name.")
+        names._worker.gauge("stoker_workers", "Workers again.", "Take another name.")
 
 
 def test_every_constant_is_in_the_table_and_the_other_way_round() -> None:
-    constants = [value for value in vars(metric_names).values() if isinstance(value, Metric)]
+    constants = [value for value in vars(names).values() if isinstance(value, Metric)]
     assert sorted(metric.name for metric in constants) == sorted(METRICS)
 
 
@@ -65,4 +65,4 @@ def test_waits_are_told_apart_from_a_tenth_of_a_millisecond_to_a_minute() -> Non
 
 def test_a_declaration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        metric_names.WORKERS.name = "other"  # type: ignore[misc]
+        names.WORKERS.name = "other"  # type: ignore[misc]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared import metric_names as names
 from shared.errors import SettingsError
-from shared.exposition import Exposition, Samples, Spread
+from shared.metrics import names
+from shared.metrics.server import Exposition, Samples, Spread
 from tests.support.loaders import wait_until
 from tests.support.scraping import scraped
 
@@ -87,7 +87,7 @@ def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
 
 @pytest.mark.fault(38)
 def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.exposition._Handler.timeout", 0.2)
+    monkeypatch.setattr("shared.metrics.server._Handler.timeout", 0.2)
     with _serve(Samples.one(names.WORKERS, 3)) as exposition, contextlib.ExitStack() as crowd:
         host, _, port = exposition.address.partition(":")
         before = threading.active_count()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import bounds, codec
-from shared import messages as m
-from shared.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
 from shared.errors import ProtocolError
-from tests.shared.examples import EXAMPLES, PARTS, TICKET, instances, plain
+from shared.wire import bounds, codec
+from shared.wire import messages as m
+from shared.wire.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
+from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instances, plain
 
-GOLDEN = Path(__file__).parents[1] / "support" / "golden" / f"messages-v{VERSION}.txt"
+GOLDEN = Path(__file__).parents[2] / "support" / "golden" / f"messages-v{VERSION}.txt"
 EVERY = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.kind)
 ANYTHING = st.recursive(
     st.none()

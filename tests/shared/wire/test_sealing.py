@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sealing import TAG_BYTES, Opener, Sealer
+from shared.wire.sealing import TAG_BYTES, Opener, Sealer
 
 DATA = np.arange(1000, dtype=np.uint8)
 

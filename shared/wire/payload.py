@@ -3,7 +3,7 @@
 Rules: pure; a payload that went through `round_in_place` comes back from `unpack(pack(...))` bit for bit, so a batch
 has the same bytes by TCP as in a slot; packing is deterministic; `unpack` survives any bytes, raises nothing but
 `ProtocolError` for them, and makes room for at most two payloads of this layout (lz4 copies), whatever they claim.
-What is on the wire before compression is laid out by the rule of `shared.layout`, with two-byte items for float32.
+What is on the wire before compression is laid out by the rule of `shared.wire.layout`, with two-byte items for float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import ProtocolError, SettingsError
-from shared.layout import BucketShape, Field, Layout, layout_of
+from shared.wire.layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

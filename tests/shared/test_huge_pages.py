@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.mapping import HUGE_PAGE, collapse, mapped
+from shared.huge_pages import HUGE_PAGE, collapse, mapped
 
 SIZE = 3 * HUGE_PAGE + 4096
 

@@ -1,7 +1,7 @@
 """Serves a process's metrics to Prometheus on loopback; numbers are turned into samples only while it is being asked.
 
 Rules: `samples` is called in the server's thread, so it reads plain numbers and whole snapshots, and changes nothing.
-What a process exposes is declared in metric_names; a sample of anything else is a defect. Besides them stand
+What a process exposes is declared in `names`; a sample of anything else is a defect. Besides them stand
 prometheus_client's own `process_…` metrics: CPU seconds, memory, start time.
 """
 
@@ -25,8 +25,8 @@ from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.metric_names import WAIT_BOUNDS_S
-from shared.targets import TargetFile
+from shared.metrics.names import WAIT_BOUNDS_S
+from shared.metrics.scrape_targets import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as Family
 
-    from shared.metric_names import Metric
+    from shared.metrics.names import Metric
 
 __all__ = ["Exposition", "Samples", "Spread", "Values"]
 
@@ -177,7 +177,7 @@ class _Collector(Collector):
         self._samples = samples
 
     def describe(self) -> list[Family]:
-        """Nothing: names are declared in metric_names, and nothing is asked of the process before it runs."""
+        """Nothing: names are declared in `names`, and nothing is asked of the process before it runs."""
         return []
 
     def collect(self) -> Iterator[Family]:

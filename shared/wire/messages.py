@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Share, Text, record
-from shared.packing import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Share, Text, record
+from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
 __all__ = [
     "KINDS",
@@ -108,7 +108,7 @@ class Cursor(Part):
 
 @dataclass(frozen=True, slots=True)
 class WireField(Part):
-    """`shared.layout.Field` on the wire."""
+    """`shared.wire.layout.Field` on the wire."""
 
     key: str = wire(_name)
     dtype: str = wire(Dtype())
@@ -118,7 +118,7 @@ class WireField(Part):
 
 @dataclass(frozen=True, slots=True)
 class WireShape(Part):
-    """`shared.layout.BucketShape` on the wire."""
+    """`shared.wire.layout.BucketShape` on the wire."""
 
     rows: int = wire(Integer(1, 2**24))
     lengths: tuple[tuple[str, int], ...] = wire(Many(Row((_name, _count)), 64))

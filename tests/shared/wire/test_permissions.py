@@ -6,9 +6,9 @@ import pytest
 
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.worker.reception import Reception
-from shared import messages as m
-from shared.roles import TO_COORDINATOR, TO_WORKER, refusal
-from tests.shared.examples import EXAMPLES
+from shared.wire import messages as m
+from shared.wire.permissions import TO_COORDINATOR, TO_WORKER, refusal
+from tests.shared.wire.examples import EXAMPLES
 
 ATTACH = next(one for one in EXAMPLES if isinstance(one, m.Attach))
 

@@ -1,0 +1,1 @@
+"""Metrics: their names, serving them to Prometheus, and telling it where."""
