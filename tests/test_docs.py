@@ -18,7 +18,14 @@ from tests.support.settings_table import PAGE, with_settings
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "monitoring/*.md", "loader_server/**/*.md", "trainer_client/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "monitoring/*.md",
+        "shared/*.md",
+        "loader_server/**/*.md",
+        "trainer_client/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 PACKAGES = ("shared", "loader_server", "trainer_client")
