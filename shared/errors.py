@@ -12,7 +12,7 @@ StokerError
 │   └── LostError      it does not answer
 └── ClosedError        ours: used after close
 
-Rules: every message says what was expected, what was got, where, and what to do. No key material in any of them.
+Rules: pure; every message says what was expected, what was got, where, and what to do. No key material in any of them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.huge_pages import HUGE_PAGE, anonymous, collapse, keep_from_children, mapped
-from shared.wire.messages import SharedSlots
+from shared.wire.parts import SharedSlots
 
 if TYPE_CHECKING:
     import numpy as np

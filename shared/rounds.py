@@ -2,7 +2,7 @@
 
 An epoch has `batches` batch numbers; `group` consecutive ones belong to one bucket. A round takes the next `world`
 numbers at the cursor, but never crosses a group: its places past the group's end are empty batches of the group's
-shape. Rounds start at the cursor, so the world may change to anything up to `group` at any round.
+shape. Rounds start at the cursor, so the world may change to anything up to `group` at any round. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may import what, what is public, and what the code never does."""
+"""What may import what, what is public, what the code never does, and how large its rooms are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,46 +23,13 @@ FILES = {
     path.relative_to(ROOT).as_posix(): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-#: Modules that take the clock, the socket and the disk as arguments. A slash at the end stands for a folder.
-PURE = (
-    "shared/wire/bounds.py",
-    "shared/wire/codec.py",
-    "shared/config.py",
-    "shared/endpoints.py",
-    "shared/errors.py",
-    "shared/hashing.py",
-    "shared/wire/layout.py",
-    "shared/wire/messages.py",
-    "shared/wire/payload.py",
-    "shared/metrics/names.py",
-    "shared/wire/permissions.py",
-    "shared/rounds.py",
-    "shared/silence.py",
-    "loader_server/building/blame.py",
-    "loader_server/coordinator/convictions.py",
-    "loader_server/coordinator/events.py",
-    "loader_server/coordinator/refusals.py",
-    "loader_server/coordinator/report.py",
-    "loader_server/coordinator/seats.py",
-    "loader_server/coordinator/state.py",
-    "loader_server/coordinator/succession.py",
-    "loader_server/coordinator/workers.py",
-    "loader_server/building/culprits.py",
-    "loader_server/fleet/autoscale.py",
-    "loader_server/wants/budget.py",
-    "loader_server/building/exhaustion.py",
-    "loader_server/worker/membership.py",
-    "loader_server/wants/open_wants.py",
-    "loader_server/worker/patience.py",
-    "loader_server/planning/",
-    "loader_server/worker/refusals.py",
-    "loader_server/wants/sessions.py",
-    "loader_server/wants/tickets.py",
-    "loader_server/wants/want_queue.py",
-    "trainer_client/core/",
-)
-#: Named in the design and not built yet; whoever builds one takes it out here.
-NOT_YET = frozenset(("loader_server/fleet/autoscale.py",))
+
+def module_of(name):
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+#: The file of each module.
+MODULES = {module_of(name): name for name in FILES}
 
 #: What a pure module has no business with.
 WORLD = frozenset(
@@ -109,16 +77,22 @@ def roots(modules):
     return {module.split(".")[0] for module in modules}
 
 
-def files_of(entry):
-    return [name for name in FILES if name == entry or (entry.endswith("/") and name.startswith(entry))]
+#: Modules that say so in their opening words: they take the clock, the socket and the disk as arguments.
+PURE_FILES = [name for name in FILES if re.search(r"Rules: pure\b|\bPure\b", ast.get_docstring(tree(name)) or "")]
+#: Rooms where nothing else lives.
+PURE_ROOMS = ("loader_server/planning/", "trainer_client/core/")
 
 
-PURE_FILES = [name for entry in PURE for name in files_of(entry)]
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(PURE_ROOMS)])
+def test_a_module_in_a_pure_room_says_that_it_is_pure(name):
+    assert name in PURE_FILES
 
 
-@pytest.mark.parametrize("entry", PURE)
-def test_the_list_of_pure_modules_is_true(entry):
-    assert bool(files_of(entry)) != (entry in NOT_YET), f"{entry} is gone, or is not missing any more"
+def test_what_decides_is_pure():
+    """Whoever takes the word out of a module that decides has to take it out here as well."""
+    deciding = ("coordinator/state", "wants/open_wants", "wants/tickets", "wants/want_queue", "worker/membership")
+    assert {f"loader_server/{name}.py" for name in deciding} <= set(PURE_FILES)
+    assert {f"shared/wire/{name}.py" for name in ("bounds", "codec", "messages", "permissions")} <= set(PURE_FILES)
 
 
 @pytest.mark.parametrize("name", PURE_FILES)
@@ -213,6 +187,86 @@ TRAINER_CLIENT = (
 )
 
 
+# --- the house ---
+
+#: `shared` is one room.
+MOST_ON_TOP = {"shared": 20, "loader_server": 12, "trainer_client": 12}
+
+
+def functions():
+    return [
+        node.end_lineno - node.lineno + 1
+        for name in FILES
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_few_modules_are_on_the_top_level_of_a_package(package):
+    assert len(list((ROOT / package).glob("*.py"))) <= MOST_ON_TOP[package]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_module_can_be_read_in_one_sitting(name):
+    assert len(FILES[name].read_text("utf-8").splitlines()) <= 500
+
+
+def test_functions_are_short():
+    assert statistics.median(functions()) <= 7
+
+
+def test_a_class_name_means_one_thing():
+    """Private helpers of different modules too: what is called the same is looked for in the wrong place."""
+    places = {}
+    for name in FILES:
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(name)
+    assert {name for name, where in places.items() if len(where) > 1} == TO_RENAME, places
+
+
+#: Names that still mean two things.
+TO_RENAME = {
+    *("Attachment", "Audit", "Child", "Coordinator", "Culprits", "Epoch", "Histogram", "Job", "Limits", "Line", "Log"),
+    *("Pass", "Plan", "Ranks", "Reading", "Row", "Seat", "Step", "Survey", "Tally", "Unfit", "Worker"),
+}
+
+
+def imported_modules(name):
+    """The project's own modules that a file imports, lazily and for type checkers too."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.ImportFrom):
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            for module in [one for one in submodules if one in MODULES] or [node.module]:
+                if module in MODULES:
+                    yield module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+
+
+def circles():
+    """Groups of modules that import each other, directly or by way of others."""
+    order = {module: set(imported_modules(name)) - {module} for module, name in MODULES.items()}
+    while leaves := [module for module, needed in order.items() if not needed & order.keys()]:
+        for module in leaves:
+            del order[module]
+    return {module: sorted(needed & order.keys()) for module, needed in order.items()}
+
+
+def test_no_module_needs_itself():
+    circle = {module for module in circles() if not module.endswith((".cli", ".demo", "__main__"))}
+    assert not circle - {"trainer_client", *(f"trainer_client.{name}" for name in OPEN_CIRCLE)}
+
+
+#: Modules that still need each other, or one of those.
+OPEN_CIRCLE = (
+    *("callbacks", "feed", "metrics", "tf.dataset", "tf.element_structure", "tf.iterators"),
+    *("load_test.crew", "load_test.command", "load_test.conductor", "load_test.thin_trainer"),
+    *("load_test.report.document", "load_test.report.figures", "load_test.report.page"),
+)
+
+
 # --- what an import costs, and whom it meets ---
 
 
@@ -221,10 +275,6 @@ def run(code, *, cwd=ROOT):
     return subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
-
-
-def module_of(name):
-    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def test_loaders_and_the_plain_feed_need_no_tensorflow():

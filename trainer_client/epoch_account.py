@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shared.wire.layout import Field
-    from shared.wire.messages import Pushed, WireShape
+    from shared.wire.messages import Pushed
+    from shared.wire.parts import WireShape
 
 __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 

@@ -20,7 +20,7 @@ from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
 from shared.rounds import rounds, rounds_left
-from shared.wire.messages import Cursor
+from shared.wire.parts import Cursor
 from trainer_client.batch import Batch, owned
 from trainer_client.core.connections import MOST_REMOTE
 from trainer_client.core.settings import CoreSettings

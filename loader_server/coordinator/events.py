@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from shared.errors import SettingsError
     from shared.wire import messages as m
+    from shared.wire.parts import WireField, WireShape
 
 __all__ = [
     "Advanced",
@@ -36,8 +37,8 @@ class StreamView(Protocol):
 
     digest: str
     evaluation: bool
-    fields: tuple[m.WireField, ...]
-    shapes: tuple[m.WireShape, ...]
+    fields: tuple[WireField, ...]
+    shapes: tuple[WireShape, ...]
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None: they are still being counted, ask again soon."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from loader_server.coordinator.seats import Seat
     from shared.errors import SettingsError
+    from shared.wire.parts import Cursor
 
 __all__ = [
     "another_builder",
@@ -60,13 +61,13 @@ def no_such_rank(attach: m.Attach) -> m.NotAttached:
     return _not_attached(attach, "rank", "rank + replicas <= world", got, "Correct rank= or world=.")
 
 
-def another_plan(attach: m.Attach, cursor: m.Cursor, digest: str) -> m.NotAttached:
+def another_plan(attach: m.Attach, cursor: Cursor, digest: str) -> m.NotAttached:
     """Its cursor counts the batches of another plan than the one of this digest."""
     remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
     return _not_attached(attach, "plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
 
 
-def too_large_a_world(attach: m.Attach, cursor: m.Cursor) -> m.NotAttached:
+def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
     """A round has no batch for each of its ranks."""
     remedy = (
         f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
@@ -81,7 +82,7 @@ def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
     return _not_attached(attach, "world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
 
 
-def no_such_batch(attach: m.Attach, cursor: m.Cursor, batches: int) -> m.NotAttached:
+def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttached:
     """The epoch ends before its cursor."""
     expected = f"a batch number of at most {batches} in epoch {cursor.epoch}"
     return _not_attached(attach, "cursor", expected, str(cursor.number), "Restore another checkpoint.")
@@ -94,7 +95,7 @@ def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
     return _not_attached(attach, "world", expected, got, remedy)
 
 
-def another_cursor(attach: m.Attach, cursor: m.Cursor, other: m.Attach, theirs: m.Cursor) -> m.NotAttached:
+def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:
     """A live rank stands elsewhere."""
     expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {_who(other)} started"
     got = f"epoch {cursor.epoch}, batch {cursor.number} from {_who(attach)}"

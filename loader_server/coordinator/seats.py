@@ -15,6 +15,7 @@ from loader_server.coordinator.succession import Succession
 if TYPE_CHECKING:
     from loader_server.coordinator.events import StreamView
     from shared.wire import messages as m
+    from shared.wire.parts import Cursor
 
 __all__ = ["Position", "Seat", "StreamSeats"]
 
@@ -31,7 +32,7 @@ class Seat:
 
     peer: bytes
     attach: m.Attach
-    cursor: m.Cursor
+    cursor: Cursor
     #: Batches in the cursor's epoch.
     batches: int
     heard_s: float

@@ -1,6 +1,6 @@
 """What the coordinator knows and decides, without a socket, a disk or a clock.
 
-One door: `handle(event, now_s) -> instructions`. Rules:
+One door: `handle(event, now_s) -> instructions`. Pure. Rules:
 - What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the
   facts back.
 - A newer incarnation of a rank takes it over; the older one is told so and stops, also if the coordinator was restarted
@@ -41,6 +41,7 @@ from loader_server.coordinator.seats import Seat, StreamSeats
 from loader_server.coordinator.workers import Workers
 from shared.endpoints import is_connectable
 from shared.wire import messages as m
+from shared.wire.parts import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -180,17 +181,17 @@ class CoordinatorState:
             return refusals.superseded_attach(attach, stream.holder(attach.rank))
         return None
 
-    def _cursor(self, attach: m.Attach, stream: StreamSeats) -> m.Cursor:
+    def _cursor(self, attach: m.Attach, stream: StreamSeats) -> Cursor:
         """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
         # An evaluation stream has no run that a later reader has to fit into: its group is each reader's own world.
         group = self._settings.group or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
-            return m.Cursor(0, 0, group, stream.view.digest)
+            return Cursor(0, 0, group, stream.view.digest)
         said = attach.cursor
-        return m.Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
+        return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
 
     def _unfit(
-        self, attach: m.Attach, cursor: m.Cursor, batches: int | None, stream: StreamSeats
+        self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamSeats
     ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
@@ -207,7 +208,7 @@ class CoordinatorState:
         return None
 
     def _disagreement(
-        self, attach: m.Attach, cursor: m.Cursor, stream: StreamSeats, now_s: float
+        self, attach: m.Attach, cursor: Cursor, stream: StreamSeats, now_s: float
     ) -> m.Wait | m.NotAttached | None:
         """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
         if stream.view.evaluation:
@@ -229,7 +230,7 @@ class CoordinatorState:
         stream.waiting_since_s.pop(attach.incarnation, None)
         return None
 
-    def _seat(self, peer: bytes, attach: m.Attach, cursor: m.Cursor, batches: int, now_s: float) -> None:
+    def _seat(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream = self._streams[attach.stream]
         position = (cursor.epoch, cursor.number)
         seat = Seat(
@@ -431,7 +432,7 @@ def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _compared(attach: m.Attach, cursor: m.Cursor, other: Seat) -> m.NotAttached | None:
+def _compared(attach: m.Attach, cursor: Cursor, other: Seat) -> m.NotAttached | None:
     """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from shared.logs import Log
-from shared.wire.messages import WireField, WireShape
+from shared.wire.parts import WireField, WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from shared.wire import messages as m
+from shared.wire.parts import WorkerAddress
 
 __all__ = ["Worker", "Workers"]
 
@@ -24,7 +25,7 @@ class Worker:
     """One that registered."""
 
     peer: bytes
-    address: m.WorkerAddress
+    address: WorkerAddress
     heard_s: float
     beat: m.Beat | None = None
 
@@ -70,7 +71,7 @@ class Workers:
 
     def register(self, peer: bytes, register: m.Register, now_s: float) -> bool:
         """Take it in, in place of whoever was at its endpoint before; whether the list is another now."""
-        address = m.WorkerAddress(
+        address = WorkerAddress(
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
         known = self._workers.get(register.incarnation)
@@ -112,7 +113,7 @@ class Workers:
     def _count_change(self) -> None:
         self._version, self._members = self._version + 1, None
 
-    def _listed(self) -> list[m.WorkerAddress]:
+    def _listed(self) -> list[WorkerAddress]:
         addresses = [worker.address for worker in self.sorted()]
         if len(addresses) <= _MOST_WORKERS and self._nbytes <= _MOST_BYTES:
             return addresses
@@ -123,6 +124,6 @@ class Workers:
         return [address for address in addresses if address.incarnation in named]
 
 
-def _size(address: m.WorkerAddress) -> int:
+def _size(address: WorkerAddress) -> int:
     """Of its bytes in a message, at most: three texts and two integers, each with its prefix, and the list."""
     return 28 + sum(len(text.encode()) for text in (address.worker, address.endpoint, address.boot_id))

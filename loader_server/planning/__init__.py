@@ -1,4 +1,7 @@
-"""The planner: which samples make which batch. `Plan.make` is the way in; plan.py says what a plan promises."""
+"""The planner: which samples make which batch. `Plan.make` is the way in; plan.py says what a plan promises.
+
+Pure, all of it.
+"""
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch
 from loader_server.planning.plan import PLANNER_VERSION, Plan

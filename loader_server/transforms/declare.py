@@ -19,7 +19,7 @@ need an upper bound. Functions of lengths are called with int64 arrays, one numb
 and of the raw sample (`audio` in frames, `audio_rate` in hertz, `text` in characters). A transform without the
 decorator is measured while indexing.
 
-Rules: what is declared is checked when it is declared. This module does not know which transforms there are.
+Rules: pure; what is declared is checked when it is declared. This module does not know which transforms there are.
 """
 
 from __future__ import annotations

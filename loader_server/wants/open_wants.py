@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loader_server.wants.sessions import Sessions
-    from shared.wire.messages import Ticket, Want
+    from shared.wire.messages import Want
+    from shared.wire.parts import Ticket
 
 __all__ = ["OpenWants"]
 

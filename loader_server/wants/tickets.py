@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.wire.messages import Ticket
+    from shared.wire.parts import Ticket
 
 __all__ = ["MOST_OPEN", "MOST_SLOTS", "Tickets", "Verdict"]
 

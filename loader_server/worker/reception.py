@@ -23,6 +23,7 @@ from shared.errors import MachineError, ProtocolError, StokerError
 from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
+from shared.wire.parts import WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -355,5 +356,5 @@ def _largest_bytes(stream: Stream) -> int:
     return max(layout_of(stream.fields, shape).nbytes for shape in stream.shapes)
 
 
-def _wire(shape: BucketShape) -> m.WireShape:
-    return m.WireShape(shape.rows, tuple(sorted(shape.lengths.items())))
+def _wire(shape: BucketShape) -> WireShape:
+    return WireShape(shape.rows, tuple(sorted(shape.lengths.items())))

@@ -14,7 +14,7 @@ from shared.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.wire.messages import Ticket
+    from shared.wire.parts import Ticket
 
 __all__ = [
     "another_job",

@@ -12,7 +12,8 @@ import msgpack
 
 from shared.errors import ProtocolError
 from shared.wire.bounds import Unfit
-from shared.wire.messages import KINDS, Message, Part, Refused
+from shared.wire.messages import KINDS, Message, Refused
+from shared.wire.parts import Part
 
 __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
 

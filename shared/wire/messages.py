@@ -9,9 +9,31 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from shared.wire.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, OneOf, Rate, Row, Share, Text, record
+from shared.wire.bounds import Check, Integer, Many, Maybe, OneOf, Share, Text, record
+from shared.wire.parts import (
+    COUNT,
+    EPOCH,
+    FLAG,
+    ID,
+    MS,
+    NAME,
+    PROSE,
+    RANK,
+    SHARE,
+    SIZE,
+    UID,
+    WORLD,
+    Cursor,
+    Seal,
+    SharedSlots,
+    Ticket,
+    WireField,
+    WireShape,
+    WorkerAddress,
+    wire,
+)
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
 __all__ = [
@@ -23,7 +45,6 @@ __all__ = [
     "Cancelled",
     "Culprit",
     "Culprits",
-    "Cursor",
     "Detach",
     "EpochAnswer",
     "EpochQuery",
@@ -37,7 +58,6 @@ __all__ = [
     "NameQuery",
     "NotAttached",
     "Noted",
-    "Part",
     "Ping",
     "Pong",
     "Progress",
@@ -45,119 +65,13 @@ __all__ = [
     "Refused",
     "Register",
     "Registered",
-    "Seal",
-    "SharedSlots",
     "Status",
     "StatusQuery",
-    "Ticket",
     "Unbuilt",
     "Wait",
     "Want",
     "Welcome",
-    "WireField",
-    "WireShape",
-    "WorkerAddress",
 ]
-
-
-def wire(check: Check) -> Any:  # noqa: ANN401 - a dataclass field
-    """A field of a message, with the check that bounds it."""
-    return dataclasses.field(metadata={"check": check})
-
-
-_name = Text(200)
-_prose = Text(4000)
-_flag = Boolean()
-_count = Integer(0, 2**48)
-_epoch = Integer(0, 2**31)
-_id = Integer(0, 2**64 - 1)
-_size = Integer(0, 2**40)
-_slot = Integer(0, 2**16)
-_rank = Integer(0, 4095)
-_world = Integer(1, 4096)
-_ms = Integer(0, 10**9)
-_uid = Integer(0, 2**32)
-_share = Integer(0, 1000)
-
-
-class Part:
-    """A record inside a message."""
-
-    __slots__ = ()
-    #: Names of the fields, in order.
-    __match_args__: ClassVar[tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket(Part):
-    """A slot, and how often it has been lent: names one credit."""
-
-    slot: int = wire(_slot)
-    generation: int = wire(_count)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor(Part):
-    """The first batch number not yet trained on, and what it counts in."""
-
-    epoch: int = wire(_epoch)
-    number: int = wire(_count)
-    group: int = wire(_world)
-    plan_digest: str = wire(_name)
-
-
-@dataclass(frozen=True, slots=True)
-class WireField(Part):
-    """`shared.wire.layout.Field` on the wire."""
-
-    key: str = wire(_name)
-    dtype: str = wire(Dtype())
-    shape: tuple[int | None, ...] = wire(Many(Maybe(_size), 8))
-    per_second: float | None = wire(Maybe(Rate()))
-
-
-@dataclass(frozen=True, slots=True)
-class WireShape(Part):
-    """`shared.wire.layout.BucketShape` on the wire."""
-
-    rows: int = wire(Integer(1, 2**24))
-    lengths: tuple[tuple[str, int], ...] = wire(Many(Row((_name, _count)), 64))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAddress(Part):
-    """Where a worker listens for wants."""
-
-    worker: str = wire(_name)
-    incarnation: int = wire(_id)
-    endpoint: str = wire(_name)
-    boot_id: str = wire(_name)
-    uid: int = wire(_uid)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSlots(Part):
-    """The trainer's slots as a memfd that a worker on the same host may open."""
-
-    boot_id: str = wire(_name)
-    uid: int = wire(_uid)
-    pid: int = wire(Integer(1, 2**31))
-    fd: int = wire(Integer(0, 2**20))
-    nonce: bytes = wire(Blob(16))
-    slots: int = wire(_slot)
-    slot_bytes: int = wire(_size)
-    lock_byte: int = wire(Integer(0, 2**20))
-
-
-@dataclass(frozen=True, slots=True)
-class Seal(Part):
-    """Under which key payloads are to be sealed, and where they are to be sent."""
-
-    key: bytes = wire(Blob(32))
-    identity: bytes = wire(Blob(16))
-
-    def __repr__(self) -> str:
-        return "Seal(…)"
 
 
 class Message:
@@ -186,14 +100,14 @@ def _message(kind: type[Message]) -> type[Message]:
 class Attach(Message):
     """A trainer claims ranks `rank` to `rank + replicas` of a stream's world."""
 
-    serial: int = wire(_count)
-    job: str = wire(_name)
-    stream: str = wire(_name)
-    rank: int = wire(_rank)
-    replicas: int = wire(_world)
-    world: int = wire(_world)
-    incarnation: int = wire(_id)
-    name: str = wire(_name)
+    serial: int = wire(COUNT)
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    rank: int = wire(RANK)
+    replicas: int = wire(WORLD)
+    world: int = wire(WORLD)
+    incarnation: int = wire(ID)
+    name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
 
 
@@ -201,19 +115,19 @@ class Attach(Message):
 class Attached(Message):
     """All that a trainer has to know of the stream, and where it starts."""
 
-    serial: int = wire(_count)
-    job: str = wire(_name)
-    stream: str = wire(_name)
-    evaluation: bool = wire(_flag)
+    serial: int = wire(COUNT)
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    evaluation: bool = wire(FLAG)
     cursor: Cursor = wire(record(Cursor))
-    next_group: int = wire(_world)
-    batches: int = wire(_count)
-    most_batches: int = wire(_count)
+    next_group: int = wire(WORLD)
+    batches: int = wire(COUNT)
+    most_batches: int = wire(COUNT)
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
     shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
-    heartbeat_timeout_ms: int = wire(_ms)
+    heartbeat_timeout_ms: int = wire(MS)
     max_bad: float = wire(Share())
-    members: int = wire(_id)
+    members: int = wire(ID)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
@@ -221,45 +135,45 @@ class Attached(Message):
 class Wait(Message):
     """Not ready yet: ask again after `retry_ms`."""
 
-    serial: int = wire(_count)
-    reason: str = wire(_prose)
-    retry_ms: int = wire(_ms)
+    serial: int = wire(COUNT)
+    reason: str = wire(PROSE)
+    retry_ms: int = wire(MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotAttached(Message):
     """The request to attach was understood, and the answer is no."""
 
-    serial: int = wire(_count)
-    code: str = wire(_name)
-    expected: str = wire(_prose)
-    got: str = wire(_prose)
-    remedy: str = wire(_prose)
+    serial: int = wire(COUNT)
+    code: str = wire(NAME)
+    expected: str = wire(PROSE)
+    got: str = wire(PROSE)
+    remedy: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
     """Understood, and no. The one message whose form is the same in every version."""
 
-    code: str = wire(_name)
-    expected: str = wire(_prose)
-    got: str = wire(_prose)
-    remedy: str = wire(_prose)
+    code: str = wire(NAME)
+    expected: str = wire(PROSE)
+    got: str = wire(PROSE)
+    remedy: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
     """A trainer's heartbeat: how far it has trained, how far it has read, and how much of its time it waited."""
 
-    stream: str = wire(_name)
-    rank: int = wire(_rank)
-    incarnation: int = wire(_id)
-    epoch: int = wire(_epoch)
-    number: int = wire(_count)
-    read_epoch: int = wire(_epoch)
-    read_number: int = wire(_count)
-    waited_permille: int = wire(_share)
-    members: int = wire(_id)
+    stream: str = wire(NAME)
+    rank: int = wire(RANK)
+    incarnation: int = wire(ID)
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
+    read_epoch: int = wire(EPOCH)
+    read_number: int = wire(COUNT)
+    waited_permille: int = wire(SHARE)
+    members: int = wire(ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +185,7 @@ class Noted(Message):
 class Members(Message):
     """The workers that are there now: sent when they change, and to whoever knows an older list."""
 
-    version: int = wire(_id)
+    version: int = wire(ID)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
 
@@ -279,9 +193,9 @@ class Members(Message):
 class Detach(Message):
     """A trainer leaves in good order."""
 
-    stream: str = wire(_name)
-    rank: int = wire(_rank)
-    incarnation: int = wire(_id)
+    stream: str = wire(NAME)
+    rank: int = wire(RANK)
+    incarnation: int = wire(ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,73 +217,73 @@ class Status(Message):
 class Register(Message):
     """A worker is ready to build; its digests must be the job's."""
 
-    worker: str = wire(_name)
-    incarnation: int = wire(_id)
-    endpoint: str = wire(_name)
-    boot_id: str = wire(_name)
-    uid: int = wire(_uid)
-    builder: str = wire(_name)
+    worker: str = wire(NAME)
+    incarnation: int = wire(ID)
+    endpoint: str = wire(NAME)
+    boot_id: str = wire(NAME)
+    uid: int = wire(UID)
+    builder: str = wire(NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
     """The worker belongs to the job."""
 
-    heartbeat_timeout_ms: int = wire(_ms)
+    heartbeat_timeout_ms: int = wire(MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat(Message):
     """A worker's heartbeat."""
 
-    worker: str = wire(_name)
-    incarnation: int = wire(_id)
-    waiting: int = wire(_count)
-    building: int = wire(_count)
-    built: int = wire(_count)
-    masked: int = wire(_count)
-    culprits: int = wire(_id)
+    worker: str = wire(NAME)
+    incarnation: int = wire(ID)
+    waiting: int = wire(COUNT)
+    building: int = wire(COUNT)
+    built: int = wire(COUNT)
+    masked: int = wire(COUNT)
+    culprits: int = wire(ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit(Message):
     """A worker saw that a sample kills the process that decodes it; `ends` says how."""
 
-    worker: str = wire(_name)
-    stream: str = wire(_name)
-    identity: str = wire(_prose)
-    ends: str = wire(_name)
+    worker: str = wire(NAME)
+    stream: str = wire(NAME)
+    identity: str = wire(PROSE)
+    ends: str = wire(NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprits(Message):
     """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
 
-    version: int = wire(_id)
-    keys: tuple[int, ...] = wire(Many(_id, 2**15))
+    version: int = wire(ID)
+    keys: tuple[int, ...] = wire(Many(ID, 2**15))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgive(Message):
     """Somebody mended a culprit, or all of them: use it again."""
 
-    stream: str = wire(_name)
-    identity: str = wire(_prose)
+    stream: str = wire(NAME)
+    identity: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgiven(Message):
     """So many convictions were forgotten."""
 
-    count: int = wire(_count)
+    count: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
     """A worker drains: no new wants for it."""
 
-    worker: str = wire(_name)
-    incarnation: int = wire(_id)
+    worker: str = wire(NAME)
+    incarnation: int = wire(ID)
 
 
 # --- a trainer and a worker ---
@@ -379,11 +293,11 @@ class Leave(Message):
 class Hello(Message):
     """A trainer opens its session with a worker, and may offer its slots."""
 
-    job: str = wire(_name)
-    stream: str = wire(_name)
-    incarnation: int = wire(_id)
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    incarnation: int = wire(ID)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
-    verify: bool = wire(_flag)
+    verify: bool = wire(FLAG)
     seal: Seal | None = wire(Maybe(record(Seal)))
 
 
@@ -391,10 +305,10 @@ class Hello(Message):
 class Welcome(Message):
     """The worker serves this trainer, through shared memory or (and why) not."""
 
-    worker: str = wire(_name)
-    incarnation: int = wire(_id)
-    shared: bool = wire(_flag)
-    reason: str = wire(_prose)
+    worker: str = wire(NAME)
+    incarnation: int = wire(ID)
+    shared: bool = wire(FLAG)
+    reason: str = wire(PROSE)
     float32: str = wire(OneOf(FLOAT32_FORMS))
     compression: str = wire(OneOf(COMPRESSIONS))
     sealed_port: int = wire(Integer(0, 65535))
@@ -404,19 +318,19 @@ class Welcome(Message):
 class Want(Message):
     """Build batch `number`, push it when it is ready, here is the credit."""
 
-    job: str = wire(_name)
-    stream: str = wire(_name)
-    epoch: int = wire(_epoch)
-    number: int = wire(_count)
-    empty: bool = wire(_flag)
-    group: int = wire(_world)
-    plan_digest: str = wire(_name)
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
+    empty: bool = wire(FLAG)
+    group: int = wire(WORLD)
+    plan_digest: str = wire(NAME)
     attempt: int = wire(Integer(0, 1000))
-    trainer: int = wire(_id)
-    worker: int = wire(_id)
+    trainer: int = wire(ID)
+    worker: int = wire(ID)
     ticket: Ticket = wire(record(Ticket))
-    in_slot: bool = wire(_flag)
-    urgent: bool = wire(_flag)
+    in_slot: bool = wire(FLAG)
+    urgent: bool = wire(FLAG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,55 +344,55 @@ class Cancel(Message):
 class Ping(Message):
     """A trainer's heartbeat to a worker."""
 
-    number: int = wire(_count)
+    number: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
     """The worker lives, and holds these tickets of the asker."""
 
-    number: int = wire(_count)
+    number: int = wire(COUNT)
     tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
-    sealed: int = wire(_count)
-    waiting: int = wire(_count)
+    sealed: int = wire(COUNT)
+    waiting: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQuery(Message):
     """How many batches has this epoch? Any worker can say."""
 
-    stream: str = wire(_name)
-    plan_digest: str = wire(_name)
-    epoch: int = wire(_epoch)
-    group: int = wire(_world)
+    stream: str = wire(NAME)
+    plan_digest: str = wire(NAME)
+    epoch: int = wire(EPOCH)
+    group: int = wire(WORLD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochAnswer(Message):
     """That many."""
 
-    stream: str = wire(_name)
-    epoch: int = wire(_epoch)
-    group: int = wire(_world)
-    batches: int = wire(_count)
+    stream: str = wire(NAME)
+    epoch: int = wire(EPOCH)
+    group: int = wire(WORLD)
+    batches: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameQuery(Message):
     """What do people call this sample? Any worker can say."""
 
-    stream: str = wire(_name)
-    plan_digest: str = wire(_name)
-    sample: int = wire(_count)
+    stream: str = wire(NAME)
+    plan_digest: str = wire(NAME)
+    sample: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAnswer(Message):
     """That."""
 
-    stream: str = wire(_name)
-    sample: int = wire(_count)
-    name: str = wire(_prose)
+    stream: str = wire(NAME)
+    sample: int = wire(COUNT)
+    name: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,18 +400,18 @@ class Pushed(Message):
     """The batch: in the slot, or in the payload frame that follows."""
 
     ticket: Ticket = wire(record(Ticket))
-    epoch: int = wire(_epoch)
-    number: int = wire(_count)
-    empty: bool = wire(_flag)
-    in_slot: bool = wire(_flag)
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
+    empty: bool = wire(FLAG)
+    in_slot: bool = wire(FLAG)
     shape: WireShape = wire(record(WireShape))
-    nbytes: int = wire(_size)
-    digest: int = wire(_id)
-    rows: int = wire(_count)
-    masked: int = wire(_count)
-    reason: str = wire(_name)
-    build_us: int = wire(_count)
-    waiting: int = wire(_count)
+    nbytes: int = wire(SIZE)
+    digest: int = wire(ID)
+    rows: int = wire(COUNT)
+    masked: int = wire(COUNT)
+    reason: str = wire(NAME)
+    build_us: int = wire(COUNT)
+    waiting: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,11 +419,11 @@ class Unbuilt(Message):
     """The worker cannot or will not build it; no thread of it can write into the slot any more."""
 
     ticket: Ticket = wire(record(Ticket))
-    code: str = wire(_name)
-    expected: str = wire(_prose)
-    got: str = wire(_prose)
-    where: str = wire(_prose)
-    remedy: str = wire(_prose)
+    code: str = wire(NAME)
+    expected: str = wire(PROSE)
+    got: str = wire(PROSE)
+    where: str = wire(PROSE)
+    remedy: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

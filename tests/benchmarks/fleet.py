@@ -13,6 +13,7 @@ import heapq
 import itertools
 import json
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import Tickets
 from loader_server.wants.want_queue import WantQueue
@@ -24,6 +25,9 @@ from trainer_client.core.core import Core
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 
+if TYPE_CHECKING:
+    from shared.wire.parts import Ticket
+
 _WAY_S = 0.0005
 
 
@@ -34,10 +38,10 @@ class FleetWorker:
     number: int
     queue: WantQueue[int, m.Want] = field(default_factory=WantQueue)
     tickets: dict[int, Tickets] = field(default_factory=dict)
-    waiting: dict[tuple[int, m.Ticket], m.Want] = field(default_factory=dict)
+    waiting: dict[tuple[int, Ticket], m.Want] = field(default_factory=dict)
     building: m.Want | None = None
 
-    def held(self, trainer: int) -> tuple[m.Ticket, ...]:
+    def held(self, trainer: int) -> tuple[Ticket, ...]:
         """The open tickets of a trainer."""
         return self.tickets[trainer].held() if trainer in self.tickets else ()
 
@@ -158,7 +162,7 @@ class Fleet:
             pong = m.Pong(number=message.number, tickets=held, sealed=0, waiting=self._waiting(worker))
             self._later(_WAY_S, self._tell, trainer, e.Came(link, pong))
 
-    def _cancel(self, worker: FleetWorker, trainer: FleetTrainer, link: int, ticket: m.Ticket) -> None:
+    def _cancel(self, worker: FleetWorker, trainer: FleetTrainer, link: int, ticket: Ticket) -> None:
         want = worker.waiting.pop((trainer.number, ticket), None)
         if want is not None and worker.queue.remove(trainer.number, want):
             worker.tickets[trainer.number].answer(ticket)

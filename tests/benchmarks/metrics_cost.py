@@ -16,7 +16,8 @@ import numpy as np
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.builder import Built
 from shared.wire.layout import Field, fields_of_batch
-from shared.wire.messages import Pushed, Ticket, WireShape
+from shared.wire.messages import Pushed
+from shared.wire.parts import Ticket, WireShape
 from trainer_client.epoch_account import Accounts, ReadTimes
 
 if TYPE_CHECKING:

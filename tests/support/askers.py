@@ -17,6 +17,7 @@ from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Message
+from shared.wire.parts import Seal, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,14 +105,14 @@ class Asker:
         """Send them at once."""
         self.dealer.send_multipart([encode(message) for message in messages])
 
-    def hello(self, *, lock_byte: int = 16, stream: str = "train", seal: m.Seal | None = None) -> m.Welcome:
+    def hello(self, *, lock_byte: int = 16, stream: str = "train", seal: Seal | None = None) -> m.Welcome:
         """Say Hello and hear the answer."""
         self.say(self.greeting(lock_byte=lock_byte, stream=stream, seal=seal))
         welcome = self.hear(m.Welcome)
         self.worker = welcome.incarnation
         return welcome
 
-    def greeting(self, *, lock_byte: int = 16, stream: str = "train", seal: m.Seal | None = None) -> m.Hello:
+    def greeting(self, *, lock_byte: int = 16, stream: str = "train", seal: Seal | None = None) -> m.Hello:
         """The Hello."""
         return m.Hello(
             job=self._job,
@@ -135,7 +136,7 @@ class Asker:
             "attempt": 0,
             "trainer": self.incarnation,
             "worker": self.worker,
-            "ticket": m.Ticket(slot, generation),
+            "ticket": Ticket(slot, generation),
             "in_slot": self.memory is not None,
             "urgent": urgent,
         }

@@ -8,6 +8,7 @@ from loader_server.coordinator.state import CoordinatorSettings, CoordinatorStat
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
 
 __all__ = [
     "SETTINGS",
@@ -33,8 +34,8 @@ SETTINGS = CoordinatorSettings(job="digits", builder="builder-1", group=0, heart
 class View:
     digest: str = "plan-1"
     evaluation: bool = False
-    fields: tuple[m.WireField, ...] = (m.WireField("audio", "float32", (None, 80), 100.0),)
-    shapes: tuple[m.WireShape, ...] = (m.WireShape(4, (("audio", 100),)),)
+    fields: tuple[WireField, ...] = (WireField("audio", "float32", (None, 80), 100.0),)
+    shapes: tuple[WireShape, ...] = (WireShape(4, (("audio", 100),)),)
 
     samples: int = 1000
     left_out: tuple[()] = ()
@@ -58,7 +59,7 @@ def coordinator(view: View | None = None, *, group: int = 0) -> CoordinatorState
 
 
 def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
-    cursor = None if at is None else m.Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
+    cursor = None if at is None else Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
     said = {
         "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
         "name": f"host:{rank}",
@@ -81,8 +82,8 @@ def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1",
     )  # fmt: skip
 
 
-def address(name: str = "w0", incarnation: int = 1, endpoint: str = "") -> m.WorkerAddress:
-    return m.WorkerAddress(name, incarnation, endpoint or f"tcp://127.0.0.1:1{incarnation}", "boot-1", 1000)
+def address(name: str = "w0", incarnation: int = 1, endpoint: str = "") -> WorkerAddress:
+    return WorkerAddress(name, incarnation, endpoint or f"tcp://127.0.0.1:1{incarnation}", "boot-1", 1000)
 
 
 def culprit(identity: str = "a.flac 7 1", stream: str = "train", worker: str = "w0") -> m.Culprit:

@@ -17,6 +17,7 @@ from shared.hashing import digest64
 from shared.sockets import Waker, bind_router
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.parts import WorkerAddress
 from tests.support.lone_core import BATCHES, NBYTES, attached, pushed
 from tests.support.worker_end import welcome
 
@@ -83,7 +84,7 @@ class Ends:
     def _usual(self, said: Any) -> list[m.Message | bytes]:
         if isinstance(said, m.Attach):
             at = (said.cursor.epoch, said.cursor.number) if said.cursor else (0, 0)
-            workers = (m.WorkerAddress("w1", 1, self.worker, "there", 0),)
+            workers = (WorkerAddress("w1", 1, self.worker, "there", 0),)
             return [attached(said.serial, at=at, **{"workers": workers, **self.said})]
         if isinstance(said, m.Want):
             payload = np.full(NBYTES, said.number, np.uint8)

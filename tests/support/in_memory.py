@@ -12,6 +12,7 @@ from loader_server.planning import PlannedBatch
 from loader_server.transforms.chain import Chain
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, fields_of_batch
+from shared.wire.parts import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +121,7 @@ def memory_want(number: int = 0, **other: Any) -> m.Want:
     """A want of batch `number` of it."""
     said: dict[str, Any] = {
         "job": "made-up", "stream": "train", "epoch": 0, "number": number, "empty": False, "group": 1,
-        "plan_digest": "", "attempt": 0, "trainer": 1, "worker": 1, "ticket": m.Ticket(0, 1), "in_slot": True,
+        "plan_digest": "", "attempt": 0, "trainer": 1, "worker": 1, "ticket": Ticket(0, 1), "in_slot": True,
         "urgent": False,
     }  # fmt: skip
     return m.Want(**{**said, **other})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, layout_of
+from shared.wire.parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -26,25 +27,25 @@ __all__ = ["BATCHES", "DIGEST", "LoneCore", "address", "attached"]
 
 BATCHES = 40
 DIGEST = "plan-1"
-FIELDS = (m.WireField("audio", "float32", (None,), None),)
-SHAPE = m.WireShape(2, (("audio", 8),))
+FIELDS = (WireField("audio", "float32", (None,), None),)
+SHAPE = WireShape(2, (("audio", 8),))
 NBYTES = layout_of(
     (Field(key="audio", dtype="float32", shape=(None,)),), BucketShape(rows=2, lengths={"audio": 8})
 ).nbytes
 T = TypeVar("T")
 
 
-def address(number: int, *, local: bool = True, incarnation: int = 0) -> m.WorkerAddress:
+def address(number: int, *, local: bool = True, incarnation: int = 0) -> WorkerAddress:
     """Worker `number` of the list."""
     boot_id = "here" if local else f"host-{number}"
-    return m.WorkerAddress(f"w{number}", incarnation or number, f"tcp://127.0.0.1:{7000 + number}", boot_id, 0)
+    return WorkerAddress(f"w{number}", incarnation or number, f"tcp://127.0.0.1:{7000 + number}", boot_id, 0)
 
 
 def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) -> m.Attached:
     """The coordinator's answer."""
     said: dict[str, object] = {
         "serial": serial, "job": "digits", "stream": "train", "evaluation": False,
-        "cursor": m.Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
+        "cursor": Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
         "fields": FIELDS, "shapes": (SHAPE,), "heartbeat_timeout_ms": 2000, "max_bad": 1.0, "members": 1, "workers": (),
     }  # fmt: skip
     return m.Attached(**{**said, **other})  # type: ignore[arg-type]
@@ -109,12 +110,12 @@ class LoneCore:
 
     # --- the coordinator ---
 
-    def attach(self, *workers: m.WorkerAddress, **said: object) -> None:
+    def attach(self, *workers: WorkerAddress, **said: object) -> None:
         """Attach, and learn of these workers."""
         self.tell(e.AttachAsked(1, None))
         self.tell(e.CoordinatorSaid(attached(workers=tuple(workers), **said)))
 
-    def members(self, version: int, *workers: m.WorkerAddress) -> list[i.Instruction]:
+    def members(self, version: int, *workers: WorkerAddress) -> list[i.Instruction]:
         """The list changes."""
         return self.tell(e.CoordinatorSaid(m.Members(version=version, workers=tuple(workers))))
 
@@ -158,7 +159,7 @@ class LoneCore:
         self.orders = orders
         return orders
 
-    def pong(self, number: int, ping: int, *tickets: m.Ticket) -> list[i.Instruction]:
+    def pong(self, number: int, ping: int, *tickets: Ticket) -> list[i.Instruction]:
         """Worker `number` says what it holds."""
         return self.say(number, m.Pong(number=ping, tickets=tickets, sealed=0, waiting=0))
 
@@ -190,7 +191,7 @@ class LoneCore:
         for number in numbers:
             self.pong(number, 0, *self.tickets(number))
 
-    def tickets(self, number: int) -> tuple[m.Ticket, ...]:
+    def tickets(self, number: int) -> tuple[Ticket, ...]:
         """What a worker holds, as it is written here."""
         worker = self.books.connections.worker_at(self.link(number))
         return tuple(worker.asks) if worker is not None else ()

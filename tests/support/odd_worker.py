@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server import cli
 from loader_server.worker import sender, service
-from shared.wire.messages import Message, Pushed, WireShape
+from shared.wire.messages import Message, Pushed
+from shared.wire.parts import WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

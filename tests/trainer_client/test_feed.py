@@ -12,6 +12,7 @@ import trainer_client
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, WireShape
 from tests.support.ends import Ends
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE, pushed
 from trainer_client import feed as module
@@ -87,10 +88,10 @@ def test_a_cursor_of_another_plan_is_refused(feed):
 def test_it_goes_where_it_is_told_and_back_to_the_beginning(ends, feed):
     feed.restore({**feed.state(), "epoch": 2, "number": 8})
     assert (feed.epoch, feed.cursor) == (2, 8)
-    assert ends.wait_for(m.Attach, 2).cursor == m.Cursor(2, 8, 4, DIGEST)
+    assert ends.wait_for(m.Attach, 2).cursor == Cursor(2, 8, 4, DIGEST)
     feed.rewind()
     assert (feed.epoch, feed.cursor) == (0, 0)
-    assert ends.wait_for(m.Attach, 3).cursor == m.Cursor(0, 0, 4, DIGEST)
+    assert ends.wait_for(m.Attach, 3).cursor == Cursor(0, 0, 4, DIGEST)
 
 
 def test_a_consumer_that_keeps_batches_gets_copies(feed):
@@ -171,7 +172,7 @@ def test_a_nudge_makes_whoever_waits_look_up(feed, monkeypatch):
     assert rung
 
 
-WIDE = m.WireShape(2, (("audio", 32),))
+WIDE = WireShape(2, (("audio", 32),))
 
 
 def _in_threes(want):
@@ -221,7 +222,7 @@ def test_a_rank_among_others_reads_its_part_of_each_round():
     with Ends() as ends, trainer_client.connect(ends.endpoint, rank=1, world=2) as feed:
         with feed.open() as reading:
             assert [next(reading).number for _ in range(3)] == [1, 3, 5]
-        assert ends.wait_for(m.Attach, 2).cursor == m.Cursor(0, 0, 4, DIGEST), "it says where it stands before it reads"
+        assert ends.wait_for(m.Attach, 2).cursor == Cursor(0, 0, 4, DIGEST), "it says where it stands before it reads"
         feed.trained(2)
         assert (feed.cursor, feed.rounds_left()) == (4, BATCHES // 2 - 2)
         with feed.open() as reading:

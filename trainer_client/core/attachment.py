@@ -16,6 +16,7 @@ from shared.wire import messages as m
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
+    from shared.wire.parts import Cursor
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["Attachment"]
@@ -41,11 +42,11 @@ class Attachment:
         self._out = out
         self._serial = 0
         #: The cursor of the open request.
-        self._asked: m.Cursor | None = None
+        self._asked: Cursor | None = None
         self._open = False
         #: Who waits for the answer.
         self._for: int | None = None
-        self._stood: m.Cursor | None = None
+        self._stood: Cursor | None = None
         self._again_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
         self._beat_s = float("inf")
@@ -59,7 +60,7 @@ class Attachment:
             return min(self._again_s, self._silence.due_s(self._timeout_s))
         return self._beat_s
 
-    def ask(self, cursor: m.Cursor | None, now_s: float, *, waiting: int | None) -> None:
+    def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None) -> None:
         """Attach (again) at this cursor with the next `tick`; `waiting` is the number of whoever wants the answer."""
         self._serial += 1
         self._silence.excuse(now_s)
@@ -163,7 +164,7 @@ class Attachment:
         self._silence.excuse(now_s)
 
 
-def _elsewhere(expected: tuple[int, int], got: m.Cursor) -> StokerError:
+def _elsewhere(expected: tuple[int, int], got: Cursor) -> StokerError:
     return ProtocolError(
         expected=f"to attach at epoch {expected[0]}, batch {expected[1]}, as was asked",
         got=f"epoch {got.epoch}, batch {got.number}",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shared.errors import StokerError
     from shared.wire import messages as m
+    from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
     from trainer_client.core.wants import Wants
@@ -70,7 +71,7 @@ class Connections:
         self._workers = workers
         self._wants = wants
         self._out = out
-        self._members: dict[str, m.WorkerAddress] = {}
+        self._members: dict[str, WorkerAddress] = {}
         #: Endpoints of this host.
         self._local: list[str] = []
         #: Endpoints of other hosts, the ones to talk to first in front.
@@ -93,7 +94,7 @@ class Connections:
 
     # --- the list ---
 
-    def meet(self, version: int, members: Iterable[m.WorkerAddress], now_s: float) -> None:
+    def meet(self, version: int, members: Iterable[WorkerAddress], now_s: float) -> None:
         """The coordinator's latest list."""
         self.version = version
         self._members = {one.endpoint: one for one in members}
@@ -112,7 +113,7 @@ class Connections:
     def _rank(self, endpoint: str) -> int:
         return digest64(f"{self._settings.incarnation} {endpoint}".encode())
 
-    def _is_local(self, address: m.WorkerAddress) -> bool:
+    def _is_local(self, address: WorkerAddress) -> bool:
         return bool(address.boot_id) and address.boot_id == self._settings.boot_id
 
     def top_up(self, now_s: float) -> None:

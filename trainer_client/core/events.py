@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shared.errors import StokerError
     from shared.wire import messages as m
+    from shared.wire.parts import Cursor
     from trainer_client.core.upcoming import Position
 
 __all__ = [
@@ -41,7 +42,7 @@ class AttachAsked:
     """The user wants to attach (again) at this cursor; None: at the beginning. Serials grow."""
 
     serial: int
-    cursor: m.Cursor | None
+    cursor: Cursor | None
 
 
 @dataclass(frozen=True, slots=True)

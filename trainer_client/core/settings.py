@@ -1,4 +1,4 @@
-"""What the core is told once: who the trainer is, and how far ahead and how patient it is."""
+"""What the core is told once: who the trainer is, and how far ahead and how patient it is. Pure."""
 
 from __future__ import annotations
 

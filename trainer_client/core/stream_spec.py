@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from shared.wire.layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
-    from shared.wire.messages import Attached, Pushed, WireShape
+    from shared.wire.messages import Attached, Pushed
+    from shared.wire.parts import WireShape
     from trainer_client.core.upcoming import UpcomingBatch
 
 __all__ = ["StreamSpec"]

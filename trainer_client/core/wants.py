@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shared.errors import StokerError
-    from shared.wire.messages import Ticket
+    from shared.wire.parts import Ticket
     from trainer_client.core.bad_rows import BadRows
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates

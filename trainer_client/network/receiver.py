@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.keys import ClientKeys
-    from shared.wire.messages import Attached, Cursor
+    from shared.wire.messages import Attached
+    from shared.wire.parts import Cursor
     from trainer_client.core.core import Line
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec

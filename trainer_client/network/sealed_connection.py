@@ -18,7 +18,8 @@ from shared.errors import ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_sealed_dealer, drained
 from shared.wire.codec import decode
-from shared.wire.messages import Pushed, Seal
+from shared.wire.messages import Pushed
+from shared.wire.parts import Seal
 from shared.wire.payload import unpack
 from shared.wire.sealing import Opener
 

@@ -9,7 +9,7 @@ import pytest
 from loader_server.coordinator.report import limit_of, stream_report, text_of, worker_report
 from loader_server.coordinator.seats import Seat, StreamSeats
 from loader_server.coordinator.workers import Worker
-from shared.wire import messages as m
+from shared.wire.parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
 
@@ -35,7 +35,7 @@ def test_the_limit_is_who_is_waited_for(waited, limit):
 def seat(rank, *, trained, read, waited, heard_s=90.0):
     """A trainer of a world of two."""
     return Seat(
-        peer=b"", attach=attach(rank, 2), cursor=m.Cursor(0, 0, 2, "plan-1"), batches=100, heard_s=heard_s,
+        peer=b"", attach=attach(rank, 2), cursor=Cursor(0, 0, 2, "plan-1"), batches=100, heard_s=heard_s,
         trained=trained, read=read, waited_permille=waited,
     )  # fmt: skip
 

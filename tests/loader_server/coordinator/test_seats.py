@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.seats import Seat, StreamSeats
-from shared.wire import messages as m
+from shared.wire.parts import Cursor
 from tests.support.coordinator import View, attach, progress
 
 
 def seat(rank: int = 0, trained: tuple[int, int] = (0, 0), heard_s: float = 0.0) -> Seat:
-    cursor = m.Cursor(*trained, 1, "plan-1")
+    cursor = Cursor(*trained, 1, "plan-1")
     return Seat(
         peer=b"", attach=attach(rank, 4), cursor=cursor, batches=100, heard_s=heard_s, trained=trained, read=trained
     )

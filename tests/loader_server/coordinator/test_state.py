@@ -24,6 +24,7 @@ from loader_server.coordinator.events import (
 from loader_server.coordinator.state import CoordinatorState
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, decode, encode
+from shared.wire.parts import Cursor
 from tests.support.coordinator import (
     SETTINGS,
     View,
@@ -64,7 +65,7 @@ class TestAttaching:
         said(state, register(), peer=b"worker")
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
-            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"), next_group=4,
+            serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"), next_group=4,
             batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
             max_bad=0.25, members=2, workers=(address(),),
         )  # fmt: skip
@@ -123,7 +124,7 @@ class TestAttaching:
 
     def test_the_end_of_an_epoch_is_a_cursor(self):
         (answer,) = said(coordinator(), attach(at=(1, 101)))
-        assert answer.cursor == m.Cursor(1, 101, 1, "plan-1")
+        assert answer.cursor == Cursor(1, 101, 1, "plan-1")
 
 
 class TestRanks:
@@ -696,7 +697,7 @@ class TestProgress:
 ranks = st.integers(0, 3)
 incarnations = st.integers(0, 5)
 cursors = st.none() | st.builds(
-    m.Cursor, st.integers(0, 3), st.integers(0, 110), st.integers(1, 8), st.sampled_from(["plan-1", "plan-0"])
+    Cursor, st.integers(0, 3), st.integers(0, 110), st.integers(1, 8), st.sampled_from(["plan-1", "plan-0"])
 )
 names = st.sampled_from(["w0", "w1"])
 streams = st.sampled_from(["train", "dev", "none"])

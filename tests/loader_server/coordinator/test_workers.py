@@ -8,6 +8,7 @@ from loader_server.coordinator import workers as module
 from loader_server.coordinator.workers import Workers
 from shared.wire import messages as m
 from shared.wire.codec import encode
+from shared.wire.parts import WorkerAddress
 from tests.support.coordinator import address, register
 
 
@@ -96,7 +97,7 @@ class TestCutting:
         assert listed(workers) == [1, 3, 7]
 
     def test_what_is_reckoned_is_never_less_than_what_is_sent(self):
-        largest = m.WorkerAddress("é" * 200, 2**64 - 1, "è" * 200, "𝄞" * 200, 2**32)
+        largest = WorkerAddress("é" * 200, 2**64 - 1, "è" * 200, "𝄞" * 200, 2**32)
         empty = len(encode(m.Members(version=1, workers=())))
-        for one, spare in ((largest, 0), (m.WorkerAddress("", 0, "", "", 0), 22), (address(), 20)):
+        for one, spare in ((largest, 0), (WorkerAddress("", 0, "", "", 0), 22), (address(), 20)):
             assert len(encode(m.Members(version=1, workers=(one,)))) - empty == module._size(one) - spare

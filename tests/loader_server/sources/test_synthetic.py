@@ -23,6 +23,7 @@ from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
+from shared.wire.parts import Ticket
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +89,7 @@ def want(number: int, *, empty: bool = False) -> m.Want:
         attempt=0,
         trainer=1,
         worker=1,
-        ticket=m.Ticket(0, 1),
+        ticket=Ticket(0, 1),
         in_slot=True,
         urgent=False,
     )

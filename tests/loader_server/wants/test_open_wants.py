@@ -12,6 +12,7 @@ from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
 from shared.wire import messages as m
+from shared.wire.parts import Ticket
 from tests.shared.wire.examples import EXAMPLES
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
@@ -54,7 +55,7 @@ class Desk:
         return self.sessions.welcome(f"{number}".encode(), dataclasses.replace(HELLO, incarnation=number))
 
     def put(self, session, slot, *, in_slot=True, urgent=False):
-        ticket = m.Ticket(slot, 1)
+        ticket = Ticket(slot, 1)
         want = dataclasses.replace(WANT, stream="train", ticket=ticket, in_slot=in_slot, urgent=urgent)
         assert self.wants.judge(session, ticket) is Verdict.NEW
         job = Job(session.incarnation, want)
@@ -70,10 +71,10 @@ def desk():
 def test_a_want_is_open_until_it_is_finished(desk):
     one = desk.welcome(1)
     job = desk.put(one, 3)
-    assert (len(desk.wants), desk.wants.waiting(), one.jobs) == (1, 1, {m.Ticket(3, 1): job})
+    assert (len(desk.wants), desk.wants.waiting(), one.jobs) == (1, 1, {Ticket(3, 1): job})
     assert desk.wants.take() is job
     assert (len(desk.wants), desk.wants.take()) == (0, None)
-    assert one.tickets.held() == (m.Ticket(3, 1),)
+    assert one.tickets.held() == (Ticket(3, 1),)
     assert desk.wants.finish(job) is one
     assert (one.tickets.held(), one.jobs) == ((), {})
     assert desk.wants.finish(job) is None
@@ -82,7 +83,7 @@ def test_a_want_is_open_until_it_is_finished(desk):
 def test_what_is_not_new_cannot_be_put(desk):
     one = desk.welcome(1)
     job = desk.put(one, 3)
-    assert desk.wants.judge(one, m.Ticket(3, 1)) is Verdict.STALE
+    assert desk.wants.judge(one, Ticket(3, 1)) is Verdict.STALE
     with pytest.raises(KeyError):
         desk.wants.put(one, job)
 
@@ -93,8 +94,8 @@ def test_who_does_not_read_is_refused_and_waits_alone(desk):
     desk.put(one, 0)
     job = desk.put(other, 0)
     desk.deaf.add(b"1")
-    assert desk.wants.judge(one, m.Ticket(1, 1)) is Verdict.BUSY
-    assert desk.wants.judge(one, m.Ticket(0, 1)) is Verdict.STALE, "a copy is passed over, not refused"
+    assert desk.wants.judge(one, Ticket(1, 1)) is Verdict.BUSY
+    assert desk.wants.judge(one, Ticket(0, 1)) is Verdict.STALE, "a copy is passed over, not refused"
     assert desk.wants.waiting() == 1
     assert desk.wants.take() is job
     assert desk.wants.take() is None
@@ -106,10 +107,10 @@ def test_open_tickets_are_bounded_and_come_back(desk, monkeypatch):
     desk = Desk()
     one = desk.welcome(1)
     jobs = [desk.put(one, slot) for slot in range(2)]
-    assert desk.wants.judge(one, m.Ticket(2, 1)) is Verdict.BUSY
-    assert desk.wants.judge(desk.welcome(2), m.Ticket(2, 1)) is Verdict.NEW, "there is room for another"
+    assert desk.wants.judge(one, Ticket(2, 1)) is Verdict.BUSY
+    assert desk.wants.judge(desk.welcome(2), Ticket(2, 1)) is Verdict.NEW, "there is room for another"
     assert desk.wants.cancel(one, jobs[0].want.ticket)
-    assert desk.wants.judge(one, m.Ticket(2, 1)) is Verdict.NEW
+    assert desk.wants.judge(one, Ticket(2, 1)) is Verdict.NEW
 
 
 @pytest.mark.fault(42)

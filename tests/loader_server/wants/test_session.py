@@ -14,6 +14,7 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import MOST_SLOTS
 from shared.memory import SlotMemory
 from shared.wire import messages as m
+from shared.wire.parts import Seal, Ticket
 from tests.shared.wire.examples import EXAMPLES
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
@@ -46,7 +47,7 @@ def hello(incarnation=7, *, offer=None, seal=None, stream="train", verify=False)
 
 
 def job(session, slot=1):
-    want = dataclasses.replace(WANT, ticket=m.Ticket(slot, 1), in_slot=True)
+    want = dataclasses.replace(WANT, ticket=Ticket(slot, 1), in_slot=True)
     session.tickets.accept(want.ticket)
     made = session.jobs[want.ticket] = Job(session.incarnation, want, session.buffer(want))
     return made
@@ -71,8 +72,8 @@ def test_a_trainer_that_connects_anew_keeps_its_session(sessions, memory, again)
     assert sessions.at(again) is session
     assert session.address == again
     assert (sessions.at(b"one") is None) == (again != b"one"), "what comes late on the old connection is nobody's"
-    assert session.jobs == {m.Ticket(1, 1): open_job}
-    assert session.tickets.held() == (m.Ticket(1, 1),)
+    assert session.jobs == {Ticket(1, 1): open_job}
+    assert session.tickets.held() == (Ticket(1, 1),)
     assert session.shared is shared
     assert memory.is_locked(16), "the lock that its slots are proved by stays"
     assert not memory.is_locked(17)
@@ -98,13 +99,13 @@ def test_a_trainer_that_offers_nothing_says_why_it_is_fed_by_tcp(sessions):
 
 
 def test_each_hello_has_a_key_of_its_own(sessions):
-    session = sessions.welcome(b"one", hello(seal=m.Seal(bytes(32), b"side")))
+    session = sessions.welcome(b"one", hello(seal=Seal(bytes(32), b"side")))
     first = session.sealer
     session.sealed_number = 5
-    sessions.welcome(b"one", hello(seal=m.Seal(b"\1" * 32, b"other side")))
+    sessions.welcome(b"one", hello(seal=Seal(b"\1" * 32, b"other side")))
     assert session.sealer is not first
     assert (session.sealed_identity, session.sealed_number) == (b"other side", 0)
-    sessions.welcome(b"one", hello(seal=m.Seal(b"short", b"side")))
+    sessions.welcome(b"one", hello(seal=Seal(b"short", b"side")))
     assert session.sealer is None
     sessions.welcome(b"one", hello())
     assert (session.sealer, session.sealed_identity) == (None, b"")

@@ -18,6 +18,7 @@ from shared.logs import Log
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.parts import Seal, Ticket
 from shared.wire.payload import Packing
 from shared.wire.sealing import Opener, Sealer
 from tests.shared.wire.examples import EXAMPLES
@@ -128,13 +129,13 @@ def test_answers_and_batches_keep_their_order(plain, size):
     dealer = plain.said_hello(plain.dealer())
     plain.sending.say(TRAINER, pong(1))
     plain.push(size)
-    plain.sending.answer(TRAINER, m.Cancelled(ticket=m.Ticket(1, 1)))
+    plain.sending.answer(TRAINER, m.Cancelled(ticket=Ticket(1, 1)))
     plain.sending.say(TRAINER, pong(2))
     assert plain.sending.flush()
     said = []
     while len(said) < 4:
         said += heard(dealer, 1)
-    assert said == [pong(1), HEADER, m.Cancelled(ticket=m.Ticket(1, 1)), pong(2)]
+    assert said == [pong(1), HEADER, m.Cancelled(ticket=Ticket(1, 1)), pong(2)]
 
 
 def test_answers_of_a_turn_go_at_once_and_to_whom_they_are_for(plain):
@@ -217,8 +218,8 @@ def test_who_does_not_read_is_told_only_what_it_is_owed(plain):
     plain.sending.say(TRAINER, long)
     plain.sending.say_frame(TRAINER, encode(long))
     assert plain.sending.left_out == left_out + 2
-    plain.sending.answer(TRAINER, m.Cancelled(ticket=m.Ticket(1, 1)))
-    assert plain.sending._peers[TRAINER].frames == [encode(m.Cancelled(ticket=m.Ticket(1, 1)))]
+    plain.sending.answer(TRAINER, m.Cancelled(ticket=Ticket(1, 1)))
+    assert plain.sending._peers[TRAINER].frames == [encode(m.Cancelled(ticket=Ticket(1, 1)))]
     assert plain.sending.reads(b"reader"), "others are told everything"
     plain.sending.say(b"reader", pong(5))
     assert plain.sending.flush()
@@ -311,7 +312,7 @@ def sealed(tmp_path):
 
 def test_sealed_batches_go_their_own_way(sealed):
     opener = Opener()
-    sealed.session.greet(TRAINER, hello(m.Seal(opener.key, b"side door")))
+    sealed.session.greet(TRAINER, hello(Seal(opener.key, b"side door")))
     port = sealed.sending.sealed_port
     assert sealed.sending.ports == [int(sealed.sending.endpoint.rpartition(":")[2]), port]
     dealer = sealed.dealer(
@@ -335,9 +336,9 @@ def test_sealed_batches_go_their_own_way(sealed):
 
 
 def test_what_was_sealed_under_an_earlier_key_is_not_sent_sealed(sealed):
-    sealed.session.greet(TRAINER, hello(m.Seal(bytes(32), b"side door")))
+    sealed.session.greet(TRAINER, hello(Seal(bytes(32), b"side door")))
     outcome = sealed.outcome(LARGE, sealed.session.sealer)
-    sealed.session.greet(TRAINER, hello(m.Seal(b"\1" * 32, b"side door")))
+    sealed.session.greet(TRAINER, hello(Seal(b"\1" * 32, b"side door")))
     dealer = sealed.dealer(b"side door", at_port(sealed.sending.endpoint, sealed.sending.sealed_port))
     sealed.sending.push(outcome, HEADER, sealed.session, LOG)
     assert not dealer.poll(100)

@@ -16,6 +16,7 @@ from shared.hashing import digest64
 from shared.memory import SlotMemory
 from shared.wire import messages as m
 from shared.wire.codec import VERSION, encode
+from shared.wire.parts import Ticket
 from tests.support import transforms
 from tests.support.askers import Asker, Desk, a_worker, digest_of, write_synthetic
 from tests.support.loaders import wait_until
@@ -92,7 +93,7 @@ def test_a_want_is_answered_once(ask, worker):
     assert not one.hello().shared
     one.say(one.want(3, number=1))
     pushed = one.hear(m.Pushed)
-    assert (pushed.ticket, pushed.number, pushed.waiting) == (m.Ticket(3, 1), 1, 0)
+    assert (pushed.ticket, pushed.number, pushed.waiting) == (Ticket(3, 1), 1, 0)
     assert digest64(one.payloads[0]) == pushed.digest
     assert one.ping().tickets == ()
     counts = worker.counts
@@ -115,9 +116,9 @@ def test_what_fails_is_the_wants_answer_and_the_next_one_is_built(ask):
     one = welcomed(ask())
     one.say(one.want(0, number=10**6), one.want(1, number=1))
     unbuilt = one.hear(m.Unbuilt)
-    assert (unbuilt.ticket, unbuilt.code) == (m.Ticket(0, 1), "failed")
+    assert (unbuilt.ticket, unbuilt.code) == (Ticket(0, 1), "failed")
     assert unbuilt.got == "1000000"
-    assert one.hear(m.Pushed).ticket == m.Ticket(1, 1)
+    assert one.hear(m.Pushed).ticket == Ticket(1, 1)
 
 
 def test_a_trainers_name_and_number_are_told(ask):
@@ -132,7 +133,7 @@ def test_a_defect_of_ours_is_told_from_what_is_wrong_with_the_data(ask, worker, 
     job = Job(7, welcomed(ask()).want(3, number=5), bytearray)
     for error in (ReadError(expected="a", got="b", where="c", remedy="d"), ZeroDivisionError("by us")):
         caplog.clear()
-        assert worker._reception._report(job, error).ticket == m.Ticket(3, 1)
+        assert worker._reception._report(job, error).ticket == Ticket(3, 1)
         told = [(one.event, one.fields["number"], one.fields["error"]) for one in caplog.records]
         is_ours = isinstance(error, ZeroDivisionError)
         assert told == ([("defect while building", 5, "ZeroDivisionError('by us')")] if is_ours else [])
@@ -142,7 +143,7 @@ def test_a_defect_of_ours_is_told_from_what_is_wrong_with_the_data(ask, worker, 
 # --- what is refused ---
 
 
-def refused(one: Asker, *wants: m.Want) -> list[tuple[m.Ticket, str]]:
+def refused(one: Asker, *wants: m.Want) -> list[tuple[Ticket, str]]:
     one.say(*wants)
     answers = [one.hear(m.Unbuilt) for _ in wants]
     return [(answer.ticket, answer.code) for answer in answers]
@@ -150,7 +151,7 @@ def refused(one: Asker, *wants: m.Want) -> list[tuple[m.Ticket, str]]:
 
 def test_strangers_wants_are_refused(ask, memory):
     one = ask()
-    assert refused(one, one.want(3)) == [(m.Ticket(3, 1), "unknown")]
+    assert refused(one, one.want(3)) == [(Ticket(3, 1), "unknown")]
     one.hello()
     assert refused(
         one,
@@ -159,7 +160,7 @@ def test_strangers_wants_are_refused(ask, memory):
         one.want(3, in_slot=True),
         one.want(3, 2, plan_digest="another"),
         one.want(3, 3, stream="another"),
-    ) == [(m.Ticket(3, generation), code) for generation, code in (
+    ) == [(Ticket(3, generation), code) for generation, code in (
         (1, "unknown"), (1, "unknown"), (1, "unknown"), (2, "plan"), (3, "plan"),
     )]  # fmt: skip
     assert one.ping().tickets == ()
@@ -224,31 +225,31 @@ def test_a_slot_has_one_open_want_and_copies_are_passed_over(ask, worker, memory
     one.say(one.want(3))
     begun(worker, 1)
     one.say(one.want(3))  # a copy: to answer it would free the slot under the builder
-    assert refused(one, one.want(3, 2)) == [(m.Ticket(3, 2), "busy")]
-    assert one.ping().tickets == (m.Ticket(3, 1),)
+    assert refused(one, one.want(3, 2)) == [(Ticket(3, 2), "busy")]
+    assert one.ping().tickets == (Ticket(3, 1),)
     assert worker.counts.stale == 1
     one.say(one.want(3, 2))  # a copy of what was refused: the trainer may have lent the slot to another
     closed.set()
-    assert one.hear(m.Pushed).ticket == m.Ticket(3, 1)
+    assert one.hear(m.Pushed).ticket == Ticket(3, 1)
     one.say(one.want(3, 2), one.want(3, 3))
-    assert one.hear(m.Pushed).ticket == m.Ticket(3, 3)
+    assert one.hear(m.Pushed).ticket == Ticket(3, 3)
 
 
 @pytest.mark.fault(42)
 def test_slots_that_were_not_offered_are_refused(ask, memory):
     by_tcp, in_place = welcomed(ask()), welcomed(ask(memory=memory))
-    assert refused(by_tcp, by_tcp.want(MOST_SLOTS)) == [(m.Ticket(MOST_SLOTS, 1), "busy")]
-    assert refused(in_place, in_place.want(8), in_place.want(8, in_slot=False)) == [(m.Ticket(8, 1), "busy")] * 2
+    assert refused(by_tcp, by_tcp.want(MOST_SLOTS)) == [(Ticket(MOST_SLOTS, 1), "busy")]
+    assert refused(in_place, in_place.want(8), in_place.want(8, in_slot=False)) == [(Ticket(8, 1), "busy")] * 2
 
 
 @pytest.mark.fault(42)
 def test_so_many_wants_are_open_and_no_more(ask, worker, closed):
     one, other = welcomed(ask()), welcomed(ask())
     one.say(*(one.want(slot) for slot in range(MOST_OPEN)))
-    assert refused(one, one.want(MOST_OPEN)) == [(m.Ticket(MOST_OPEN, 1), "busy")]
+    assert refused(one, one.want(MOST_OPEN)) == [(Ticket(MOST_OPEN, 1), "busy")]
     assert len(one.ping().tickets) == MOST_OPEN
     other.say(other.want(MOST_OPEN))
-    assert other.ping().tickets == (m.Ticket(MOST_OPEN, 1),)
+    assert other.ping().tickets == (Ticket(MOST_OPEN, 1),)
 
 
 @pytest.mark.fault(42)
@@ -261,7 +262,7 @@ def test_all_trainers_together_have_a_bounded_number_of_open_wants(job, closed, 
             asker.ping()
         assert len(one.ping().tickets) == 6
         assert len(other.ping().tickets) == 3
-        one.say(m.Cancel(ticket=m.Ticket(5, 1)))
+        one.say(m.Cancel(ticket=Ticket(5, 1)))
         one.hear(m.Cancelled)
         other.say(other.want(3, 2))
         assert len(other.ping().tickets) == 4
@@ -274,11 +275,11 @@ def test_a_cancelled_want_is_answered_at_once_if_it_was_not_begun(ask, worker, c
     one = welcomed(ask())
     one.say(*(one.want(slot) for slot in range(6)))
     begun(worker, 4)
-    one.say(m.Cancel(ticket=m.Ticket(5, 1)), m.Cancel(ticket=m.Ticket(0, 1)), m.Cancel(ticket=m.Ticket(9, 1)))
-    assert one.hear(m.Cancelled).ticket == m.Ticket(5, 1)
-    assert one.ping().tickets == tuple(m.Ticket(slot, 1) for slot in range(5))
+    one.say(m.Cancel(ticket=Ticket(5, 1)), m.Cancel(ticket=Ticket(0, 1)), m.Cancel(ticket=Ticket(9, 1)))
+    assert one.hear(m.Cancelled).ticket == Ticket(5, 1)
+    assert one.ping().tickets == tuple(Ticket(slot, 1) for slot in range(5))
     closed.set()
-    assert one.hear(m.Cancelled).ticket == m.Ticket(0, 1)
+    assert one.hear(m.Cancelled).ticket == Ticket(0, 1)
     assert [one.hear(m.Pushed).ticket.slot for _ in range(4)] == [1, 2, 3, 4]
     assert one.ping().tickets == ()
 
@@ -289,7 +290,7 @@ def test_a_heartbeat_says_what_has_to_be_built_before_another_want(ask, worker, 
     other.say(other.want(0))
     begun(worker, 4)
     pong = other.ping(5)
-    assert (pong.number, pong.waiting, pong.tickets) == (5, 7, (m.Ticket(0, 1),))
+    assert (pong.number, pong.waiting, pong.tickets) == (5, 7, (Ticket(0, 1),))
     closed.set()
     waiting = [one.hear(m.Pushed).waiting for _ in range(6)]
     assert waiting == sorted(waiting, reverse=True)
@@ -306,7 +307,7 @@ def test_a_worker_that_drains_ends_what_it_began_and_refuses_the_rest(ask, worke
     worker.drain(20.0)
     assert [one.hear(m.Unbuilt).ticket.slot for _ in range(2)] == [4, 5]
     one.say(one.want(0))  # a copy of an open one
-    assert refused(one, one.want(7)) == [(m.Ticket(7, 1), "draining")]
+    assert refused(one, one.want(7)) == [(Ticket(7, 1), "draining")]
     assert len(one.ping().tickets) == 4
     closed.set()
     assert [one.hear(m.Pushed).ticket.slot for _ in range(4)] == [0, 1, 2, 3]
@@ -322,9 +323,9 @@ def test_a_trainer_that_connects_anew_keeps_its_open_wants_and_is_answered_there
     begun(worker, 2)
     again = ask(memory=memory, incarnation=one.incarnation)
     assert again.hello(lock_byte=17).shared
-    assert again.ping().tickets == (m.Ticket(3, 1), m.Ticket(4, 1))
+    assert again.ping().tickets == (Ticket(3, 1), Ticket(4, 1))
     assert memory.is_locked(16)
-    assert refused(one, one.want(5)) == [(m.Ticket(5, 1), "unknown")], "what comes late on the old connection"
+    assert refused(one, one.want(5)) == [(Ticket(5, 1), "unknown")], "what comes late on the old connection"
     again.say(again.want(3))
     closed.set()
     assert [again.hear(m.Pushed).ticket.slot for _ in range(2)] == [3, 4]
@@ -340,11 +341,11 @@ def test_another_incarnation_on_the_same_connection_is_another_trainer(ask, work
     former, one.incarnation = one.incarnation, 99
     one.hello()
     assert one.ping().tickets == ()
-    assert refused(one, one.want(0, trainer=former)) == [(m.Ticket(0, 1), "unknown")]
+    assert refused(one, one.want(0, trainer=former)) == [(Ticket(0, 1), "unknown")]
     one.say(one.want(0))
     closed.set()
     pushed = one.hear(m.Pushed)
-    assert pushed.ticket == m.Ticket(0, 1)
+    assert pushed.ticket == Ticket(0, 1)
     assert worker._reception.waiting == 0
     assert len(worker._reception._sessions) == 1
 
@@ -353,7 +354,7 @@ def test_a_trainer_that_was_silent_for_long_is_forgotten(ask, worker, memory):
     one = welcomed(ask(memory=memory))
     worker._registration.membership.heartbeat_timeout_s = 0.02
     wait_until(lambda: not memory.is_locked(16), "its memory was let go")
-    assert refused(one, one.want(0)) == [(m.Ticket(0, 1), "unknown")]
+    assert refused(one, one.want(0)) == [(Ticket(0, 1), "unknown")]
 
 
 def test_a_trainer_that_speaks_is_not_forgotten(ask, worker, memory):

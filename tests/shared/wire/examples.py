@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from shared.wire import bounds
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, Part, Seal, SharedSlots, Ticket, WireField, WireShape, WorkerAddress
 
 #: Not by `__subclasses__`: a slotted dataclass leaves its unslotted twin there until it is collected.
 PARTS = {
     name: kind
     for name, kind in vars(m).items()
-    if isinstance(kind, type) and issubclass(kind, m.Part) and kind is not m.Part
+    if isinstance(kind, type) and issubclass(kind, Part) and kind is not Part
 }
 
-TICKET = m.Ticket(3, 17)
-CURSOR = m.Cursor(2, 1234, 8, "0123456789abcdef")
-WORKER = m.WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
+TICKET = Ticket(3, 17)
+CURSOR = Cursor(2, 1234, 8, "0123456789abcdef")
+WORKER = WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.Attach(
@@ -42,11 +43,11 @@ EXAMPLES: tuple[m.Message, ...] = (
         batches=5000,
         most_batches=5100,
         fields=(
-            m.WireField("audio", "float32", (None, 80), 100.0),
-            m.WireField("text", "int32", (None,), None),
-            m.WireField("weight", "float32", (), None),
+            WireField("audio", "float32", (None, 80), 100.0),
+            WireField("text", "int32", (None,), None),
+            WireField("weight", "float32", (), None),
         ),
-        shapes=(m.WireShape(32, (("audio", 400), ("text", 25))), m.WireShape(8, (("audio", 1600), ("text", 90)))),
+        shapes=(WireShape(32, (("audio", 400), ("text", 25))), WireShape(8, (("audio", 1600), ("text", 90)))),
         heartbeat_timeout_ms=2000,
         max_bad=0.5,
         members=5,
@@ -67,7 +68,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         members=5,
     ),
     m.Noted(),
-    m.Members(version=6, workers=(WORKER, m.WorkerAddress("loader-2", 1, "tcp://[::1]:1", "", 0))),
+    m.Members(version=6, workers=(WORKER, WorkerAddress("loader-2", 1, "tcp://[::1]:1", "", 0))),
     m.Detach(stream="train", rank=0, incarnation=7),
     m.StatusQuery(),
     m.Status(report='{"job": "digits"}'),
@@ -90,9 +91,9 @@ EXAMPLES: tuple[m.Message, ...] = (
         job="digits",
         stream="train",
         incarnation=7,
-        shared=m.SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
+        shared=SharedSlots("6f3c-boot", 1000, 4242, 12, bytes(range(16)), 23, 10_485_760, 16),
         verify=True,
-        seal=m.Seal(bytes(range(32)), bytes(range(16))),
+        seal=Seal(bytes(range(32)), bytes(range(16))),
     ),
     m.Welcome(
         worker="loader-1",
@@ -120,7 +121,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Cancel(ticket=TICKET),
     m.Ping(number=3),
-    m.Pong(number=3, tickets=(TICKET, m.Ticket(0, 1)), sealed=12, waiting=9),
+    m.Pong(number=3, tickets=(TICKET, Ticket(0, 1)), sealed=12, waiting=9),
     m.EpochQuery(stream="train", plan_digest="0123456789abcdef", epoch=3, group=8),
     m.EpochAnswer(stream="train", epoch=3, group=8, batches=5001),
     m.NameQuery(stream="train", plan_digest="0123456789abcdef", sample=41),
@@ -131,7 +132,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         number=1240,
         empty=False,
         in_slot=True,
-        shape=m.WireShape(32, (("audio", 400), ("text", 25))),
+        shape=WireShape(32, (("audio", 400), ("text", 25))),
         nbytes=4_100_096,
         digest=2**64 - 1,
         rows=31,
@@ -188,6 +189,6 @@ def plain(message: m.Message) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, m.Part):
+    if isinstance(value, Part):
         return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

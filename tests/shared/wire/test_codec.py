@@ -16,6 +16,7 @@ from shared.errors import ProtocolError
 from shared.wire import bounds, codec
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
+from shared.wire.parts import WorkerAddress
 from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instances, plain
 
 GOLDEN = Path(__file__).parents[2] / "support" / "golden" / f"messages-v{VERSION}.txt"
@@ -86,7 +87,7 @@ def test_text_that_is_no_utf8_still_reaches_the_reader():
 
 
 def test_a_message_that_nobody_would_read_is_not_sent():
-    many = tuple(m.WorkerAddress("a" * 200, number, "b" * 200, "", 0) for number in range(4096))
+    many = tuple(WorkerAddress("a" * 200, number, "b" * 200, "", 0) for number in range(4096))
     with pytest.raises(ValueError, match=r"a Members of \d+ bytes would be dropped"):
         encode(m.Members(version=1, workers=many))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.wire import messages as m
+    from shared.wire.parts import Cursor
     from tests.support.simulation.consumer import Consumer
     from tests.support.simulation.memory import Memory
     from tests.support.simulation.trainer import Trainer
@@ -129,7 +130,7 @@ class Checks:
         """A consumer drops a batch; nobody wrote into it meanwhile."""
         self._require_whole(trainer, item)
 
-    def on_attached(self, trainer: Trainer, cursor: m.Cursor | None, answer: m.Attached) -> None:
+    def on_attached(self, trainer: Trainer, cursor: Cursor | None, answer: m.Attached) -> None:
         """A trainer is attached at the cursor that it asked for."""
         asked = (0, 0) if cursor is None else (cursor.epoch, cursor.number)
         if (answer.cursor.epoch, answer.cursor.number) != asked:

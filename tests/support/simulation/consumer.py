@@ -19,6 +19,7 @@ from trainer_client.network.outbox import Item, Reader
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from shared.wire.parts import Cursor
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World
 
@@ -102,7 +103,7 @@ class Consumer:
 
     # --- what it does ---
 
-    def _attach(self, cursor: m.Cursor | None) -> Generator[Pause, None, m.Attached]:
+    def _attach(self, cursor: Cursor | None) -> Generator[Pause, None, m.Attached]:
         """Attach at this cursor; raises what the coordinator refuses with."""
         answers: list[m.Attached | BaseException] = []
 

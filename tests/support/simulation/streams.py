@@ -8,21 +8,21 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, layout_of
+from shared.wire.parts import WireField, WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Stream"]
 
-_FIELDS = (m.WireField("audio", "uint8", (None,), None), m.WireField("weight", "float32", (), None))
-_SHAPES = (m.WireShape(2, (("audio", 8),)), m.WireShape(4, (("audio", 4),)))
-_WRONG = m.WireShape(9, (("audio", 9),))
+_FIELDS = (WireField("audio", "uint8", (None,), None), WireField("weight", "float32", (), None))
+_SHAPES = (WireShape(2, (("audio", 8),)), WireShape(4, (("audio", 4),)))
+_WRONG = WireShape(9, (("audio", 9),))
 
 
 @cache
-def _nbytes(shape: m.WireShape) -> int:
+def _nbytes(shape: WireShape) -> int:
     fields = tuple(Field(key=one.key, dtype=one.dtype, shape=one.shape) for one in _FIELDS)
     return layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths))).nbytes
 
@@ -52,7 +52,7 @@ class Stream:
     def objection(self, group: int) -> None:
         return None
 
-    def shape(self, number: int) -> m.WireShape:
+    def shape(self, number: int) -> WireShape:
         return _SHAPES[number % len(_SHAPES)]
 
     def nbytes(self, number: int) -> int:

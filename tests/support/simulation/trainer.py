@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.errors import LostError
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, SharedSlots
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
 from tests.support.simulation.process import Process, Timer
@@ -105,7 +106,7 @@ class Trainer(Process):
         if self.consumer is not None:
             self.consumer.poke()
 
-    def ask_to_attach(self, cursor: m.Cursor | None, answered: Callable[[Any], None]) -> None:
+    def ask_to_attach(self, cursor: Cursor | None, answered: Callable[[Any], None]) -> None:
         """Attach at this cursor."""
         self._serials += 1
         self._answers[self._serials] = answered
@@ -307,9 +308,9 @@ class Trainer(Process):
         if not self._send(order.link, [*self._queued.pop(order.link, ()), hello]):
             events.append(e.GreetingFailed(order.link))
 
-    def _shared_slots(self, lock_byte: int) -> m.SharedSlots:
+    def _shared_slots(self, lock_byte: int) -> SharedSlots:
         assert self.memory is not None
-        return m.SharedSlots(self.settings.boot_id, 0, self.incarnation, 0, b"", len(self.memory.slots), 0, lock_byte)
+        return SharedSlots(self.settings.boot_id, 0, self.incarnation, 0, b"", len(self.memory.slots), 0, lock_byte)
 
     def _to_worker(self, order: i.ToWorker, _events: list[e.Event]) -> None:
         message = order.message

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import StokerError
-from shared.wire import messages as m
+from shared.wire.parts import Cursor
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted
@@ -170,8 +170,8 @@ class TrainingRank(Consumer):
                 yield self.world.scheduler.between(0.0, 0.1), False
             yield from self._attach(self._cursor(at))
 
-    def _cursor(self, at: Position) -> m.Cursor:
-        return m.Cursor(at.epoch, at.number, at.group, self.world.streams[self._training.stream].digest)
+    def _cursor(self, at: Position) -> Cursor:
+        return Cursor(at.epoch, at.number, at.group, self.world.streams[self._training.stream].digest)
 
     def _epoch(self) -> Generator[Pause, None, None]:
         """Read the epoch of the cursor to its end, perhaps by several iterators."""

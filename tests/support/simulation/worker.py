@@ -23,6 +23,7 @@ from tests.support.simulation.process import Process, Timer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shared.wire.parts import Ticket
     from tests.support.simulation.streams import Stream
     from tests.support.simulation.world import World
 
@@ -76,7 +77,7 @@ class _Session:
         self.incarnation = hello.incarnation
         self.heard_s = worker.scheduler.now_s
         self.tickets = Tickets()
-        self.jobs: dict[m.Ticket, _Job] = {}
+        self.jobs: dict[Ticket, _Job] = {}
         self.memory: Memory | None = None
         self.lock_byte = 0
         self._worker = worker

@@ -6,13 +6,14 @@ import pytest
 
 from shared.errors import ProtocolError, RefusedError
 from shared.wire import messages as m
+from shared.wire.parts import Cursor
 from tests.support.lone_core import BATCHES, DIGEST, LoneCore, address, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 
 
 def cursor(epoch, number, group=4):
-    return m.Cursor(epoch, number, group, DIGEST)
+    return Cursor(epoch, number, group, DIGEST)
 
 
 def asked(lone):
@@ -82,14 +83,14 @@ def test_the_late_answer_to_an_earlier_request_is_dropped_and_counted(lone):
                                                    ((2, 37), 8, False)])  # fmt: skip
 def test_a_position_other_than_the_one_asked_for_is_an_error(lone, at, group, fine):
     lone.tell(e.AttachAsked(1, cursor(2, 37)))
-    said(lone, attached(asked(lone)[0].serial, cursor=m.Cursor(*at, group, DIGEST)))
+    said(lone, attached(asked(lone)[0].serial, cursor=Cursor(*at, group, DIGEST)))
     ((_, answer),) = answers(lone)
     assert isinstance(answer, m.Attached if fine else ProtocolError)
 
 
 def test_the_group_may_differ_at_the_beginning_of_an_epoch(lone):
     lone.tell(e.AttachAsked(1, cursor(2, 0)))
-    said(lone, attached(1, cursor=m.Cursor(2, 0, 8, DIGEST)))
+    said(lone, attached(1, cursor=Cursor(2, 0, 8, DIGEST)))
     assert isinstance(answers(lone)[0][1], m.Attached)
 
 
@@ -186,7 +187,7 @@ def test_who_is_superseded_stops(lone):
 def test_another_plan_at_a_later_attaching_stops_the_feed(lone):
     lone.attach(address(1))
     said(lone, m.Refused(code="unknown", expected="", got="", remedy=""))
-    said(lone, attached(2, cursor=m.Cursor(0, 0, 4, "plan-2")))
+    said(lone, attached(2, cursor=Cursor(0, 0, 4, "plan-2")))
     (fail,) = lone.ordered(i.Fail)
     assert "plan-2" in fail.error.got
 

@@ -8,6 +8,7 @@ import pytest
 
 from shared.errors import LostError
 from shared.wire import messages as m
+from shared.wire.parts import WorkerAddress
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
@@ -70,7 +71,7 @@ class TestSubset:
 
     def test_a_worker_that_does_not_say_where_it_is_is_no_local_one(self):
         lone = LoneCore(workers=1)
-        lone.attach(*(m.WorkerAddress(f"w{n}", n, f"tcp://127.0.0.1:{7000 + n}", "", 0) for n in range(1, 9)))
+        lone.attach(*(WorkerAddress(f"w{n}", n, f"tcp://127.0.0.1:{7000 + n}", "", 0) for n in range(1, 9)))
         assert len(opened(lone)) == 1
 
     def test_trainers_choose_differently_and_a_restarted_worker_stays_in_its_subsets(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -12,7 +13,7 @@ from trainer_client.core.settings import CoreSettings
 from trainer_client.core.slot_states import SlotState
 from trainer_client.core.upcoming import Position, Ranks
 
-SHAPE = m.WireShape(2, ())
+SHAPE = WireShape(2, ())
 START = Position(0, 0, 1)
 
 
@@ -22,14 +23,14 @@ def settings(**other) -> CoreSettings:
     return CoreSettings(**{**given, **other})
 
 
-def address(worker: int, boot_id: str = "") -> m.WorkerAddress:
-    return m.WorkerAddress(f"w{worker}", worker, f"tcp://10.0.0.{worker}:1", boot_id, 0)
+def address(worker: int, boot_id: str = "") -> WorkerAddress:
+    return WorkerAddress(f"w{worker}", worker, f"tcp://10.0.0.{worker}:1", boot_id, 0)
 
 
 class Told:
     """A core that is attached, with what it ordered last; `tell` hands it events as one turn."""
 
-    def __init__(self, *workers: m.WorkerAddress, batches: int = 8, **other) -> None:
+    def __init__(self, *workers: WorkerAddress, batches: int = 8, **other) -> None:
         self.core = Core(settings(**other))
         self.now_s = 0.0
         self.orders: list[i.Instruction] = []
@@ -37,9 +38,9 @@ class Told:
         self.tell(
             e.CoordinatorSaid(
                 m.Attached(
-                    serial=1, job="job", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 1, "plan"),
+                    serial=1, job="job", stream="train", evaluation=False, cursor=Cursor(0, 0, 1, "plan"),
                     next_group=1, batches=batches, most_batches=batches, max_bad=0.5, members=1, workers=workers,
-                    fields=(m.WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
+                    fields=(WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
                 )
             )
         )  # fmt: skip
@@ -80,7 +81,7 @@ def pushed(want: m.Want) -> m.Pushed:
     )  # fmt: skip
 
 
-def pong(number: int, *tickets: m.Ticket) -> m.Pong:
+def pong(number: int, *tickets: Ticket) -> m.Pong:
     return m.Pong(number=number, tickets=tickets, sealed=0, waiting=0)
 
 

@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, layout_of
+from shared.wire.parts import Cursor, Ticket, WireField, WireShape
 from trainer_client.core import stream_spec as module
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, UpcomingBatch
 
 FIELDS = (
-    m.WireField("audio", "float32", (None, 8), 100.0),
-    m.WireField("text", "int32", (None,), None),
-    m.WireField("weight", "float32", (), None),
+    WireField("audio", "float32", (None, 8), 100.0),
+    WireField("text", "int32", (None,), None),
+    WireField("weight", "float32", (), None),
 )
-SHAPES = (m.WireShape(8, (("audio", 50), ("text", 20))), m.WireShape(4, (("audio", 100), ("text", 10))))
+SHAPES = (WireShape(8, (("audio", 50), ("text", 20))), WireShape(4, (("audio", 100), ("text", 10))))
 TARGET = UpcomingBatch(Position(2, 4, 4), 1, 0, 5, empty=False)
 
 
@@ -29,18 +30,18 @@ def facts() -> StreamSpec:
 def attached() -> StreamSpec:
     return StreamSpec.of(
         m.Attached(
-            serial=1, job="digits", stream="train", evaluation=False, cursor=m.Cursor(0, 0, 4, "plan-1"),
+            serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"),
             next_group=4, batches=9, most_batches=10, fields=FIELDS, shapes=SHAPES,
             heartbeat_timeout_ms=1500, max_bad=1.0, members=1, workers=(),
         )
     )  # fmt: skip
 
 
-def pushed(shape: m.WireShape = SHAPES[0], **other) -> m.Pushed:
+def pushed(shape: WireShape = SHAPES[0], **other) -> m.Pushed:
     fields = tuple(Field(key=one.key, dtype=one.dtype, shape=one.shape) for one in FIELDS)
     layout = layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths)))
     said = {
-        "ticket": m.Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
+        "ticket": Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
         "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "waiting": 0, "reason": "", "build_us": 9,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})
@@ -63,7 +64,7 @@ def test_what_was_asked_for_in_a_buckets_shape_fits(facts, shape):
 
 
 def test_a_batch_padded_to_its_longest_row_fits_too(facts):
-    assert facts.fits(pushed(m.WireShape(3, (("audio", 41), ("text", 7)))), TARGET)
+    assert facts.fits(pushed(WireShape(3, (("audio", 41), ("text", 7)))), TARGET)
 
 
 @pytest.mark.fault(9)
@@ -76,10 +77,10 @@ def test_a_batch_padded_to_its_longest_row_fits_too(facts):
         pushed(nbytes=pushed().nbytes - 64),
         pushed(nbytes=pushed().nbytes + 64),
         pushed(rows=9),
-        pushed(m.WireShape(9, SHAPES[0].lengths)),
-        pushed(m.WireShape(8, (("audio", 100), ("text", 20)))),
-        replace(pushed(), shape=m.WireShape(8, (("audio", 50),))),
-        replace(pushed(), shape=m.WireShape(8, ())),
+        pushed(WireShape(9, SHAPES[0].lengths)),
+        pushed(WireShape(8, (("audio", 100), ("text", 20)))),
+        replace(pushed(), shape=WireShape(8, (("audio", 50),))),
+        replace(pushed(), shape=WireShape(8, ())),
     ],
     ids=[
         "epoch", "number", "empty", "too short", "too long", "more rows than the shape", "more rows than a bucket",
@@ -97,7 +98,7 @@ def test_anything_else_does_not(facts, header):
 )
 def test_what_fits_fits_into_a_slot(rows, lengths):
     facts = attached()
-    layout = facts.layout(m.WireShape(rows, tuple(lengths)))
+    layout = facts.layout(WireShape(rows, tuple(lengths)))
     assert layout is None or layout.nbytes <= facts.largest_bytes()
 
 
@@ -106,6 +107,6 @@ def test_layouts_are_remembered_up_to_a_number(facts, monkeypatch):
     first = facts.layout(SHAPES[0])
     assert facts.layout(SHAPES[0]) is first
     for length in range(10):
-        facts.layout(m.WireShape(1, (("audio", length), ("text", 1))))
+        facts.layout(WireShape(1, (("audio", length), ("text", 1))))
     assert len(facts._layouts) <= 3
     assert facts.layout(SHAPES[0]) == first

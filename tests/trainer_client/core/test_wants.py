@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
+from shared.wire.parts import Cursor, Ticket
 from tests.support.lone_core import DIGEST, LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
@@ -59,7 +60,7 @@ class TestAsking:
         assert lone.wants() == []
         assert lone.core._wakes.slots
         lone.tell(e.HandedBack(0, wants[0].ticket.slot))
-        assert [(one.number, one.ticket) for one in lone.wants()] == [(3, m.Ticket(wants[0].ticket.slot, 2))]
+        assert [(one.number, one.ticket) for one in lone.wants()] == [(3, Ticket(wants[0].ticket.slot, 2))]
 
     def test_the_first_valid_answer_is_offered_and_an_unasked_one_is_not(self):
         lone = LoneCore()
@@ -314,6 +315,6 @@ class TestBooks:
     def test_the_group_of_the_epochs_to_come_is_what_the_coordinator_said_last(self):
         lone = LoneCore()
         lone.with_workers(1)
-        lone.tell(e.AttachAsked(2, m.Cursor(0, 3, 4, DIGEST)))
+        lone.tell(e.AttachAsked(2, Cursor(0, 3, 4, DIGEST)))
         lone.tell(e.CoordinatorSaid(attached(2, at=(0, 3), next_group=8)))
         assert lone.books.upcoming.next_group == 8

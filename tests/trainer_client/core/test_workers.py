@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import LostError
-from shared.wire.messages import Ticket
+from shared.wire.parts import Ticket
 from trainer_client.core.upcoming import Entry, Position, UpcomingBatch
 from trainer_client.core.workers import QUICKEST_S, Ask, Worker, least_busy, longest_waiting, usual_pace_s
 

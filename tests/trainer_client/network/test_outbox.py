@@ -12,7 +12,8 @@ import time
 import pytest
 
 from shared.errors import ClosedError
-from shared.wire.messages import Pushed, Ticket, WireShape
+from shared.wire.messages import Pushed
+from shared.wire.parts import Ticket, WireShape
 from tests.support.loaders import wait_until
 from tests.support.lone_core import LoneCore
 from trainer_client.core import inbox as inbox_module

@@ -12,6 +12,7 @@ import pytest
 
 from shared.errors import LostError, ProtocolError, RefusedError
 from shared.wire import messages as m
+from shared.wire.parts import Cursor
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST
@@ -47,12 +48,12 @@ def ours(ends):
 
 
 def test_it_attaches_where_it_is_told(ends, ours):
-    answer = ours.attach(m.Cursor(2, 8, 4, DIGEST))
+    answer = ours.attach(Cursor(2, 8, 4, DIGEST))
     assert (answer.cursor.epoch, answer.cursor.number) == (2, 8)
     assert ours.standing.trained_to == ours.outbox.read_to == (2, 8)
     asked = ends.wait_for(m.Attach)
     assert (asked.stream, asked.incarnation, asked.name) == ("train", 77, "here:1")
-    assert ours.attach(m.Cursor(3, 0, 4, DIGEST)).cursor.epoch == 3
+    assert ours.attach(Cursor(3, 0, 4, DIGEST)).cursor.epoch == 3
 
 
 def test_a_refusal_is_raised_where_it_was_asked(ends, ours):
@@ -177,7 +178,7 @@ def _open_files():
 
 
 def test_an_answer_that_is_wrong_is_an_error(ends):
-    ends.said["cursor"] = m.Cursor(1, 0, 4, DIGEST)
+    ends.said["cursor"] = Cursor(1, 0, 4, DIGEST)
     ours = receiver(ends.endpoint)
     with pytest.raises(ProtocolError, match="epoch 0, batch 0, as was asked"):
         ours.attach(None)

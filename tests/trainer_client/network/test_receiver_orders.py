@@ -9,6 +9,7 @@ from shared.errors import LostError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.wire import messages as m
+from shared.wire.parts import Ticket, WireShape
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position, UpcomingBatch
@@ -20,7 +21,7 @@ START = Position(0, 0, 1)
 
 def offer(seq: int, slot: int) -> i.Offer:
     header = m.Pushed(
-        ticket=m.Ticket(slot, 1), epoch=0, number=seq, empty=False, in_slot=True, shape=m.WireShape(2, ()), nbytes=64,
+        ticket=Ticket(slot, 1), epoch=0, number=seq, empty=False, in_slot=True, shape=WireShape(2, ()), nbytes=64,
         digest=0, rows=2, masked=0, reason="", build_us=1, waiting=0,
     )  # fmt: skip
     return i.Offer(seq, slot, UpcomingBatch(START, 0, 0, seq, empty=False), header)

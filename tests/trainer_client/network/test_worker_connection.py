@@ -11,6 +11,7 @@ from shared.sockets import bind_router, bind_sealed_router
 from shared.wire import messages as m
 from shared.wire.codec import encode
 from shared.wire.layout import Layout, Tensor
+from shared.wire.parts import Ticket, WireShape
 from shared.wire.payload import Packing, pack
 from shared.wire.sealing import TAG_BYTES, Sealer
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
@@ -19,7 +20,7 @@ from trainer_client.network.worker_connection import WorkerConnection
 DATA = np.arange(128, dtype=np.uint8)
 LAYOUT = Layout((Tensor("audio", "float32", (32,), 0, 128),), 128)
 PUSHED = m.Pushed(
-    ticket=m.Ticket(0, 1), epoch=0, number=3, empty=False, in_slot=False, shape=m.WireShape(2, (("audio", 8),)),
+    ticket=Ticket(0, 1), epoch=0, number=3, empty=False, in_slot=False, shape=WireShape(2, (("audio", 8),)),
     nbytes=128, digest=0, rows=2, masked=0, reason="", build_us=1, waiting=0,
 )  # fmt: skip
 
@@ -33,7 +34,7 @@ def pong(number=1, sealed=0):
 
 
 def cancelled(number=1):
-    return m.Cancelled(ticket=m.Ticket(0, number))
+    return m.Cancelled(ticket=Ticket(0, number))
 
 
 class Ends:

@@ -12,6 +12,7 @@ from shared.errors import StokerError
 from shared.hashing import digest64
 from shared.memory import Attachment, SlotMemory
 from shared.wire import messages as m
+from shared.wire.parts import Ticket
 from tests.support.exhaustion import no_sockets_left
 from tests.support.lone_core import NBYTES, SHAPE, attached
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
@@ -29,7 +30,7 @@ SETTINGS = CoreSettings(
 SPEC = StreamSpec.of(attached())
 PAYLOAD = np.arange(NBYTES, dtype=np.uint64).astype(np.uint8)
 HEADER = m.Pushed(
-    ticket=m.Ticket(1, 1), epoch=0, number=3, empty=False, in_slot=False, shape=SHAPE, nbytes=NBYTES,
+    ticket=Ticket(1, 1), epoch=0, number=3, empty=False, in_slot=False, shape=SHAPE, nbytes=NBYTES,
     digest=digest64(PAYLOAD.data), rows=2, masked=0, reason="", build_us=1, waiting=0,
 )  # fmt: skip
 LINK = 5

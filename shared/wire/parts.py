@@ -1,0 +1,137 @@
+"""What messages are made of: records that stand inside them, and the checks that their fields share.
+
+Rules: pure; otherwise as for messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from shared.wire.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, Rate, Row, Text
+
+__all__ = [
+    "COUNT",
+    "EPOCH",
+    "FLAG",
+    "ID",
+    "MS",
+    "NAME",
+    "PROSE",
+    "RANK",
+    "SHARE",
+    "SIZE",
+    "SLOT",
+    "UID",
+    "WORLD",
+    "Cursor",
+    "Part",
+    "Seal",
+    "SharedSlots",
+    "Ticket",
+    "WireField",
+    "WireShape",
+    "WorkerAddress",
+    "wire",
+]
+
+
+def wire(check: Check) -> Any:  # noqa: ANN401 - a dataclass field
+    """A field of a message, with the check that bounds it."""
+    return dataclasses.field(metadata={"check": check})
+
+
+NAME = Text(200)
+PROSE = Text(4000)
+FLAG = Boolean()
+COUNT = Integer(0, 2**48)
+EPOCH = Integer(0, 2**31)
+ID = Integer(0, 2**64 - 1)
+SIZE = Integer(0, 2**40)
+SLOT = Integer(0, 2**16)
+RANK = Integer(0, 4095)
+WORLD = Integer(1, 4096)
+MS = Integer(0, 10**9)
+UID = Integer(0, 2**32)
+SHARE = Integer(0, 1000)
+
+
+class Part:
+    """A record inside a message."""
+
+    __slots__ = ()
+    #: Names of the fields, in order.
+    __match_args__: ClassVar[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Part):
+    """A slot, and how often it has been lent: names one credit."""
+
+    slot: int = wire(SLOT)
+    generation: int = wire(COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor(Part):
+    """The first batch number not yet trained on, and what it counts in."""
+
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
+    group: int = wire(WORLD)
+    plan_digest: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class WireField(Part):
+    """`shared.wire.layout.Field` on the wire."""
+
+    key: str = wire(NAME)
+    dtype: str = wire(Dtype())
+    shape: tuple[int | None, ...] = wire(Many(Maybe(SIZE), 8))
+    per_second: float | None = wire(Maybe(Rate()))
+
+
+@dataclass(frozen=True, slots=True)
+class WireShape(Part):
+    """`shared.wire.layout.BucketShape` on the wire."""
+
+    rows: int = wire(Integer(1, 2**24))
+    lengths: tuple[tuple[str, int], ...] = wire(Many(Row((NAME, COUNT)), 64))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress(Part):
+    """Where a worker listens for wants."""
+
+    worker: str = wire(NAME)
+    incarnation: int = wire(ID)
+    endpoint: str = wire(NAME)
+    boot_id: str = wire(NAME)
+    uid: int = wire(UID)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSlots(Part):
+    """The trainer's slots as a memfd that a worker on the same host may open."""
+
+    boot_id: str = wire(NAME)
+    uid: int = wire(UID)
+    pid: int = wire(Integer(1, 2**31))
+    fd: int = wire(Integer(0, 2**20))
+    nonce: bytes = wire(Blob(16))
+    slots: int = wire(SLOT)
+    slot_bytes: int = wire(SIZE)
+    lock_byte: int = wire(Integer(0, 2**20))
+
+
+@dataclass(frozen=True, slots=True)
+class Seal(Part):
+    """Under which key payloads are to be sealed, and where they are to be sent."""
+
+    key: bytes = wire(Blob(32))
+    identity: bytes = wire(Blob(16))
+
+    def __repr__(self) -> str:
+        return "Seal(…)"
