@@ -5,9 +5,9 @@ It owns all that a trainer decides: which batches come next (`upcoming`), which 
 what is open with the coordinator (`attachment`). Each fact has one owner, and nobody else changes it.
 
 Rules: pure; all facts of a turn come in at once and are decided on once, because deciding after each would double the
-cost. Instructions are carried out in their order, and what comes of them is told as events of the same turn. What a consumer
-did may reach us late, or not at all where a signal came in between: what follows from later facts is inferred. The core
-must not know sockets, threads, memory, TensorFlow or what time it is.
+cost. Instructions are carried out in their order, and what comes of them is told as events of the same turn. What a
+consumer did may reach us late, or not at all where a signal came in between: what follows from later facts is inferred.
+The core must not know sockets, threads, memory, TensorFlow or what time it is.
 """
 
 from __future__ import annotations
