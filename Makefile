@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PACKAGES := shared loader_server trainer_client monitoring tests
 
-.PHONY: demo test lint monitoring-test mutants dist clean
+# Tests start hundreds of processes, each of which would have to compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test quick lint monitoring-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
 test: $(STAMP) lint ## ruff, mypy and all tests
 	$(BIN)/python -m pytest
+
+quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
+	$(BIN)/python -m tests.quick -n 2
 
 monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is installed where that can be done
 	command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; } || true

@@ -158,6 +158,12 @@ def test_a_module_says_what_it_is_for_and_what_is_public(name):
         assert len(names) == len(set(names))
 
 
+def test_each_folder_of_tests_is_a_package():
+    """Two modules of one name, in folders that are none, end pytest's collection."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
 # --- the public face ---
 
 
