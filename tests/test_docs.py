@@ -39,6 +39,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _TARGET = re.compile(r"`make ([\w-]+)")
+_PATH = re.compile(r"`((?:shared|loader_server|trainer_client|monitoring|tests|docs)/[\w./-]*)`")
 #: A row of a table that begins with a message.
 _MESSAGE = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
 #: What stands for something else in a message as it is quoted: an ellipsis, a number.
@@ -116,6 +117,11 @@ def test_only_the_tables_of_settings_are_written_anew() -> None:
 def test_every_module_that_is_to_be_run_is_there(page: str) -> None:
     modules = {*_MODULE.findall((ROOT / page).read_text("utf-8"))} - {"pytest"}
     assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_every_file_that_is_named_is_there(page: str) -> None:
+    assert [name for name in _PATH.findall(text_of(page)) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
