@@ -206,7 +206,7 @@ def _run(options: argparse.Namespace) -> int:
             metrics_port=job.settings.metrics_port,
         )
     )
-    remove_dead_targets(job.targets)
+    remove_dead_targets(job.targets_folder)
     _on_stop(supervisor.stop)
     try:
         supervisor.start()
@@ -279,7 +279,7 @@ def _coordinator(options: argparse.Namespace) -> int:
     from loader_server.machine.processes import end_with_parent, say_ready
     from shared.endpoints import check_endpoint
     from shared.keys import ServerKeys
-    from shared.metrics.server import Exposition
+    from shared.metrics.server import MetricsServer
 
     if options.parent:
         end_with_parent(options.parent)
@@ -290,8 +290,8 @@ def _coordinator(options: argparse.Namespace) -> int:
     coordinator = coordinator_of(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
     _on_stop(coordinator.stop)
     labels = {"job": job.settings.name, "role": "coordinator"}
-    samples = partial(metrics.coordinator_samples, coordinator)
-    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets):
+    samples = partial(metrics.coordinator_metrics, coordinator)
+    with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder):
         say_ready(options.ready_fd, endpoint=coordinator.endpoint)
         coordinator.run()
     return 0
@@ -305,7 +305,7 @@ def _worker(options: argparse.Namespace) -> int:
     from shared.endpoints import check_endpoint, port_of
     from shared.keys import ClientKeys, ServerKeys
     from shared.malloc_tuning import keep_freed_memory
-    from shared.metrics.server import Exposition
+    from shared.metrics.server import MetricsServer
 
     if options.parent:
         end_with_parent(options.parent)
@@ -327,9 +327,9 @@ def _worker(options: argparse.Namespace) -> int:
     )
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
-    samples = partial(metrics.worker_samples, worker)
-    with Exposition(samples, port=options.metrics_port, labels=labels, targets=job.targets) as exposition:
-        keep_ports_from_children([*worker.ports, port_of(exposition.address)])
+    samples = partial(metrics.worker_metrics, worker)
+    with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder) as served:
+        keep_ports_from_children([*worker.ports, port_of(served.address)])
         say_ready(options.ready_fd, endpoint=worker.endpoint)
         worker.run()
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.metrics import names
-from shared.metrics.server import Samples
+from shared.metrics.server import MetricSamples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from loader_server.worker.service import Worker
     from shared.metrics.server import Values
 
-__all__ = ["coordinator_samples", "worker_samples"]
+__all__ = ["coordinator_metrics", "worker_metrics"]
 
 
 # --- the coordinator ---
 
 
-def coordinator_samples(coordinator: Coordinator) -> Iterator[Samples]:
+def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     """How the job stands."""
     report, counts = coordinator.report, coordinator.counts
-    yield Samples.one(names.GARBAGE, coordinator.garbage)
-    yield Samples.one(names.ATTACHES, counts.attaches)
-    yield Samples.one(names.REFUSALS, counts.refusals)
-    yield Samples.one(names.SUPERSEDED, counts.superseded)
-    yield Samples.one(names.WORKERS_GONE, counts.workers_gone)
-    yield Samples.one(names.STALE_MESSAGES, counts.stale)
-    yield Samples.one(names.UNSENDABLE, coordinator.unsendable)
-    yield Samples.one(names.JOURNAL_ERRORS, coordinator.writer.errors)
-    yield Samples.one(names.JOURNAL_WAITING, coordinator.writer.waiting)
-    yield Samples.one(names.WORKERS, len(report["workers"]))
-    yield Samples(names.WORKER_SILENT, _silent(report["workers"]))
+    yield MetricSamples.one(names.GARBAGE, coordinator.garbage)
+    yield MetricSamples.one(names.ATTACHES, counts.attaches)
+    yield MetricSamples.one(names.REFUSALS, counts.refusals)
+    yield MetricSamples.one(names.SUPERSEDED, counts.superseded)
+    yield MetricSamples.one(names.WORKERS_GONE, counts.workers_gone)
+    yield MetricSamples.one(names.STALE_MESSAGES, counts.stale)
+    yield MetricSamples.one(names.UNSENDABLE, coordinator.unsendable)
+    yield MetricSamples.one(names.JOURNAL_ERRORS, coordinator.writer.errors)
+    yield MetricSamples.one(names.JOURNAL_WAITING, coordinator.writer.waiting)
+    yield MetricSamples.one(names.WORKERS, len(report["workers"]))
+    yield MetricSamples(names.WORKER_SILENT, _silent(report["workers"]))
     streams = coordinator.streams
-    yield Samples(names.SAMPLES, {(name,): view.samples for name, view in streams.items()})
+    yield MetricSamples(names.SAMPLES, {(name,): view.samples for name, view in streams.items()})
     left_out: Values = {
         (name, reason): count for name, view in streams.items() for reason, count in view.left_out.items()
     }
-    yield Samples(names.LEFT_OUT, left_out)
+    yield MetricSamples(names.LEFT_OUT, left_out)
     yield from _streams(report["streams"], report["culprits"])
-    yield from _connection_samples(coordinator.doors, coordinator.guard)
+    yield from _connection_metrics(coordinator.doors, coordinator.guard)
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:
@@ -58,51 +58,55 @@ def _silent(workers: list[dict[str, Any]]) -> Values:
     return silent
 
 
-def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[Samples]:
-    yield Samples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
-    yield Samples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
-    yield Samples(names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()})
+def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
+    yield MetricSamples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
+    yield MetricSamples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
+    yield MetricSamples(
+        names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()}
+    )
     trained = {name: stream for name, stream in streams.items() if not stream["evaluation"]}
-    yield Samples(names.TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
-    yield Samples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
+    yield MetricSamples(names.TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
+    yield MetricSamples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
     known = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
-    yield Samples(names.EPOCH_BATCHES, {(name,): batches for name, batches in known.items()})
+    yield MetricSamples(names.EPOCH_BATCHES, {(name,): batches for name, batches in known.items()})
 
 
 # --- both ---
 
 
-def _connection_samples(doors: Doors, guard: Guard) -> Iterator[Samples]:
-    yield Samples(names.CONNECTIONS, {(port,): count for port, count in doors.open_now().items()})
+def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
+    yield MetricSamples(names.CONNECTIONS, {(port,): count for port, count in doors.open_now().items()})
     changes = doors.changes.items()
-    yield Samples(
+    yield MetricSamples(
         names.CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
     )
-    yield Samples.one(names.DOORS_SHUT, doors.times_shut)
-    yield Samples.one(names.WRONG_ROLES, guard.wrong_roles)
+    yield MetricSamples.one(names.DOORS_SHUT, doors.times_shut)
+    yield MetricSamples.one(names.WRONG_ROLES, guard.wrong_roles)
 
 
 # --- a worker ---
 
 
-def worker_samples(worker: Worker) -> Iterator[Samples]:
+def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     """What the worker built, and how much there is to do."""
     counts, load = worker.counts, worker.load
-    yield Samples.one(names.GARBAGE, counts.garbage)
-    yield Samples.one(names.WANTS_WAITING, load.waiting if load else 0)
-    yield Samples.one(names.WANTS_BUILDING, load.building if load else 0)
-    yield Samples.one(names.UNSENT_BYTES, worker.unsent_bytes())
-    yield Samples.one(names.REFUSED_WANTS, counts.refused)
-    yield Samples.one(names.STALE_WANTS, counts.stale)
-    yield Samples(names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
+    yield MetricSamples.one(names.GARBAGE, counts.garbage)
+    yield MetricSamples.one(names.WANTS_WAITING, load.waiting if load else 0)
+    yield MetricSamples.one(names.WANTS_BUILDING, load.building if load else 0)
+    yield MetricSamples.one(names.UNSENT_BYTES, worker.unsent_bytes())
+    yield MetricSamples.one(names.REFUSED_WANTS, counts.refused)
+    yield MetricSamples.one(names.STALE_WANTS, counts.stale)
+    yield MetricSamples(
+        names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())}
+    )
     yield from _built(worker)
-    yield from _connection_samples(worker.doors, worker.guard)
+    yield from _connection_metrics(worker.doors, worker.guard)
 
 
-def _built(worker: Worker) -> Iterator[Samples]:
+def _built(worker: Worker) -> Iterator[MetricSamples]:
     streams = worker.build_counts
-    yield Samples(names.BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
-    yield Samples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
+    yield MetricSamples(names.BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
+    yield MetricSamples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
     seconds: Values = {}
     cells: Values = {}
     for name, one in streams.items():
@@ -112,5 +116,5 @@ def _built(worker: Worker) -> Iterator[Samples]:
         cells[name, "sample"] = one.sample_cells
         cells[name, "padding"] = one.padding_cells
         cells[name, "masked"] = one.masked_cells
-    yield Samples(names.BUILD_SECONDS, seconds)
-    yield Samples(names.BUILT_CELLS, cells)
+    yield MetricSamples(names.BUILD_SECONDS, seconds)
+    yield MetricSamples(names.BUILT_CELLS, cells)

@@ -25,7 +25,7 @@ from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import BucketShape, Field, fields_of_batch
-from shared.wire.payload import Packing
+from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,9 +83,9 @@ class JobFile:
         return self.job.settings
 
     @property
-    def packing(self) -> Packing:
+    def payload_encoding(self) -> PayloadEncoding:
         """How batches go by TCP."""
-        return Packing(float32=self.settings.float32, compression=self.settings.compression)
+        return PayloadEncoding(float32=self.settings.float32, compression=self.settings.compression)
 
     @property
     def state(self) -> Path:
@@ -93,7 +93,7 @@ class JobFile:
         return self.base / self.settings.state / self.settings.name
 
     @property
-    def targets(self) -> Path:
+    def targets_folder(self) -> Path:
         """Where its processes say where their metrics are."""
         return self.state / "targets"
 

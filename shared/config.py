@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 _Parser = Callable[[object], Any]
 
 
-class _Unfit(Exception):  # noqa: N818 - a verdict that never leaves this module
+class _BadValue(Exception):  # noqa: N818 - a verdict that never leaves this module
     """A value that a parser does not take; the reader adds the place and turns it into a SettingsError."""
 
     def __init__(self, expected: str) -> None:
@@ -69,7 +69,7 @@ def setting(parse: _Parser, help_text: str, *, default: Any = dataclasses.MISSIN
 def text(value: object) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
-        raise _Unfit("a string")
+        raise _BadValue("a string")
     return value
 
 
@@ -79,7 +79,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def label(value: object) -> str:
     """A name that may become a folder, a metric's label and a word on a line."""
     if not isinstance(value, str) or not _LABEL.fullmatch(value):
-        raise _Unfit("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
+        raise _BadValue("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
     return value
 
 
@@ -88,14 +88,14 @@ def texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (text(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise _Unfit("a list of strings")
+        raise _BadValue("a list of strings")
     return tuple(value)
 
 
 def flag(value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise _Unfit("true or false")
+        raise _BadValue("true or false")
     return value
 
 
@@ -105,7 +105,7 @@ def whole(minimum: int, maximum: int = 2**62) -> _Parser:
     def parse(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             above = f"an integer of at least {minimum}"
-            raise _Unfit(above if maximum == 2**62 else f"an integer from {minimum} to {maximum}")
+            raise _BadValue(above if maximum == 2**62 else f"an integer from {minimum} to {maximum}")
         return value
 
     return parse
@@ -116,7 +116,7 @@ def number(minimum: float, maximum: float = float("inf")) -> _Parser:
 
     def parse(value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise _Unfit(f"a number from {minimum} to {maximum}")
+            raise _BadValue(f"a number from {minimum} to {maximum}")
         return float(value)
 
     return parse
@@ -127,7 +127,7 @@ def choice(*names: str) -> _Parser:
 
     def parse(value: object) -> str:
         if value not in names:
-            raise _Unfit("one of " + ", ".join(f'"{name}"' for name in names) + nearest(value, names))
+            raise _BadValue("one of " + ", ".join(f'"{name}"' for name in names) + nearest(value, names))
         return str(value)
 
     return parse
@@ -156,9 +156,9 @@ def amount(*units: str) -> _Parser:
         expected = " or ".join(f'"<number> {unit}"' for unit in units)
         found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
         if found is None:
-            raise _Unfit(f"an amount with its unit, {expected}")
+            raise _BadValue(f"an amount with its unit, {expected}")
         if found[2] not in units:
-            raise _Unfit(f"an amount with its unit, {expected}{nearest(found[2], units)}")
+            raise _BadValue(f"an amount with its unit, {expected}{nearest(found[2], units)}")
         return Amount(float(found[1]), found[2])
 
     return parse
@@ -173,7 +173,7 @@ def duration_s(value: object) -> float:
 def _timeout_s(value: object) -> float:
     timeout_s = duration_s(value)
     if not 0.01 <= timeout_s <= 3600:
-        raise _Unfit('a duration from "10 ms" to "1 h"')
+        raise _BadValue('a duration from "10 ms" to "1 h"')
     return timeout_s
 
 
@@ -226,9 +226,9 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
     try:
         return field.metadata["parse"](value)
-    except _Unfit as unfit:
+    except _BadValue as bad:
         raise SettingsError(
-            expected=unfit.expected,
+            expected=bad.expected,
             got=repr(value),
             where=f"{where}, {field.name}",
             remedy=f"It means: {field.metadata['help']}.",
@@ -361,9 +361,9 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
     for name in streams:
         try:
             label(name)
-        except _Unfit as unfit:
+        except _BadValue as bad:
             raise SettingsError(
-                expected=f"a stream's name of {unfit.expected}",
+                expected=f"a stream's name of {bad.expected}",
                 got=repr(name),
                 where=f"{where}, [streams.<name>]",
                 remedy="Rename the stream.",

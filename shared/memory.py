@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Attachment", "SlotMemory", "boot_id"]
+__all__ = ["OpenedSlots", "SlotMemory", "boot_id"]
 
 _PAGE = 4096
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
@@ -119,7 +119,7 @@ class SlotMemory:
             self._fd = None
 
 
-class Attachment:
+class OpenedSlots:
     """The worker's side: a trainer's slots, opened, proved to be the right ones, and locked."""
 
     def __init__(self, offer: SharedSlots) -> None:

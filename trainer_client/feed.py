@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from numpy.typing import NDArray
 
-    from shared.metrics.server import Exposition
+    from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field, Tensor
     from trainer_client.core.stream_spec import StreamSpec
 
@@ -147,7 +147,7 @@ class Feed:
         self._stated = False
         #: A drained iterator counted its epoch, and nothing was opened since: `trained` has nothing to add.
         self._all_counted = False
-        self._exposition: Exposition | None = None
+        self._exposition: MetricsServer | None = None
         try:
             answer = self._receiver.attach(None)
             #: What was read and waited for.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.metrics import names
-from shared.metrics.server import Exposition, Samples, Spread
+from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
 if TYPE_CHECKING:
@@ -27,54 +27,56 @@ if TYPE_CHECKING:
 __all__ = ["serve", "trainer_samples"]
 
 
-def serve(feed: Feed, receiver: Receiver, *, port: int, targets: str | Path | None) -> Exposition:
+def serve(feed: Feed, receiver: Receiver, *, port: int, targets: str | Path | None) -> MetricsServer:
     """Serve a feed's metrics until the result is closed; with `targets` it says in that folder where."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
     samples = partial(trainer_samples, feed, receiver)
-    return Exposition(samples, port=port, labels=labels, targets=Path(targets) if targets is not None else None)
+    return MetricsServer(
+        samples, port=port, labels=labels, targets_folder=Path(targets) if targets is not None else None
+    )
 
 
-def trainer_samples(feed: Feed, receiver: Receiver) -> Iterator[Samples]:
+def trainer_samples(feed: Feed, receiver: Receiver) -> Iterator[MetricSamples]:
     """How the feed is doing."""
     stream, line = receiver.settings.core.stream, receiver.line
-    yield Samples.one(names.GARBAGE, receiver.count_garbage())
-    yield Samples.one(names.COPIED, feed.copied, stream)
-    yield Samples(names.SLOTS, {(stream, state.value): line.slots.count(state) for state in SlotState})
+    yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
+    yield MetricSamples.one(names.COPIED, feed.copied, stream)
+    yield MetricSamples(names.SLOTS, {(stream, state.value): line.slots.count(state) for state in SlotState})
     yield from _wants(line.wants.counts, stream)
     yield from _waits(feed.accounts.counts, stream)
     yield from _reads(feed.accounts.counts, stream)
 
 
-def _wants(counts: WantCounts, stream: str) -> Iterator[Samples]:
-    yield Samples.one(names.ASKED, counts.asked, stream)
-    yield Samples.one(names.ASKED_AGAIN, counts.asked_again, stream)
-    yield Samples.one(names.HEDGED, counts.hedged, stream)
-    yield Samples.one(names.STALE_BATCHES, counts.stale, stream)
-    yield Samples.one(names.REJECTED, counts.rejected, stream)
-    yield Samples.one(names.LOST_WANTS, counts.lost_on_the_way, stream)
-    yield Samples.one(names.RETRACTED, counts.retracted, stream)
-    yield Samples.one(names.SUSPECTED, counts.suspected, stream)
+def _wants(counts: WantCounts, stream: str) -> Iterator[MetricSamples]:
+    yield MetricSamples.one(names.ASKED, counts.asked, stream)
+    yield MetricSamples.one(names.ASKED_AGAIN, counts.asked_again, stream)
+    yield MetricSamples.one(names.HEDGED, counts.hedged, stream)
+    yield MetricSamples.one(names.STALE_BATCHES, counts.stale, stream)
+    yield MetricSamples.one(names.REJECTED, counts.rejected, stream)
+    yield MetricSamples.one(names.LOST_WANTS, counts.lost_on_the_way, stream)
+    yield MetricSamples.one(names.RETRACTED, counts.retracted, stream)
+    yield MetricSamples.one(names.SUSPECTED, counts.suspected, stream)
 
 
-def _waits(counts: ReadCounts, stream: str) -> Iterator[Samples]:
-    yield Samples(names.DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
+def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
+    yield MetricSamples(names.DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
     parts = {
         "build": counts.build_wait_s,
         "transfer": counts.transfer_wait_s,
         "conversion": counts.conversion_s,
     }
-    yield Samples(names.WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
+    yield MetricSamples(names.WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
     if counts.step_wait_s is not None:
-        yield Samples.one(names.STEP_WAIT, counts.step_wait_s, stream)
+        yield MetricSamples.one(names.STEP_WAIT, counts.step_wait_s, stream)
 
 
-def _reads(counts: ReadCounts, stream: str) -> Iterator[Samples]:
-    yield Samples.one(names.READ_BATCHES, counts.batches, stream)
-    yield Samples.one(names.READ_BYTES, counts.nbytes, stream)
-    yield Samples.one(names.TRAINED_ROUNDS, counts.rounds, stream)
+def _reads(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
+    yield MetricSamples.one(names.READ_BATCHES, counts.batches, stream)
+    yield MetricSamples.one(names.READ_BYTES, counts.nbytes, stream)
+    yield MetricSamples.one(names.TRAINED_ROUNDS, counts.rounds, stream)
     rows = {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows}
-    yield Samples(names.READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
+    yield MetricSamples(names.READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
     padded = {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes}
-    yield Samples(names.PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})
+    yield MetricSamples(names.PADDED_BYTES, {(stream, kind): nbytes for kind, nbytes in padded.items()})

@@ -1,6 +1,6 @@
-"""The worker's one building thread, and what each job becomes there.
+"""The worker's one building thread, and what each build becomes there.
 
-Rules: jobs are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds
+Rules: builds are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds
 it; whatever is raised becomes an outcome too, so the thread never ends in silence. Nothing is waited for without end:
 reading has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
 """
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.builder import Builder, Built, Prepared
-    from loader_server.building.crash_trial import Conviction, Trial
+    from loader_server.building.crash_trial import Conviction, CrashTrial
     from loader_server.building.deadline import Deadline
-    from loader_server.building.read_ahead import ReadAhead, Reading
-    from loader_server.building.send_buffers import Outgoing
+    from loader_server.building.read_ahead import PendingRead, ReadAhead
+    from loader_server.building.send_buffers import SendBuffers
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
     from shared.wire.sealing import Sealer
 
-__all__ = ["BuildThread", "Job", "Outcome"]
+__all__ = ["Build", "BuildThread", "Outcome"]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Build:
     """A want of one trainer; `buffer(nbytes)` gives the place where the batch belongs, once its size is known."""
 
     trainer: int
@@ -45,14 +45,14 @@ class Job:
     sealer: Sealer | None = None
     cancelled: bool = False
     #: None where there is nothing to read ahead.
-    reading: Reading[Prepared] | None = None
+    pending: PendingRead[Prepared] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job: built into `payload`, or failed, or (neither) cancelled."""
+    """What became of a build: built into `payload`, or failed, or (neither) cancelled."""
 
-    job: Job
+    build: Build
     shape: BucketShape | None = None
     built: Built | None = None
     payload: NDArray[np.uint8] | None = None
@@ -61,19 +61,19 @@ class Outcome:
     #: The same sealed, and its number.
     sealed: tuple[int, NDArray[np.uint8]] | None = None
     error: BaseException | None = None
-    #: Samples that were seen to kill, whatever became of the job.
+    #: Samples that were seen to kill, whatever became of the build.
     convictions: tuple[Conviction, ...] = ()
 
 
 class BuildThread:
-    """Takes jobs, leaves outcomes in `outcomes`, and calls `wake` after each."""
+    """Takes builds, leaves outcomes in `outcomes`, and calls `wake` after each."""
 
     def __init__(  # noqa: PLR0913 - what building needs, each by name
         self,
         builders: dict[str, Builder],
         *,
-        trial: Trial,
-        outgoing: Outgoing,
+        crash_trial: CrashTrial,
+        buffers: SendBuffers,
         readers: ReadAhead,
         deadline: Deadline,
         wake: Callable[[], None],
@@ -82,24 +82,24 @@ class BuildThread:
         #: Jobs taken and not yet ended.
         self.load = 0
         self._builders = builders
-        self._trial = trial
-        self._outgoing = outgoing
+        self._crash_trial = crash_trial
+        self._buffers = buffers
         self._readers = readers
         self._deadline = deadline
         self._wake = wake
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._builds: SimpleQueue[Build | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Take a job: reading starts now, building when its turn comes."""
+    def submit(self, build: Build) -> None:
+        """Take a build: reading starts now, building when its turn comes."""
         self.load += 1
-        builder = self._builders[job.want.stream]
-        if builder.reads(job.want):
-            job.reading = self._readers.submit(
-                lambda begin: builder.prepare(job.want, begin), builder.stream.source.name
+        builder = self._builders[build.want.stream]
+        if builder.reads(build.want):
+            build.pending = self._readers.submit(
+                lambda begin: builder.prepare(build.want, begin), builder.stream.source.name
             )
-        self._jobs.put(job)
+        self._builds.put(build)
 
     def taken(self) -> list[Outcome]:
         """The outcomes since the last call."""
@@ -110,57 +110,59 @@ class BuildThread:
         return done
 
     def close(self, timeout_s: float) -> bool:
-        """End after the job that is being built; whether it ended in time, so that nothing here can write any more."""
-        self._jobs.put(None)
+        """End after the current build; whether that was in time, so that nothing here can write any more."""
+        self._builds.put(None)
         self._thread.join(timeout_s)
         self._readers.close()
         if self._thread.is_alive():
             return False  # a child that tries samples for it ends with this process
-        self._trial.close()
+        self._crash_trial.close()
         return True
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self.outcomes.append(self._outcome(job))
+        while (build := self._builds.get()) is not None:
+            self.outcomes.append(self._outcome(build))
             self._wake()
 
-    def _outcome(self, job: Job) -> Outcome:
+    def _outcome(self, build: Build) -> Outcome:
         convictions: list[Conviction] = []
         try:
-            if job.cancelled:
-                return Outcome(job)
-            builder = self._builders[job.want.stream]
-            prepared = builder.prepare(job.want) if job.reading is None else self._readers.result(job.reading)
-            for one in self._convictions(job, builder, prepared) if job.want.attempt > 0 else ():
+            if build.cancelled:
+                return Outcome(build)
+            builder = self._builders[build.want.stream]
+            prepared = builder.prepare(build.want) if build.pending is None else self._readers.result(build.pending)
+            for one in self._convictions(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(one)  # noqa: PERF402 - those before an error count
-            return self._built(job, builder, prepared, tuple(convictions))
+            return self._built(build, builder, prepared, tuple(convictions))
         except BaseException as error:
-            return Outcome(job, error=error, convictions=tuple(convictions))
+            return Outcome(build, error=error, convictions=tuple(convictions))
 
-    def _convictions(self, job: Job, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
+    def _convictions(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
         """Try the samples that a worker may have died of; what others convict meanwhile is not tried."""
         assert prepared.raw is not None
         samples = (
             (sample, raw)
             for sample, raw in zip(prepared.samples.tolist(), prepared.raw, strict=True)
-            if raw is not None and not job.cancelled and not builder.is_culprit(sample)
+            if raw is not None and not build.cancelled and not builder.is_culprit(sample)
         )
-        return self._trial.convictions(builder.stream, job.want.epoch, samples)
+        return self._crash_trial.convictions(builder.stream, build.want.epoch, samples)
 
-    def _built(self, job: Job, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]) -> Outcome:
-        if job.cancelled:
-            return Outcome(job, convictions=convictions)
-        payload = job.buffer(prepared.layout.nbytes)
+    def _built(
+        self, build: Build, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]
+    ) -> Outcome:
+        if build.cancelled:
+            return Outcome(build, convictions=convictions)
+        payload = build.buffer(prepared.layout.nbytes)
         convicted = frozenset(one.sample for one in convictions)
         try:
-            built = builder.build(job.want, prepared, payload, digest=job.digest, convicted=convicted)
+            built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
             self._deadline.begin(time.perf_counter_ns())
-            sent = None if job.want.in_slot else self._outgoing.packed(payload, prepared.layout)
-            sealed = self._outgoing.sealed(job.sealer, sent) if job.sealer is not None and sent is not None else None
+            sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
+            sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
         finally:
             self._deadline.end()
         return Outcome(
-            job,
+            build,
             shape=prepared.shape,
             built=built,
             payload=payload,

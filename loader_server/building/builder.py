@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.building.blame import is_the_samples, told
-from loader_server.building.culprits import Culprits
+from loader_server.building.culprits import KnownCulprits
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import Gathering
 from shared.errors import DataError, ReadError, SampleError, StokerError
@@ -84,7 +84,7 @@ class Built:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _BatchInHand:
     """What is known and counted while one batch is written."""
 
     epoch: int
@@ -110,7 +110,7 @@ class Builder:
     def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline) -> None:
         self.stream = stream
         #: Samples that kill the process that decodes them: masked unread.
-        self.culprits = Culprits(stream.name)
+        self.culprits = KnownCulprits(stream.name)
         self._quarantine = quarantine
         self._deadline = deadline
         self._lock = threading.Lock()
@@ -195,13 +195,13 @@ class Builder:
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        tally = _Tally(want.epoch, convicted)
+        batch = _BatchInHand(want.epoch, convicted)
         if self._gathering is not None and prepared.raw is None:
             rows = self._gather(self._gathering, prepared.samples, arrays)
         elif self.stream.packed:
-            rows = self._pack(prepared, arrays, tally)
+            rows = self._pack(prepared, arrays, batch)
         else:
-            rows = self._fill(prepared, arrays, tally)
+            rows = self._fill(prepared, arrays, batch)
         self._deadline.begin(time.perf_counter_ns())
         self._clear_gaps(prepared.layout, payload)
         round_in_place(payload, prepared.layout, self.stream.float32)
@@ -209,11 +209,11 @@ class Builder:
         space, length = arrays[key].shape[:2]
         return Built(
             rows=rows,
-            masked=tally.masked,
+            masked=batch.masked,
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
-            reason=tally.reason,
-            decode_us=tally.decode_ns // 1000,
+            reason=batch.reason,
+            decode_us=batch.decode_ns // 1000,
             read_us=prepared.read_us,
             cells=space * length,
             sample_cells=int(arrays[f"{key}_length"].sum()),
@@ -228,18 +228,18 @@ class Builder:
         self._leave_empty(arrays, len(samples))
         return len(samples)
 
-    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], tally: _Tally) -> int:
+    def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
         """Write row after row; how many are valid."""
         assert prepared.raw is not None
         samples = prepared.samples.tolist()
         for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
-            values = self._values(sample, raw, arrays, tally)
+            values = self._values(sample, raw, arrays, batch)
             if values is None:
                 self._mask(arrays, row, sample)
             else:
                 self._write(arrays, row, sample, values)
         self._leave_empty(arrays, len(samples))
-        return len(samples) - tally.masked
+        return len(samples) - batch.masked
 
     @staticmethod
     def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
@@ -248,7 +248,7 @@ class Builder:
             array[rows:] = 0
         arrays["tag"][rows:] = -1
 
-    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], tally: _Tally) -> int:
+    def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
         """Write several samples into each row; how many rows are valid.
 
         A masked sample leaves its place in the row empty; `tag` is the row's first sample.
@@ -261,7 +261,7 @@ class Builder:
         places = zip(prepared.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
         segments: dict[int, int] = {}
         for (sample, row, offset), raw in zip(places, prepared.raw, strict=True):
-            values = self._values(sample, raw, arrays, tally)
+            values = self._values(sample, raw, arrays, batch)
             if row not in segments:
                 arrays["tag"][row] = sample
             segments[row] = segments.get(row, 0) + 1
@@ -276,23 +276,23 @@ class Builder:
         return int(arrays["weight"].sum())
 
     def _values(
-        self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], tally: _Tally
+        self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None where it has to be masked."""
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         values = None
         try:
-            if raw is None or sample in tally.convicted or self.is_culprit(sample):
+            if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise _kills(self.stream.source.name(sample))
-            values = values_of(self.stream, tally.epoch, sample, raw)
+            values = values_of(self.stream, batch.epoch, sample, raw)
             self._refuse_too_long(values, arrays, sample)
         except SampleError as error:
             name = self.stream.source.name(sample)
             self._quarantine.note(self.stream.name, sample, name, error)
-            tally.mask(name, error)
+            batch.mask(name, error)
             values = None
-        tally.decode_ns += time.perf_counter_ns() - began_ns
+        batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
     def _refuse_too_long(

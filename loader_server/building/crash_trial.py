@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["Conviction", "Trial", "judged"]
+__all__ = ["Conviction", "CrashTrial", "judged"]
 
 #: Signals that a process brings upon itself.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
@@ -59,7 +59,7 @@ def judged(returncode: int) -> tuple[str, bool]:
     return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
 
 
-class _Child:
+class _TrialProcess:
     """One child process, trying samples of one stream."""
 
     def __init__(self, job_path: Path, stream: str) -> None:
@@ -116,13 +116,13 @@ class _Child:
         return code
 
 
-class Trial:
+class CrashTrial:
     """The worker's side; a child starts with the first sample, and lives until it dies of one or until `close`."""
 
     def __init__(self, job_path: Path, timeout_s: float) -> None:
         self._job_path = job_path
         self._timeout_s = timeout_s
-        self._child: _Child | None = None
+        self._child: _TrialProcess | None = None
 
     def convictions(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
         """Try samples one by one; those that end the process that decodes them, twice, as soon as they are found."""
@@ -149,13 +149,13 @@ class Trial:
             raise _failed(stream, sample, f"{', '.join([*before, end])}, which came from outside")
         return end
 
-    def _ready(self, stream: Stream, sample: int) -> _Child:
+    def _ready(self, stream: Stream, sample: int) -> _TrialProcess:
         """A child that has opened what this worker has open."""
         if self._child is not None and self._child.stream != stream.name:
             self.close()
         if self._child is None:
             try:
-                child = _Child(self._job_path, stream.name)
+                child = _TrialProcess(self._job_path, stream.name)
             except OSError as error:
                 raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
             said = child.wait_for_line(_READY_TIMEOUT_S)

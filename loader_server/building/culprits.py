@@ -12,7 +12,7 @@ from shared.hashing import digest64
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Culprits", "key_of"]
+__all__ = ["KnownCulprits", "key_of"]
 
 
 def key_of(stream: str, identity: str) -> int:
@@ -20,7 +20,7 @@ def key_of(stream: str, identity: str) -> int:
     return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
 
 
-class Culprits:
+class KnownCulprits:
     """What the coordinator says, and what was found here and is not on its list yet."""
 
     def __init__(self, stream: str) -> None:

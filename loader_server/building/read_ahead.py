@@ -18,7 +18,7 @@ from shared.errors import ReadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ReadAhead", "Reading", "read_patiently"]
+__all__ = ["PendingRead", "ReadAhead", "read_patiently"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ _LAST_MOMENT_S = 0.5
 _READ_PAUSES_S = (0.05, 0.2, 0.8)
 
 
-class Reading(Generic[T]):
+class PendingRead(Generic[T]):
     """What one want reads, on its way."""
 
     def __init__(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> None:
@@ -78,9 +78,9 @@ class ReadAhead:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._tasks: SimpleQueue[Reading[Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[PendingRead[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._underway: set[Reading[Any]] = set()
+        self._underway: set[PendingRead[Any]] = set()
         #: Threads whose place another has.
         self.hanging = 0
         for _ in range(_READERS):
@@ -90,34 +90,34 @@ class ReadAhead:
         # Daemons: nobody waits at the end of the process for a read that hangs.
         threading.Thread(target=self._run, name="stoker-read", daemon=True).start()
 
-    def submit(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> Reading[T]:
+    def submit(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> PendingRead[T]:
         """Read in a thread: `work` calls what it is given with each sample before reading it; `name` is for errors."""
-        reading = Reading(work, name)
+        pending = PendingRead(work, name)
         if self.hanging >= _MOST_HANGING:
-            reading.future.set_exception(_too_many(self.hanging))
+            pending.future.set_exception(_too_many(self.hanging))
         else:
-            self._tasks.put(reading)
-        return reading
+            self._tasks.put(pending)
+        return pending
 
-    def result(self, reading: Reading[T]) -> T:
+    def result(self, pending: PendingRead[T]) -> T:
         """What was read; ReadError past the deadline. For one thread, which is the only one that waits."""
-        while not reading.future.done():
+        while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())
-            if reading.given_up and not wait((reading.future,), _LAST_MOMENT_S).done:
-                raise reading.late(self._timeout_s)
-            wait((reading.future,), pause_s)
-        return reading.future.result()
+            if pending.given_up and not wait((pending.future,), _LAST_MOMENT_S).done:
+                raise pending.late(self._timeout_s)
+            wait((pending.future,), pause_s)
+        return pending.future.result()
 
     def _give_up_late(self, now_s: float) -> float:
         """Replace the threads of all reads that hang, also of those nobody waits for; when to look again."""
         next_s = now_s + self._timeout_s
         with self._lock:
-            for reading in self._underway:
-                since_s = reading.since_s()
-                if since_s is None or reading.given_up:
+            for pending in self._underway:
+                since_s = pending.since_s()
+                if since_s is None or pending.given_up:
                     continue
                 if since_s + self._timeout_s <= now_s:
-                    reading.given_up = True
+                    pending.given_up = True
                     self.hanging += 1
                     self._start()
                 else:
@@ -130,20 +130,20 @@ class ReadAhead:
 
     def _read_next(self) -> bool:
         """Read what is wanted next; whether this thread is to go on. Nothing of it is kept here."""
-        reading = self._tasks.get()
-        if reading is None:
+        pending = self._tasks.get()
+        if pending is None:
             return False
         with self._lock:
-            self._underway.add(reading)
-        result, error = reading.run()
+            self._underway.add(pending)
+        result, error = pending.run()
         with self._lock:
-            self._underway.remove(reading)
-            self.hanging -= reading.given_up
+            self._underway.remove(pending)
+            self.hanging -= pending.given_up
         if error is None:
-            reading.future.set_result(result)
+            pending.future.set_result(result)
         else:
-            reading.future.set_exception(error)
-        return not reading.given_up
+            pending.future.set_exception(error)
+        return not pending.given_up
 
     def close(self) -> None:
         """End the threads, but for those that hang."""

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.huge_pages import HUGE_PAGE, anonymous
-from shared.wire.payload import pack
+from shared.wire.payload import encode_payload
 from shared.wire.sealing import TAG_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.wire.layout import Layout
-    from shared.wire.payload import Packing
+    from shared.wire.payload import PayloadEncoding
     from shared.wire.sealing import Sealer
 
-__all__ = ["Outgoing"]
+__all__ = ["SendBuffers"]
 
 
-class Outgoing:
+class SendBuffers:
     """Buffers of whole huge pages; smaller batches are not worth keeping memory for."""
 
-    def __init__(self, packing: Packing, most_bytes: int) -> None:
-        self._packing = packing
+    def __init__(self, encoding: PayloadEncoding, most_bytes: int) -> None:
+        self._encoding = encoding
         self._most_bytes = most_bytes
         #: Free ones, in the order in which they came back.
         self._free: list[NDArray[np.uint8]] = []
@@ -40,18 +40,18 @@ class Outgoing:
         self._lock = threading.RLock()  # a buffer may go while this is held
 
     @property
-    def packs(self) -> bool:
+    def encodes(self) -> bool:
         """Whether what is sent of a payload lies elsewhere than the payload."""
-        return not self._packing.plain
+        return not self._encoding.plain
 
-    def packed(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
+    def encode(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
         """What is sent of a built payload; where nothing is packed, its own bytes."""
-        return pack(payload, layout, self._packing)
+        return encode_payload(payload, layout, self._encoding)
 
-    def sealed(self, sealer: Sealer, sent: memoryview) -> tuple[int, NDArray[np.uint8]]:
+    def seal(self, sealer: Sealer, sent: memoryview) -> tuple[int, NDArray[np.uint8]]:
         """The same under a key, and its number."""
         buffer = self.take(sent.nbytes + TAG_BYTES)
-        return sealer.payload(sent, buffer), buffer
+        return sealer.seal_payload(sent, buffer), buffer
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """So many bytes, whatever is in them."""

@@ -74,13 +74,13 @@ def run(job: JobFile, options: ForgiveOptions) -> None:
 def _holder(job: JobFile) -> _Holder:
     path = job.state / "journal.sqlite"
     if not path.exists():
-        return _Directly(None)
+        return _OpenJournal(None)
     try:
-        return _Directly(Journal(path))
+        return _OpenJournal(Journal(path))
     except HeldError as held:
         if not held.endpoint:
             raise
-        return _Coordinator(held.endpoint, job.keys)
+        return _RunningCoordinator(held.endpoint, job.keys)
 
 
 def _list(report: dict[str, Any], options: ForgiveOptions) -> None:
@@ -112,7 +112,7 @@ def _forget(holder: _Holder, options: ForgiveOptions) -> None:
     print(json.dumps({"forgiven": count}) if options.as_json else f"Forgotten: {count}. They are used again.")
 
 
-class _Coordinator:
+class _RunningCoordinator:
     def __init__(self, endpoint: str, keys: Path | None) -> None:
         self._endpoint = endpoint
         self._keys = keys
@@ -129,7 +129,7 @@ class _Coordinator:
         pass
 
 
-class _Directly:
+class _OpenJournal:
     def __init__(self, journal: Journal | None) -> None:
         """None: the job has never run."""
         self._journal = journal

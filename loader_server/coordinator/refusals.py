@@ -12,7 +12,7 @@ from shared.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loader_server.coordinator.seats import Seat
+    from loader_server.coordinator.stream_trainers import AttachedTrainer
     from shared.errors import SettingsError
     from shared.wire.parts import Cursor
 
@@ -103,7 +103,7 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
     return _not_attached(attach, "cursor", expected, got, remedy)
 
 
-def superseded_attach(attach: m.Attach, newer: Seat | None) -> m.NotAttached:
+def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotAttached:
     """Another incarnation has taken the rank over, and this one comes back."""
     told = superseded(attach.rank, newer)
     return _not_attached(attach, told.code, told.expected, told.got, told.remedy)
@@ -112,7 +112,7 @@ def superseded_attach(attach: m.Attach, newer: Seat | None) -> m.NotAttached:
 # --- whoever is attached or registered, or was ---
 
 
-def superseded(rank: int, newer: Seat | None) -> m.Refused:
+def superseded(rank: int, newer: AttachedTrainer | None) -> m.Refused:
     """Another incarnation has taken the rank over; None if it is not there now."""
     got = f"a newer one, {newer.attach.name}" if newer is not None else "a newer one"
     return _refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")

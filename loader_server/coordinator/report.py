@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.seats import Seat, StreamSeats
-    from loader_server.coordinator.workers import Worker
+    from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
+    from loader_server.coordinator.workers import RegisteredWorker
 
 __all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]
 
@@ -29,12 +29,12 @@ def limit_of(waited_permille: float | None) -> str | None:
     return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
 
 
-def stream_report(stream: StreamSeats, group: int, now_s: float) -> dict[str, Any]:
+def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
     """One stream and its trainers; read and waited are the last rank's and the longest-waiting rank's."""
     epoch, number = stream.trained
-    seats = sorted(stream.seats.values(), key=lambda seat: (seat.attach.rank, seat.attach.incarnation))
-    read = min((seat.read for seat in seats), default=(None, None))
-    waited = max((seat.waited_permille for seat in seats if seat.waited_permille is not None), default=None)
+    trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
+    read = min((trainer.read for trainer in trainers), default=(None, None))
+    waited = max((trainer.waited_permille for trainer in trainers if trainer.waited_permille is not None), default=None)
     return {
         "evaluation": stream.view.evaluation,
         "group": group,
@@ -46,23 +46,23 @@ def stream_report(stream: StreamSeats, group: int, now_s: float) -> dict[str, An
         "plan_digest": stream.view.digest,
         "waited_permille": _whole(waited),
         "limit": limit_of(waited),
-        "attached": len(seats),
-        "trainers": [_trainer_report(seat, now_s) for seat in seats],
+        "attached": len(trainers),
+        "trainers": [_trainer_report(trainer, now_s) for trainer in trainers],
     }
 
 
-def _trainer_report(seat: Seat, now_s: float) -> dict[str, Any]:
+def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
     return {
-        "rank": seat.attach.rank,
-        "replicas": seat.attach.replicas,
-        "world": seat.attach.world,
-        "name": seat.attach.name,
-        "epoch": seat.trained[0],
-        "number": seat.trained[1],
-        "read_epoch": seat.read[0],
-        "read_number": seat.read[1],
-        "waited_permille": _whole(seat.waited_permille),
-        "silent_s": round(now_s - seat.heard_s, 1),
+        "rank": trainer.attach.rank,
+        "replicas": trainer.attach.replicas,
+        "world": trainer.attach.world,
+        "name": trainer.attach.name,
+        "epoch": trainer.trained[0],
+        "number": trainer.trained[1],
+        "read_epoch": trainer.read[0],
+        "read_number": trainer.read[1],
+        "waited_permille": _whole(trainer.waited_permille),
+        "silent_s": round(now_s - trainer.heard_s, 1),
     }
 
 
@@ -70,7 +70,7 @@ def _whole(number: float | None) -> int | None:
     return None if number is None else round(number)
 
 
-def worker_report(worker: Worker, now_s: float) -> dict[str, Any]:
+def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
     """One worker, by its last heartbeat."""
     beat = worker.beat
     return {

@@ -37,7 +37,7 @@ from loader_server.coordinator.events import (
     Warn,
 )
 from loader_server.coordinator.report import stream_report, text_of, worker_report
-from loader_server.coordinator.seats import Seat, StreamSeats
+from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import Workers
 from shared.endpoints import is_connectable
 from shared.wire import messages as m
@@ -93,7 +93,7 @@ class CoordinatorState:
     ) -> None:
         self._settings = settings
         self._timeout_s = settings.heartbeat_timeout_s
-        self._streams = {name: StreamSeats(view) for name, view in streams.items()}
+        self._streams = {name: StreamTrainers(view) for name, view in streams.items()}
         self._workers = Workers(first_version)
         #: Whether the list of workers was cut when it was told last.
         self._is_cut = False
@@ -146,9 +146,9 @@ class CoordinatorState:
             self._refuse(peer, problem)
             return
         assert stream is not None
-        seat = stream.seats.get(attach.incarnation)
-        if seat is not None and attach.serial <= seat.attach.serial:
-            self._attach_again(peer, attach, seat, now_s)
+        trainer = stream.trainers.get(attach.incarnation)
+        if trainer is not None and attach.serial <= trainer.attach.serial:
+            self._attach_again(peer, attach, trainer, now_s)
             return
         cursor = self._cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
@@ -159,17 +159,17 @@ class CoordinatorState:
             self._out.append(Send(peer, answer))
         else:
             assert batches is not None
-            self._seat(peer, attach, cursor, batches, now_s)
+            self._admit(peer, attach, cursor, batches, now_s)
 
-    def _attach_again(self, peer: bytes, attach: m.Attach, seat: Seat, now_s: float) -> None:
+    def _attach_again(self, peer: bytes, attach: m.Attach, trainer: AttachedTrainer, now_s: float) -> None:
         """The answer was lost, or is on its way; a request from before the last one is no longer open at all."""
-        if attach.serial < seat.attach.serial:
+        if attach.serial < trainer.attach.serial:
             self.counts.stale += 1
             return
-        seat.peer, seat.heard_s = peer, now_s
-        self._out.append(Send(peer, self._attached(seat)))
+        trainer.peer, trainer.heard_s = peer, now_s
+        self._out.append(Send(peer, self._attached(trainer)))
 
-    def _stranger(self, attach: m.Attach, stream: StreamSeats | None) -> m.NotAttached | None:
+    def _stranger(self, attach: m.Attach, stream: StreamTrainers | None) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
             return refusals.another_job(attach, self._settings.job)
         if stream is None:
@@ -181,7 +181,7 @@ class CoordinatorState:
             return refusals.superseded_attach(attach, stream.holder(attach.rank))
         return None
 
-    def _cursor(self, attach: m.Attach, stream: StreamSeats) -> Cursor:
+    def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
         """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
         # An evaluation stream has no run that a later reader has to fit into: its group is each reader's own world.
         group = self._settings.group or (0 if stream.view.evaluation else stream.group) or attach.world
@@ -191,7 +191,7 @@ class CoordinatorState:
         return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
 
     def _unfit(
-        self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamSeats
+        self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
@@ -208,13 +208,13 @@ class CoordinatorState:
         return None
 
     def _disagreement(
-        self, attach: m.Attach, cursor: Cursor, stream: StreamSeats, now_s: float
+        self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
         """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
         if stream.view.evaluation:
             return None
         mine = range(attach.rank, attach.rank + attach.replicas)
-        for other in stream.seats.values():
+        for other in stream.trainers.values():
             if now_s - other.heard_s > self._timeout_s or _overlap(mine, other.ranks):
                 continue
             problem = _compared(attach, cursor, other)
@@ -230,10 +230,10 @@ class CoordinatorState:
         stream.waiting_since_s.pop(attach.incarnation, None)
         return None
 
-    def _seat(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
+    def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream = self._streams[attach.stream]
         position = (cursor.epoch, cursor.number)
-        seat = Seat(
+        trainer = AttachedTrainer(
             peer=peer,
             attach=attach,
             cursor=cursor,
@@ -247,35 +247,35 @@ class CoordinatorState:
         else:
             if not stream.group and not self._settings.group:
                 self._keep(GroupFixed(attach.stream, cursor.group))
-            self._take_over(stream, seat)
-        stream.add(seat)
+            self._take_over(stream, trainer)
+        stream.add(trainer)
         self.counts.attaches += 1
-        self._out.append(Send(peer, self._attached(seat)))
+        self._out.append(Send(peer, self._attached(trainer)))
 
-    def _take_over(self, stream: StreamSeats, seat: Seat) -> None:
+    def _take_over(self, stream: StreamTrainers, trainer: AttachedTrainer) -> None:
         """Whoever else has one of its ranks is told to stop, and may not come back."""
-        attach = seat.attach
-        for rank in seat.ranks:
+        attach = trainer.attach
+        for rank in trainer.ranks:
             other = stream.holder(rank)
             if other is not None and other.attach.incarnation != attach.incarnation:
                 stream.remove(other.attach.incarnation)
                 self.counts.superseded += 1
-                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, seat)))
-        for rank, order in list(stream.succession.after(attach.incarnation, seat.ranks)):
+                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, trainer)))
+        for rank, order in list(stream.succession.after(attach.incarnation, trainer.ranks)):
             self._keep(RankTaken(attach.stream, rank, order))
 
-    def _attached(self, seat: Seat) -> m.Attached:
-        stream = self._streams[seat.attach.stream]
-        view, group = stream.view, seat.cursor.group
+    def _attached(self, trainer: AttachedTrainer) -> m.Attached:
+        stream = self._streams[trainer.attach.stream]
+        view, group = stream.view, trainer.cursor.group
         next_group = self._settings.group or (group if view.evaluation else stream.group)
         return m.Attached(
-            serial=seat.attach.serial,
+            serial=trainer.attach.serial,
             job=self._settings.job,
-            stream=seat.attach.stream,
+            stream=trainer.attach.stream,
             evaluation=view.evaluation,
-            cursor=seat.cursor,
+            cursor=trainer.cursor,
             next_group=next_group,
-            batches=seat.batches,
+            batches=trainer.batches,
             most_batches=view.most_batches(max(next_group, group)),
             fields=view.fields,
             shapes=view.shapes,
@@ -287,18 +287,18 @@ class CoordinatorState:
 
     def _progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
-        seat = stream.seats.get(progress.incarnation) if stream is not None else None
-        if stream is None or seat is None:
+        trainer = stream.trainers.get(progress.incarnation) if stream is not None else None
+        if stream is None or trainer is None:
             self._out.append(Send(peer, self._unknown_trainer(progress, stream)))
             return
-        seat.hear(peer, progress, now_s)
-        stream.move(seat, (progress.epoch, progress.number))
+        trainer.hear(peer, progress, now_s)
+        stream.move(trainer, (progress.epoch, progress.number))
         if not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
         members = self._workers.members
         self._out.append(Send(peer, members if progress.members != members.version else m.Noted()))
 
-    def _unknown_trainer(self, progress: m.Progress, stream: StreamSeats | None) -> m.Refused:
+    def _unknown_trainer(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation:
             return refusals.unknown_trainer()
         holder = stream.holder(progress.rank)
@@ -349,7 +349,7 @@ class CoordinatorState:
             self._warn("list of workers is cut to what a message carries", workers=len(self._workers), without=left_out)
         self._is_cut = bool(left_out)
         for stream in self._streams.values():
-            self._out.extend(Send(seat.peer, self._workers.members) for seat in stream.seats.values())
+            self._out.extend(Send(trainer.peer, self._workers.members) for trainer in stream.trainers.values())
 
     # --- culprits ---
 
@@ -432,7 +432,7 @@ def _overlap(one: range, other: range) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _compared(attach: m.Attach, cursor: Cursor, other: Seat) -> m.NotAttached | None:
+def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
     """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)

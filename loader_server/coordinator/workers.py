@@ -13,7 +13,7 @@ from itertools import accumulate
 from shared.wire import messages as m
 from shared.wire.parts import WorkerAddress
 
-__all__ = ["Worker", "Workers"]
+__all__ = ["RegisteredWorker", "Workers"]
 
 #: What `Members` and `Attached` name at most; of the bytes the rest is for the fields and shapes in `Attached`.
 _MOST_WORKERS = 4096
@@ -21,7 +21,7 @@ _MOST_BYTES = 3 * 2**18
 
 
 @dataclass(slots=True, kw_only=True)
-class Worker:
+class RegisteredWorker:
     """One that registered."""
 
     peer: bytes
@@ -34,7 +34,7 @@ class Workers:
     """All that are there now."""
 
     def __init__(self, first_version: int) -> None:
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, RegisteredWorker] = {}
         #: Which incarnation listens at an endpoint.
         self._at: dict[str, int] = {}
         self._nbytes = 0
@@ -57,11 +57,11 @@ class Workers:
         """How many the list does not name."""
         return len(self._workers) - len(self.members.workers)
 
-    def get(self, incarnation: int) -> Worker | None:
+    def get(self, incarnation: int) -> RegisteredWorker | None:
         """The worker, if it is there."""
         return self._workers.get(incarnation)
 
-    def sorted(self) -> list[Worker]:
+    def sorted(self) -> list[RegisteredWorker]:
         """All, by name."""
         return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
 
@@ -80,7 +80,7 @@ class Workers:
             return False
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
-        self._workers[register.incarnation] = Worker(peer=peer, address=address, heard_s=now_s)
+        self._workers[register.incarnation] = RegisteredWorker(peer=peer, address=address, heard_s=now_s)
         self._at[register.endpoint] = register.incarnation
         self._nbytes += _size(address)
         self._count_change()

@@ -26,7 +26,7 @@ __all__ = ["OpenWants"]
 _MOST_OPEN = 16 * 1024
 
 
-class WantJob(Protocol):
+class WantedBuild(Protocol):
     """A want in a worker's hands."""
 
     trainer: int
@@ -35,10 +35,10 @@ class WantJob(Protocol):
 
 
 S = TypeVar("S", bound=TrainerSession)
-J = TypeVar("J", bound=WantJob)
+B = TypeVar("B", bound=WantedBuild)
 
 
-class OpenWants(Generic[S, J]):
+class OpenWants(Generic[S, B]):
     """Of all `sessions`; `reads(address)` says whether a connection reads what it is told."""
 
     def __init__(
@@ -53,7 +53,7 @@ class OpenWants(Generic[S, J]):
         self._batches = batches
         self._largest = largest
         self._reads = reads
-        self._queue: WantQueue[int, J] = WantQueue()
+        self._queue: WantQueue[int, B] = WantQueue()
         self._open: Budget[int] = Budget(_MOST_OPEN)
 
     def __len__(self) -> int:
@@ -70,70 +70,70 @@ class OpenWants(Generic[S, J]):
         has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
 
-    def put(self, session: S, job: J) -> None:
+    def put(self, session: S, build: B) -> None:
         """Accept a want."""
-        ticket = job.want.ticket
+        ticket = build.want.ticket
         if not session.tickets.accept(ticket):
             raise KeyError(ticket)
         self._open.take(session.incarnation, 1)
-        session.jobs[ticket] = job
-        self._queue.put(session.incarnation, job, urgent=job.want.urgent)
+        session.builds[ticket] = build
+        self._queue.put(session.incarnation, build, urgent=build.want.urgent)
 
-    def take(self) -> J | None:
+    def take(self) -> B | None:
         """What is to be built next."""
-        job = self._queue.take(self._may_build)
-        if job is not None and not job.want.in_slot:
-            self._batches.take(job.trainer, self._largest[job.want.stream])
-        return job
+        build = self._queue.take(self._may_build)
+        if build is not None and not build.want.in_slot:
+            self._batches.take(build.trainer, self._largest[build.want.stream])
+        return build
 
-    def _may_build(self, trainer: int, job: J) -> bool:
+    def _may_build(self, trainer: int, build: B) -> bool:
         """Whether its trainer reads, and what goes by TCP has room."""
         session = self._sessions.of(trainer)
         assert session is not None, "who is gone has no wants"
-        return self._reads(session.address) and (job.want.in_slot or self._batches.has_room(trainer))
+        return self._reads(session.address) and (build.want.in_slot or self._batches.has_room(trainer))
 
-    def give_up(self) -> tuple[S, J] | None:
+    def give_up(self) -> tuple[S, B] | None:
         """End one that is not begun."""
-        job = self._queue.take()
-        if job is None:
+        build = self._queue.take()
+        if build is None:
             return None
-        session = self._sessions.of(job.trainer)
+        session = self._sessions.of(build.trainer)
         assert session is not None, "who is gone has no wants"
-        self._end(session, job)
-        return session, job
+        self._end(session, build)
+        return session, build
 
-    def finish(self, job: J) -> S | None:
+    def finish(self, build: B) -> S | None:
         """End one that was taken, whatever became of it; whose it is, unless the trainer is gone."""
-        if not job.want.in_slot:
-            self._batches.give_back(job.trainer, self._largest[job.want.stream])
-        session = self._sessions.of(job.trainer)
-        if session is None or session.jobs.get(job.want.ticket) is not job:
+        if not build.want.in_slot:
+            self._batches.give_back(build.trainer, self._largest[build.want.stream])
+        session = self._sessions.of(build.trainer)
+        if session is None or session.builds.get(build.want.ticket) is not build:
             return None
-        self._end(session, job)
+        self._end(session, build)
         return session
 
     def cancel(self, session: S, ticket: Ticket) -> bool:
         """Nobody needs it any more; whether it is ended by that: else what becomes of it is the answer."""
-        job = session.jobs.get(ticket)
-        if job is None:
+        build = session.builds.get(ticket)
+        if build is None:
             return False
-        job.cancelled = True
-        if not self._queue.remove(session.incarnation, job):
+        build.cancelled = True
+        if not self._queue.remove(session.incarnation, build):
             return False
-        self._end(session, job)
+        self._end(session, build)
         return True
 
-    def forget(self, session: S) -> list[J]:
+    def forget(self, session: S) -> list[B]:
         """Its trainer is gone: what is not begun is ended, and returned; the rest is void."""
         ended = self._queue.drop(session.incarnation)
-        for job in ended:
-            self._end(session, job)
-        for job in session.jobs.values():
-            job.cancelled = True
+        for build in ended:
+            self._end(session, build)
+        for build in session.builds.values():
+            build.cancelled = True
         self._sessions.leave(session)
         return ended
 
-    def _end(self, session: S, job: J) -> None:
-        session.tickets.answer(job.want.ticket)
-        del session.jobs[job.want.ticket]
+    def _end(self, session: S, build: B) -> None:
+        session.tickets.answer(build.want.ticket)
+        del session.builds[build.want.ticket]
         self._open.give_back(session.incarnation, 1)

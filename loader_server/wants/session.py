@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import MOST_SLOTS, Tickets
-from shared.memory import Attachment
+from shared.memory import OpenedSlots
 from shared.wire.sealing import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.building.build_thread import Job
+    from loader_server.building.build_thread import Build
     from shared.wire.messages import Hello, Want
     from shared.wire.parts import Ticket
 
@@ -39,8 +39,8 @@ class Session:
         self.key = ""
         self.tickets = Tickets()
         #: Its open tickets.
-        self.jobs: dict[Ticket, Job] = {}
-        self.shared: Attachment | None = None
+        self.builds: dict[Ticket, Build] = {}
+        self.shared: OpenedSlots | None = None
         self._take = take
         self.greet(address, hello)
 
@@ -48,7 +48,7 @@ class Session:
         """Take in a Hello."""
         #: The connection that it speaks on.
         self.address = address
-        #: It is gone, and its session stays only until the last job has ended.
+        #: It is gone, and its session stays only until the last build has ended.
         self.gone = False
         self.stream = hello.stream
         self.verify = hello.verify
@@ -70,7 +70,7 @@ class Session:
         self.why_not_shared = "the trainer does not offer its slots" if hello.shared is None else ""
         if hello.shared is not None:
             try:
-                self.shared = Attachment(hello.shared)
+                self.shared = OpenedSlots(hello.shared)
             except (OSError, ValueError) as error:
                 self.why_not_shared = f"shared memory cannot be had: {error}"
         self.tickets.slots = self.shared.offer.slots if self.shared is not None else MOST_SLOTS

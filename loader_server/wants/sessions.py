@@ -1,7 +1,7 @@
 """All trainers of one worker, by incarnation and by connection.
 
 Rules: pure; a session is opened, greeted again and closed by whoever knows sockets and memory. One that is gone stays
-until its last job has ended, for until then something of ours may write into its slots; it is found on its connection
+until its last build has ended, for until then something of ours may write into its slots; it is found on its connection
 all the while, because a Pong that did not list those tickets would say that their slots are free.
 """
 
@@ -25,11 +25,11 @@ class TrainerSession(Protocol):
     incarnation: int
     #: The connection that it speaks on.
     address: bytes
-    #: It is gone, and its session stays only until the last job has ended.
+    #: It is gone, and its session stays only until the last build has ended.
     gone: bool
     tickets: Tickets
     #: Its open tickets.
-    jobs: dict[Ticket, Any]
+    builds: dict[Ticket, Any]
 
     def greet(self, address: bytes, hello: Hello) -> None:
         """It says Hello again."""
@@ -80,8 +80,8 @@ class Sessions(Generic[S]):
         self.tidy(session)
 
     def tidy(self, session: S) -> None:
-        """Forget a trainer that is gone, once its last job has ended."""
-        if session.gone and not session.jobs:
+        """Forget a trainer that is gone, once its last build has ended."""
+        if session.gone and not session.builds:
             session.close()
             del self._by_trainer[session.incarnation]
             if self._by_address.get(session.address) is session:

@@ -1,9 +1,9 @@
-"""Which want is built next: trainers in turn, urgent heads first.
+"""Which want is built next: trainers take turns, and urgent wants go first.
 
-Rules: pure. Within one trainer urgent wants go first, and wants keep their order otherwise. A trainer with many wants
-delays another by one batch at most, or by two if it has urgent ones: once one of them went before all lines, its next
-one does so only when every trainer that waited has had its turn. Whose next want may not be built yet holds up nobody
-but its trainer.
+Rules: pure. Of one trainer's wants the urgent ones go first; otherwise wants keep their order. A trainer with many
+wants delays another by one batch at most, or by two if it has urgent ones: after one of them jumped the turn, its next
+one may do so only once every trainer that waited has had its turn. A trainer whose next want may not be built yet holds
+up nobody else.
 """
 
 from __future__ import annotations
@@ -17,103 +17,103 @@ if TYPE_CHECKING:
 __all__ = ["WantQueue"]
 
 K = TypeVar("K")
-J = TypeVar("J")
+W = TypeVar("W")
 
 
-class _Line(Generic[J]):
+class _TrainerWants(Generic[W]):
     """The wants of one trainer."""
 
     __slots__ = ("later", "urgent")
 
     def __init__(self) -> None:
-        self.urgent: deque[J] = deque()
-        self.later: deque[J] = deque()
+        self.urgent: deque[W] = deque()
+        self.later: deque[W] = deque()
 
     def __len__(self) -> int:
         return len(self.urgent) + len(self.later)
 
-    def first(self) -> J:
+    def first(self) -> W:
         return (self.urgent or self.later)[0]
 
-    def pop(self) -> J:
+    def pop(self) -> W:
         return (self.urgent or self.later).popleft()
 
-    def remove(self, job: J) -> bool:
-        for jobs in (self.urgent, self.later):
-            if job in jobs:
-                jobs.remove(job)
+    def remove(self, want: W) -> bool:
+        for some in (self.urgent, self.later):
+            if want in some:
+                some.remove(want)
                 return True
         return False
 
 
-def _any(_trainer: object, _job: object) -> bool:
+def _any(_trainer: object, _want: object) -> bool:
     """All may be built."""
     return True
 
 
-class WantQueue(Generic[K, J]):
-    """Jobs by the trainer that wants them."""
+class WantQueue(Generic[K, W]):
+    """Wants by trainer."""
 
     def __init__(self) -> None:
         #: In the order of their turns.
-        self._lines: OrderedDict[K, _Line[J]] = OrderedDict()
-        #: Trainers whose urgent want goes before all lines, in the order in which these came.
+        self._by_trainer: OrderedDict[K, _TrainerWants[W]] = OrderedDict()
+        #: Trainers whose urgent want goes before everybody's turn, in the order in which these wants came.
         self._ahead: dict[K, None] = {}
-        #: Turns so far, and after how many a trainer may go before all lines again.
+        #: Turns so far, and after how many of them a trainer may jump the turn again.
         self._turns = 0
         self._again: dict[K, int] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._by_trainer.values()))
 
-    def waiting(self, may: Callable[[K, J], bool]) -> int:
-        """Jobs of the trainers whose next one may be built."""
-        return sum(len(line) for trainer, line in self._lines.items() if may(trainer, line.first()))
+    def waiting(self, may: Callable[[K, W], bool]) -> int:
+        """How many wants the trainers have whose next one may be built."""
+        return sum(len(wants) for trainer, wants in self._by_trainer.items() if may(trainer, wants.first()))
 
-    def put(self, trainer: K, job: J, *, urgent: bool) -> None:
-        """Add a job at the end of its trainer's line, or (urgent) before the others in it, and before all lines."""
-        line = self._lines.setdefault(trainer, _Line())
-        (line.urgent if urgent else line.later).append(job)
+    def put(self, trainer: K, want: W, *, urgent: bool) -> None:
+        """Add a want behind its trainer's others, or (urgent) before those, and before everybody's turn."""
+        wants = self._by_trainer.setdefault(trainer, _TrainerWants())
+        (wants.urgent if urgent else wants.later).append(want)
         if urgent and self._turns >= self._again.get(trainer, 0):
             self._ahead[trainer] = None
 
-    def take(self, may: Callable[[K, J], bool] = _any) -> J | None:
-        """The next job that may be built; its trainer goes to the end of the turn."""
+    def take(self, may: Callable[[K, W], bool] = _any) -> W | None:
+        """Take out the next want that may be built; its trainer's next turn comes after all others."""
         for trainer in self._ahead:
-            if may(trainer, self._lines[trainer].first()):
-                self._again[trainer] = self._turns + len(self._lines)
+            if may(trainer, self._by_trainer[trainer].first()):
+                self._again[trainer] = self._turns + len(self._by_trainer)
                 del self._ahead[trainer]
                 return self._pop(trainer)
-        for trainer, line in self._lines.items():
-            if may(trainer, line.first()):
+        for trainer, wants in self._by_trainer.items():
+            if may(trainer, wants.first()):
                 self._turns += 1
-                self._lines.move_to_end(trainer)
+                self._by_trainer.move_to_end(trainer)
                 return self._pop(trainer)
         return None
 
-    def _pop(self, trainer: K) -> J:
-        job = self._lines[trainer].pop()
+    def _pop(self, trainer: K) -> W:
+        want = self._by_trainer[trainer].pop()
         self._tidy(trainer)
-        return job
+        return want
 
-    def remove(self, trainer: K, job: J) -> bool:
-        """Take a job out; False if it is no longer here."""
-        line = self._lines.get(trainer)
-        if line is None or not line.remove(job):
+    def remove(self, trainer: K, want: W) -> bool:
+        """Take a want out; False if it is no longer here."""
+        wants = self._by_trainer.get(trainer)
+        if wants is None or not wants.remove(want):
             return False
         self._tidy(trainer)
         return True
 
     def _tidy(self, trainer: K) -> None:
-        line = self._lines[trainer]
-        if not line.urgent:
+        wants = self._by_trainer[trainer]
+        if not wants.urgent:
             self._ahead.pop(trainer, None)
-        if not line:
-            del self._lines[trainer]
+        if not wants:
+            del self._by_trainer[trainer]
 
-    def drop(self, trainer: K) -> list[J]:
-        """Take out all jobs of a trainer, which is gone."""
+    def drop(self, trainer: K) -> list[W]:
+        """Take out all wants of a trainer that is gone."""
         self._again.pop(trainer, None)
         self._ahead.pop(trainer, None)
-        line = self._lines.pop(trainer, None)
-        return [*line.urgent, *line.later] if line is not None else []
+        wants = self._by_trainer.pop(trainer, None)
+        return [*wants.urgent, *wants.later] if wants is not None else []

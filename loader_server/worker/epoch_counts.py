@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shared.logs import Log
 
-__all__ = ["Epoch", "EpochCounts"]
+__all__ = ["EpochCounts", "EpochQuestion"]
 
 #: Questions of one trainer at a time; it may ask of the next epoch in two groupings, of two streams.
 _MOST_OPEN = 4
@@ -27,8 +27,8 @@ _KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """What is asked about."""
+class EpochQuestion:
+    """Of which epoch a trainer asks how many batches it has."""
 
     stream: str
     epoch: int
@@ -42,51 +42,51 @@ class EpochCounts:
         self._count = count
         self._log = log
         self._wake = wake
-        self._known: dict[Epoch, int] = {}
+        self._known: dict[EpochQuestion, int] = {}
         #: Who waits for what.
-        self._askers: dict[Epoch, set[int]] = {}
-        self._asked: SimpleQueue[Epoch | None] = SimpleQueue()
-        self._found: deque[tuple[Epoch, int | None]] = deque()
+        self._askers: dict[EpochQuestion, set[int]] = {}
+        self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
+        self._found: deque[tuple[EpochQuestion, int | None]] = deque()
         # A daemon: nobody waits at the end of the process for a plan.
         threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
 
-    def ask(self, trainer: int, epoch: Epoch) -> int | None:
+    def ask(self, trainer: int, question: EpochQuestion) -> int | None:
         """The number, if it is known; else `take_answers` gives it in time."""
-        if epoch in self._known:
-            return self._known[epoch]
+        if question in self._known:
+            return self._known[question]
         if sum(trainer in askers for askers in self._askers.values()) < _MOST_OPEN:
-            if epoch not in self._askers:
-                self._askers[epoch] = set()
-                self._asked.put(epoch)
-            self._askers[epoch].add(trainer)
+            if question not in self._askers:
+                self._askers[question] = set()
+                self._asked.put(question)
+            self._askers[question].add(trainer)
         return None
 
-    def take_answers(self) -> list[tuple[int, Epoch, int]]:
+    def take_answers(self) -> list[tuple[int, EpochQuestion, int]]:
         """Who is to be told what, since the last call."""
         answers = []
         while self._found:
-            epoch, batches = self._found.popleft()
-            askers = self._askers.pop(epoch)
+            question, batches = self._found.popleft()
+            askers = self._askers.pop(question)
             if batches is not None:
-                self._remember(epoch, batches)
-                answers += [(trainer, epoch, batches) for trainer in sorted(askers)]
+                self._remember(question, batches)
+                answers += [(trainer, question, batches) for trainer in sorted(askers)]
         return answers
 
-    def _remember(self, epoch: Epoch, batches: int) -> None:
+    def _remember(self, question: EpochQuestion, batches: int) -> None:
         if len(self._known) >= _KEPT:
             del self._known[next(iter(self._known))]
-        self._known[epoch] = batches
+        self._known[question] = batches
 
     def close(self) -> None:
         """No more answers."""
         self._asked.put(None)
 
     def _run(self) -> None:
-        while (epoch := self._asked.get()) is not None:
+        while (question := self._asked.get()) is not None:
             batches = None
             try:
-                batches = self._count[epoch.stream](epoch.epoch, epoch.group)
+                batches = self._count[question.stream](question.epoch, question.group)
             except Exception as error:  # whoever asked asks again
-                self._log.error("batches of an epoch cannot be counted", stream=epoch.stream, error=repr(error))
-            self._found.append((epoch, batches))
+                self._log.error("batches of an epoch cannot be counted", stream=question.stream, error=repr(error))
+            self._found.append((question, batches))
             self._wake()

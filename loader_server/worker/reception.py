@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from loader_server.building.build_thread import Job
+from loader_server.building.build_thread import Build
 from loader_server.building.exhaustion import is_exhaustion
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
-from loader_server.worker.epoch_counts import Epoch, EpochCounts
+from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from loader_server.worker.patience import Patience
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.wire import messages as m
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
-    from loader_server.building.send_buffers import Outgoing
+    from loader_server.building.send_buffers import SendBuffers
     from loader_server.machine.guard import Guard
     from loader_server.stream import Stream
     from loader_server.wants.budget import Budget
-    from loader_server.worker.sender import Sending
+    from loader_server.worker.sender import Sender
     from shared.config import JobSettings
     from shared.logs import Log
     from shared.wire.layout import BucketShape
@@ -69,8 +69,8 @@ class ReceptionParts:
     streams: Mapping[str, Stream]
     builders: Mapping[str, Builder]
     thread: BuildThread
-    sending: Sending
-    outgoing: Outgoing
+    sender: Sender
+    buffers: SendBuffers
     #: Bytes of batches by TCP that are being built, or were not read yet.
     batches: Budget[int]
     guard: Guard
@@ -79,21 +79,19 @@ class ReceptionParts:
 
 
 class Reception:
-    """Takes in what trainers say, gives jobs to the building thread, and answers."""
+    """Takes in what trainers say, gives builds to the building thread, and answers."""
 
     def __init__(self, parts: ReceptionParts) -> None:
         self._parts = parts
-        self._sending = parts.sending
+        self._sender = parts.sender
         self._thread = parts.thread
         self.counts = WorkerCounts()
         #: This process has run out of descriptors or memory.
         self.exhausted = False
-        self._sessions: Sessions[Session] = Sessions(
-            lambda address, hello: Session(address, hello, parts.outgoing.take)
-        )
+        self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
         #: No batch of a stream has more bytes.
         largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
-        self._wants: OpenWants[Session, Job] = OpenWants(self._sessions, parts.batches, largest, parts.sending.reads)
+        self._wants: OpenWants[Session, Build] = OpenWants(self._sessions, parts.batches, largest, parts.sender.reads)
         self._patience: Patience[bytes] = Patience()
         count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(count, parts.log, parts.wake)
@@ -112,16 +110,16 @@ class Reception:
     def feed_builder(self) -> None:
         """Give the building thread what may be built."""
         while self._thread.load < _AHEAD:
-            job = self._wants.take()
-            if job is None:
+            build = self._wants.take()
+            if build is None:
                 return
-            self._thread.submit(job)
+            self._thread.submit(build)
 
     def refuse_all(self) -> None:
         """All that is not begun is refused, for we are leaving."""
         while (given_up := self._wants.give_up()) is not None:
-            session, job = given_up
-            self._sending.answer(session.address, refusals.draining(job.want.ticket))
+            session, build = given_up
+            self._sender.answer(session.address, refusals.draining(build.want.ticket))
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
         """Forget trainers that are gone."""
@@ -130,7 +128,7 @@ class Reception:
                 self._forget(session)
 
     def _forget(self, session: Session) -> None:
-        """Its jobs are void, its memory is let go once nothing of ours can write there."""
+        """Its builds are void, its memory is let go once nothing of ours can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
         self._wants.forget(session)
 
@@ -154,14 +152,14 @@ class Reception:
         try:
             message = decode(frame)
         except VersionError as error:
-            self._sending.say_frame(identity, encode_refusal(error))
+            self._sender.say_frame(identity, encode_refusal(error))
             return False
         except ProtocolError:
             self.counts.garbage += 1
             return False
         refusal = self._parts.guard.turn_away(key, message)
         if refusal is not None:
-            self._sending.say(identity, refusal)
+            self._sender.say(identity, refusal)
             return False
         door = self._doors.get(type(message))
         if door is None:
@@ -177,7 +175,7 @@ class Reception:
         known = self._sessions.of(hello.incarnation)
         refusal = self._stranger(hello, known)
         if refusal is not None:
-            self._sending.say(identity, refusal)
+            self._sender.say(identity, refusal)
             return
         if former is not None and former is not known:
             self._forget(former)
@@ -188,7 +186,7 @@ class Reception:
         shared = session.shared is not None
         came = "trainer came" if known is None else "trainer is back"
         self._parts.log.info(came, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
-        self._sending.say(
+        self._sender.say(
             identity,
             m.Welcome(
                 worker=self._parts.name,
@@ -197,7 +195,7 @@ class Reception:
                 reason=session.why_not_shared,
                 float32=self._parts.settings.float32,
                 compression=self._parts.settings.compression,
-                sealed_port=self._sending.sealed_port if session.sealer is not None else 0,
+                sealed_port=self._sender.sealed_port if session.sealer is not None else 0,
             ),
         )
 
@@ -223,19 +221,19 @@ class Reception:
         if refusal is not None:
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
-        job = Job(
+        build = Build(
             session.incarnation,
             want,
             session.buffer(want),
             digest=session.verify or not (want.in_slot or session.sealer),
             sealer=session.sealer,
         )
-        self._wants.put(session, job)
+        self._wants.put(session, build)
         return True
 
     def _refuse(self, identity: bytes, refusal: m.Unbuilt) -> bool:
         self.counts.refused += 1
-        self._sending.say(identity, refusal)
+        self._sender.say(identity, refusal)
         return False
 
     def _objection(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
@@ -247,43 +245,42 @@ class Reception:
         return refusals.busy(want.ticket) if verdict is Verdict.BUSY else None
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
-        """Answered at once if the job is still in the queue; otherwise its outcome is the answer."""
+        """Answered at once if the build is still in the queue; otherwise its outcome is the answer."""
         if session is not None and self._wants.cancel(session, message.ticket):
-            self._sending.answer(session.address, m.Cancelled(ticket=message.ticket))
+            self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
     def _ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
-        self._sending.say(
-            identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build())
-        )
+        self._sender.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build()))
 
     def _epoch_query(self, _identity: bytes, session: Session | None, message: m.EpochQuery) -> None:
         stream = self._parts.streams.get(message.stream)
         if session is None or stream is None or stream.digest != message.plan_digest:
             return
-        epoch = Epoch(message.stream, message.epoch, message.group)
-        batches = self._epochs.ask(session.incarnation, epoch)
+        question = EpochQuestion(message.stream, message.epoch, message.group)
+        batches = self._epochs.ask(session.incarnation, question)
         if batches is not None:
-            self._tell_batches(session, epoch, batches)
+            self._tell_batches(session, question, batches)
 
     def answer_questions(self) -> None:
         """What was found out meanwhile."""
-        for trainer, epoch, batches in self._epochs.take_answers():
+        for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
-                self._tell_batches(session, epoch, batches)
+                self._tell_batches(session, question, batches)
 
-    def _tell_batches(self, session: Session, epoch: Epoch, batches: int) -> None:
-        self._sending.say(
-            session.address, m.EpochAnswer(stream=epoch.stream, epoch=epoch.epoch, group=epoch.group, batches=batches)
+    def _tell_batches(self, session: Session, question: EpochQuestion, batches: int) -> None:
+        self._sender.say(
+            session.address,
+            m.EpochAnswer(stream=question.stream, epoch=question.epoch, group=question.group, batches=batches),
         )
 
     def _name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
         stream = self._parts.streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
             name = stream.source.name(message.sample)[:4000]
-            self._sending.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
+            self._sender.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
 
     _doors: ClassVar[dict[type[Message], Callable[..., bool | None]]] = {
         m.Hello: _hello,
@@ -298,20 +295,20 @@ class Reception:
 
     def answer(self, outcome: Outcome) -> None:
         """Tell a trainer what became of its want."""
-        job = outcome.job
-        session = self._wants.finish(job)
+        build = outcome.build
+        session = self._wants.finish(build)
         if session is None:
             return  # the trainer is gone
-        if outcome.built is not None and not job.cancelled:
+        if outcome.built is not None and not build.cancelled:
             self._push(outcome, session)
         elif outcome.error is not None:
-            self._sending.answer(session.address, self._report(job, outcome.error))
+            self._sender.answer(session.address, self._report(build, outcome.error))
         else:
-            self._sending.answer(session.address, m.Cancelled(ticket=job.want.ticket))
+            self._sender.answer(session.address, m.Cancelled(ticket=build.want.ticket))
         self._sessions.tidy(session)
 
     def _push(self, outcome: Outcome, session: Session) -> None:
-        want, built = outcome.job.want, outcome.built
+        want, built = outcome.build.want, outcome.built
         assert built is not None
         assert outcome.shape is not None
         assert outcome.payload is not None
@@ -335,21 +332,21 @@ class Reception:
         self.counts.build_us += built.build_us
         self.counts.pushed_bytes += outcome.payload.nbytes
         if want.in_slot:
-            self._sending.answer(session.address, header)
+            self._sender.answer(session.address, header)
         else:
-            self._sending.push(outcome, header, session, self._parts.log)
+            self._sender.push(outcome, header, session, self._parts.log)
 
-    def _report(self, job: Job, error: BaseException) -> m.Unbuilt:
+    def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
         self.counts.refused += 1
         if is_exhaustion(error):
             self.exhausted = True
             self._parts.log.error("out of descriptors or memory: this worker drains and ends", error=repr(error))
-            return refusals.draining(job.want.ticket)
+            return refusals.draining(build.want.ticket)
         if isinstance(error, MachineError):
-            self._parts.log.warning("samples cannot be tried", number=job.want.number, error=str(error))
+            self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
         elif not isinstance(error, StokerError):
-            self._parts.log.error("defect while building", number=job.want.number, error=repr(error))
-        return refusals.failed(job.want, error)
+            self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
+        return refusals.failed(build.want, error)
 
 
 def _largest_bytes(stream: Stream) -> int:

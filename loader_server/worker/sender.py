@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_thread import Outcome
-    from loader_server.building.send_buffers import Outgoing
+    from loader_server.building.send_buffers import SendBuffers
     from loader_server.machine.doors import Doors
     from loader_server.wants.session import Session
     from shared.keys import ServerKeys
     from shared.logs import Log
     from shared.wire.messages import Message, Pushed
 
-__all__ = ["Sending"]
+__all__ = ["Sender"]
 
 _LINGER_MS = 200
 
@@ -68,12 +68,12 @@ class _Unread:
 
     tracker: zmq.MessageTracker
     settle: Callable[[], None]
-    #: Of a batch: its length, and the buffer of `Outgoing` that it lies in.
+    #: Of a batch: its length, and the buffer of `SendBuffers` that it lies in.
     nbytes: int = 0
     buffer: NDArray[np.uint8] | None = None
 
 
-class Sending:
+class Sender:
     """Owns the sockets that trainers are connected to; `batches` accounts for what each has not read of them."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Sending:
         context: zmq.Context[zmq.Socket[bytes]],
         listen: str,
         keys: ServerKeys | None,
-        outgoing: Outgoing,
+        buffers: SendBuffers,
         batches: Budget[int],
     ) -> None:
         self.router = bind_router(context, listen, keys)
@@ -92,7 +92,7 @@ class Sending:
         if self._sealed_router is not None:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
-        self._outgoing = outgoing
+        self._buffers = buffers
         self._batches = batches
         #: Answers and small payloads that were not read, by connection.
         self._answers: Budget[bytes] = Budget(_UNREAD_BYTES)
@@ -193,18 +193,18 @@ class Sending:
         assert outcome.sent is not None
         assert outcome.payload is not None
         if outcome.sealed is not None and self._pushed_sealed(outcome, header, session):
-            self._outgoing.give_back(outcome.payload)
+            self._buffers.give_back(outcome.payload)
             return
         if not header.digest:  # left out because it was to be sealed
             header = dataclasses.replace(header, digest=digest64(outcome.payload.data))
         if outcome.sent.nbytes < _MARK_BYTES:
             self._queue(session.address, encode(header))
             self._queue(session.address, bytes(outcome.sent))
-            self._outgoing.give_back(outcome.payload)
+            self._buffers.give_back(outcome.payload)
             return
         buffer: NDArray[np.uint8] | None = outcome.payload
-        if self._outgoing.packs:
-            self._outgoing.give_back(outcome.payload)
+        if self._buffers.encodes:
+            self._buffers.give_back(outcome.payload)
             buffer = None
         self._flush_to(session.address)  # answers keep their order
         head = [session.address, encode(header)]
@@ -212,12 +212,12 @@ class Sending:
             log.debug("trainer is gone", number=header.number)
 
     def _pushed_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
-        sealer = outcome.job.sealer
+        sealer = outcome.build.sealer
         assert outcome.sealed is not None
         if sealer is None or session.sealer is not sealer or self._sealed_router is None:
             return False
         number, sealed = outcome.sealed
-        head = [session.sealed_identity, sealer.header(number, encode(header))]
+        head = [session.sealed_identity, sealer.seal_header(number, encode(header))]
         if not self._send_behind(self._sealed_router, head, sealed.data, session.incarnation, sealed):
             return False
         session.sealed_number = number
@@ -270,7 +270,7 @@ class Sending:
                 continue
             one.settle()
             if one.buffer is not None:
-                self._outgoing.give_back(one.buffer)
+                self._buffers.give_back(one.buffer)
 
     def is_behind(self) -> bool:
         """Whether libzmq is not through with something: it frees that without a word, so look again soon."""

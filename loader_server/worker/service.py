@@ -17,18 +17,18 @@ import zmq
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.builder import Builder
-from loader_server.building.crash_trial import Trial
+from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
-from loader_server.building.send_buffers import Outgoing
+from loader_server.building.send_buffers import SendBuffers
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
 from loader_server.stream import JobFile
 from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, advertised
-from loader_server.worker.sender import Sending
+from loader_server.worker.sender import Sender
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.memory import boot_id
@@ -85,13 +85,13 @@ class Worker:
         deadline = Deadline(build_timeout_s)
         self._builders = {name: Builder(stream, self._quarantine, deadline) for name, stream in self._streams.items()}
         self._waker = Waker()
-        packing = self._job.packing
-        require_library(packing)
-        self._outgoing = Outgoing(packing, self._job.settings.queue_bytes)
+        encoding = self._job.payload_encoding
+        require_library(encoding)
+        self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
         self._thread = BuildThread(
             self._builders,
-            trial=Trial(settings.job_path, build_timeout_s),
-            outgoing=self._outgoing,
+            crash_trial=CrashTrial(settings.job_path, build_timeout_s),
+            buffers=self._buffers,
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,
             wake=self._waker.wake,
@@ -102,12 +102,12 @@ class Worker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, settings.server_keys, TO_WORKER)
         batches: Budget[int] = Budget(self._job.settings.queue_bytes)
-        self._sending = Sending(self._context, settings.listen, settings.server_keys, self._outgoing, batches)
+        self._sender = Sender(self._context, settings.listen, settings.server_keys, self._buffers, batches)
         self.doors = Doors(self.log)
-        self._sending.watch(self.doors)
-        self.endpoint = self._sending.endpoint
+        self._sender.watch(self.doors)
+        self.endpoint = self._sender.endpoint
         #: All that it serves on.
-        self.ports = self._sending.ports
+        self.ports = self._sender.ports
         self._reception = Reception(
             ReceptionParts(
                 name=settings.name,
@@ -116,8 +116,8 @@ class Worker:
                 streams=self._streams,
                 builders=self._builders,
                 thread=self._thread,
-                sending=self._sending,
-                outgoing=self._outgoing,
+                sender=self._sender,
+                buffers=self._buffers,
                 batches=batches,
                 guard=self.guard,
                 log=self.log,
@@ -155,7 +155,7 @@ class Worker:
     def run(self) -> None:
         """Serve until drained."""
         poller = zmq.Poller()
-        for socket in (*self._sending.sockets(), *self.doors.monitors()):
+        for socket in (*self._sender.sockets(), *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._waker.fileno(), zmq.POLLIN)
         polled = None
@@ -178,11 +178,11 @@ class Worker:
         self._waker.wake()
 
     def _is_done(self) -> bool:
-        idle = not self._thread.load and not self._reception.waiting and not self._sending.unsent_bytes()
+        idle = not self._thread.load and not self._reception.waiting and not self._sender.unsent_bytes()
         return self._draining and (idle or time.monotonic() > self._stop_s)
 
     def _pause_ms(self, now_s: float) -> int:
-        if self._sending.is_behind():
+        if self._sender.is_behind():
             return 5
         if self._draining:
             return 20
@@ -195,29 +195,29 @@ class Worker:
         if self.guard.look(now_s):
             self._look_s = now_s
         self.doors.turn(now_s)
-        if self._sending.router in ready:
-            for identity, *frames in drained(self._sending.router):
+        if self._sender.router in ready:
+            for identity, *frames in drained(self._sender.router):
                 key = self.guard.key_of(identity)
                 for frame in frames:
                     self._reception.receive(identity.bytes, key, frame.buffer, now_s)
-        self.counts.garbage += self._sending.drop_strays(ready)
+        self.counts.garbage += self._sender.drop_strays(ready)
         self._forget_gone(now_s)
         for outcome in self._thread.taken():
             self._answer(outcome)
         self._reception.answer_questions()
-        self._sending.take_back()
+        self._sender.take_back()
         if self._draining:
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
-        if not self._sending.flush():  # nobody waits for what was for it
+        if not self._sender.flush():  # nobody waits for what was for it
             self.log.debug("trainer is gone")
         if self.exhausted and not self._draining:
             self.drain(_LAST_WORDS_S)
 
     def unsent_bytes(self) -> int:
         """Bytes of batches that were built and are still on their way out by TCP."""
-        return self._sending.unsent_bytes()
+        return self._sender.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
         for culprits in self._registration.turn(now_s, self._beat, spoken_to=spoken_to):
@@ -245,7 +245,7 @@ class Worker:
         self._reception.forget(lambda session: self._is_gone(session, now_s))
         if now_s >= self._prune_s:
             self._prune_s = now_s + _GONE_AFTER * self._registration.heartbeat_timeout_s
-            self._sending.forget_quiet()
+            self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
         """Silent for long, or its key is not allowed any more."""
@@ -257,7 +257,7 @@ class Worker:
         self._reception.close(let_go=ended)  # otherwise the process's end does: a thread may still write into slots
         self._registration.close()
         self.doors.close()
-        self._sending.close()
+        self._sender.close()
         self._context.term()
         self._waker.close()
         self._quarantine.close()
@@ -267,7 +267,7 @@ class Worker:
     # --- what was built ---
 
     def _answer(self, outcome: Outcome) -> None:
-        stream = outcome.job.want.stream
+        stream = outcome.build.want.stream
         if outcome.built is not None and outcome.payload is not None:
             self.build_counts[stream].add(outcome.built, outcome.payload.nbytes)
         for one in outcome.convictions:

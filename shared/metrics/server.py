@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from shared.metrics.names import Metric
 
-__all__ = ["Exposition", "Samples", "Spread", "Values"]
+__all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
 _HOST = "127.0.0.1"
 
@@ -62,26 +62,31 @@ Values: TypeAlias = dict[tuple[str, ...], float | Spread]
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class MetricSamples:
     """All samples of one metric."""
 
     metric: Metric
     values: Values
 
     @classmethod
-    def one(cls, metric: Metric, value: float, *labels: str) -> Samples:
+    def one(cls, metric: Metric, value: float, *labels: str) -> MetricSamples:
         """A metric with one value."""
         return cls(metric, {labels: value})
 
 
-class Exposition:
+class MetricsServer:
     """A small HTTP server in a thread of its own, from its making until `close`.
 
     `labels` name the process: job, role and, for a worker or trainer, itself. With `targets` it says there where it is.
     """
 
     def __init__(
-        self, samples: Callable[[], Iterable[Samples]], *, port: int, labels: Mapping[str, str], targets: Path | None
+        self,
+        samples: Callable[[], Iterable[MetricSamples]],
+        *,
+        port: int,
+        labels: Mapping[str, str],
+        targets_folder: Path | None,
     ) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(samples))
@@ -100,13 +105,13 @@ class Exposition:
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="stoker-metrics", daemon=True)
         self._thread.start()
-        self._target = TargetFile(targets, self.address, labels) if targets is not None else None
+        self._target_file = TargetFile(targets_folder, self.address, labels) if targets_folder is not None else None
         Log("metrics", **labels).info("metrics are served", address=self.address)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the server; a request that is being answered is cut off."""
-        if self._target is not None:
-            self._target.close()
+        if self._target_file is not None:
+            self._target_file.close()
         self._closing = True
         with contextlib.suppress(OSError):  # wakes the thread; where nobody answers it has ended already
             socket.create_connection((_HOST, self._server.server_port), timeout_s).close()
@@ -173,7 +178,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector(Collector):
-    def __init__(self, samples: Callable[[], Iterable[Samples]]) -> None:
+    def __init__(self, samples: Callable[[], Iterable[MetricSamples]]) -> None:
         self._samples = samples
 
     def describe(self) -> list[Family]:
@@ -185,7 +190,7 @@ class _Collector(Collector):
             yield _family(samples)
 
 
-def _family(samples: Samples) -> Family:
+def _family(samples: MetricSamples) -> Family:
     metric = samples.metric
     if metric.kind == "histogram":
         return _histogram(samples)
@@ -197,7 +202,7 @@ def _family(samples: Samples) -> Family:
     return family
 
 
-def _histogram(samples: Samples) -> Family:
+def _histogram(samples: MetricSamples) -> Family:
     metric = samples.metric
     family = HistogramMetricFamily(metric.name, metric.help_text, labels=metric.labels)
     bounds = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]

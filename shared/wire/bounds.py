@@ -1,6 +1,6 @@
 """What a field of a message may be: checks as plain values, which tests derive examples from and PROTOCOL.md quotes.
 
-Rules: pure; a check takes what msgpack gave and returns the field's value, or raises Unfit and says what it expected;
+Rules: pure; a check takes what msgpack gave and returns the field's value, or raises OutOfBounds with what it expected;
 types are exact (True is no integer); nothing is allocated from a number that was not bounded first.
 """
 
@@ -20,23 +20,23 @@ __all__ = [
     "Boolean",
     "Check",
     "Dtype",
+    "FixedList",
     "Integer",
     "Many",
     "Maybe",
     "OneOf",
+    "OutOfBounds",
     "Rate",
     "Record",
-    "Row",
     "Share",
     "Text",
-    "Unfit",
     "record",
 ]
 
 Check = Callable[[Any], Any]
 
 
-class Unfit(ValueError):  # noqa: N818 - a verdict that never leaves the codec
+class OutOfBounds(ValueError):  # noqa: N818 - a verdict that never leaves the codec
     """A value that is outside its bounds."""
 
 
@@ -49,7 +49,7 @@ class Integer:
 
     def __call__(self, value: object) -> int:
         if type(value) is not int or not self.minimum <= value <= self.maximum:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Text:
 
     def __call__(self, value: object) -> str:
         if type(value) is not str or len(value) > self.longest:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Blob:
 
     def __call__(self, value: object) -> bytes:
         if type(value) is not bytes or len(value) > self.longest:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Boolean:
 
     def __call__(self, value: object) -> bool:
         if type(value) is not bool:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Rate:
 
     def __call__(self, value: object) -> float:
         if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator] # the type was just checked
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return float(value)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Share:
 
     def __call__(self, value: object) -> float:
         if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator] # the type was just checked
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return float(value)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class Dtype:
 
     def __call__(self, value: object) -> str:
         if type(value) is not str or value not in DTYPES:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class OneOf:
 
     def __call__(self, value: object) -> str:
         if type(value) is not str or value not in self.names:
-            raise Unfit(str(self))
+            raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class Many:
 
     def __call__(self, value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > self.most:
-            raise Unfit(f"a list of at most {_short(self.most)}")
+            raise OutOfBounds(f"a list of at most {_short(self.most)}")
         check = self.check
         return tuple([check(item) for item in value])
 
@@ -184,14 +184,14 @@ class Many:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FixedList:
     """A list with a check for each place."""
 
     checks: tuple[Check, ...]
 
     def __call__(self, value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(self.checks):
-            raise Unfit(f"a list of {len(self.checks)}")
+            raise OutOfBounds(f"a list of {len(self.checks)}")
         if len(value) == 2:  # most are pairs, and one comes with each batch
             first, second = self.checks
             return first(value[0]), second(value[1])
@@ -206,7 +206,7 @@ class Record:
     """A record inside a message, as the list of its fields in order."""
 
     kind: Callable[..., Any]
-    fields: Row
+    fields: FixedList
 
     def __call__(self, value: object) -> object:
         return self.kind(*self.fields(value))
@@ -217,7 +217,7 @@ class Record:
 
 def record(kind: type) -> Record:
     """The check of a dataclass whose fields carry theirs."""
-    return Record(kind, Row(tuple(field.metadata["check"] for field in dataclasses.fields(kind))))
+    return Record(kind, FixedList(tuple(field.metadata["check"] for field in dataclasses.fields(kind))))
 
 
 def _short(number: int) -> str:

@@ -1,6 +1,6 @@
 """Messages to bytes and back: one msgpack frame `[version, kind, {field: value}]`.
 
-Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and unfit fields are
+Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and problem fields are
 refused; a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. Payload frames never come here.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from shared.errors import ProtocolError
-from shared.wire.bounds import Unfit
+from shared.wire.bounds import OutOfBounds
 from shared.wire.messages import KINDS, Message, Refused
 from shared.wire.parts import Part
 
@@ -95,8 +95,8 @@ def _checked(kind: type[Message], fields: dict[str, Any]) -> Message:
         raise _garbage(f"other fields {other}", f"the fields of {kind.kind}")
     try:
         return kind(**{name: check(fields[name]) for name, check in checks.items()})
-    except Unfit as unfit:
-        raise _garbage("something else", f"{unfit} in {kind.kind}") from None
+    except OutOfBounds as problem:
+        raise _garbage("something else", f"{problem} in {kind.kind}") from None
 
 
 def _garbage(got: str, expected: str) -> ProtocolError:

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.wire.bounds import Blob, Boolean, Check, Dtype, Integer, Many, Maybe, Rate, Row, Text
+from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text
 
 __all__ = [
     "COUNT",
@@ -98,7 +98,7 @@ class WireShape(Part):
     """`shared.wire.layout.BucketShape` on the wire."""
 
     rows: int = wire(Integer(1, 2**24))
-    lengths: tuple[tuple[str, int], ...] = wire(Many(Row((NAME, COUNT)), 64))
+    lengths: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The packed form of a payload, for the network: float32 tensors with 16 bits an item, the bytes compressed.
+"""How a payload is encoded for the network: float32 tensors with 16 bits an item, the bytes compressed.
 
-Rules: pure; a payload that went through `round_in_place` comes back from `unpack(pack(...))` bit for bit, so a batch
-has the same bytes by TCP as in a slot; packing is deterministic; `unpack` survives any bytes, raises nothing but
-`ProtocolError` for them, and makes room for at most two payloads of this layout (lz4 copies), whatever they claim.
-What is on the wire before compression is laid out by the rule of `shared.wire.layout`, with two-byte items for float32.
+Rules: pure; a payload that went through `round_in_place` comes back from `decode_payload(encode_payload(...))` bit for
+bit, so a batch has the same bytes by TCP as in a slot; encoding is deterministic; `decode_payload` survives any bytes,
+raises nothing but `ProtocolError` for them, and allocates at most two payloads of this layout (lz4 copies), whatever
+they claim. Before compression, the bytes are laid out by the rule of `shared.wire.layout`, with two-byte items for
+float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["COMPRESSIONS", "FLOAT32_FORMS", "Packing", "pack", "require_library", "round_in_place", "unpack"]
+__all__ = [
+    "COMPRESSIONS",
+    "FLOAT32_FORMS",
+    "PayloadEncoding",
+    "decode_payload",
+    "encode_payload",
+    "require_library",
+    "round_in_place",
+]
 
 #: How the items of float32 tensors may cross.
 FLOAT32_FORMS = ("float32", "bfloat16", "float16")
@@ -43,7 +52,7 @@ _ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class PayloadEncoding:
     """How payloads cross the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
 
     float32: str = "float32"
@@ -55,10 +64,10 @@ class Packing:
         return self.float32 == "float32" and self.compression == "none"
 
 
-def require_library(packing: Packing) -> None:
+def require_library(encoding: PayloadEncoding) -> None:
     """Raise SettingsError, unless what compresses is installed here."""
-    if packing.compression != "none":
-        _library(packing.compression)
+    if encoding.compression != "none":
+        _library(encoding.compression)
 
 
 def _library(compression: str) -> Any:  # noqa: ANN401 - a module that may be missing
@@ -115,14 +124,14 @@ def _round_to_float16(items: NDArray[np.float32]) -> None:
         items[...] = items.astype(np.float16)
 
 
-# --- packing, by the sender ---
+# --- encoding, by the sender ---
 
 
-def pack(payload: NDArray[np.uint8], layout: Layout, packing: Packing) -> memoryview:
-    """What to send for a payload that was rounded to this packing's form of float32."""
-    if packing.float32 != "float32":
-        payload = _narrowed(payload, layout, packing.float32)
-    return memoryview(_compressed(payload, packing.compression))  # type: ignore[arg-type]
+def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: PayloadEncoding) -> memoryview:
+    """What to send for a payload that was rounded to the float32 form of this encoding."""
+    if encoding.float32 != "float32":
+        payload = _narrowed(payload, layout, encoding.float32)
+    return memoryview(_compressed(payload, encoding.compression))  # type: ignore[arg-type]
 
 
 def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
@@ -166,14 +175,14 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
     return frame
 
 
-# --- unpacking, by the receiver ---
+# --- decoding, by the receiver ---
 
 
-def unpack(data: Any, layout: Layout, packing: Packing, out: NDArray[np.uint8]) -> None:  # noqa: ANN401 - any buffer
+def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:  # noqa: ANN401 - any buffer
     """Write the plain payload to `out`, all `layout.nbytes` of it; `data` come from another machine."""
     assert out.nbytes == layout.nbytes
-    wire = _on_wire(layout, packing.float32)
-    payload = _decompressed(data, wire.nbytes, packing.compression)
+    wire = _on_wire(layout, encoding.float32)
+    payload = _decompressed(data, wire.nbytes, encoding.compression)
     end = 0
     for source, target in zip(wire.tensors, layout.tensors, strict=True):
         out[end : target.offset] = 0
@@ -181,7 +190,7 @@ def unpack(data: Any, layout: Layout, packing: Packing, out: NDArray[np.uint8]) 
         if source.nbytes == target.nbytes:
             target.lies_in(out)[...] = source.lies_in(payload)
         else:
-            items = source.lies_in(payload).view(_WIRE_DTYPES[packing.float32])
+            items = source.lies_in(payload).view(_WIRE_DTYPES[encoding.float32])
             _widen(items, target.lies_in(out).view(np.float32))
     out[end:] = 0
 

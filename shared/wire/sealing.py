@@ -39,13 +39,13 @@ class Sealer:
         #: Of the last payload that was sealed.
         self.number = 0
 
-    def payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
+    def seal_payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
         """Seal into a buffer that is TAG_BYTES longer; the payload's number."""
         self.number += 1
         self._cipher.encrypt_into(_nonce(_PAYLOAD, self.number), data, None, sealed.data)
         return self.number
 
-    def header(self, number: int, frame: bytes) -> bytes:
+    def seal_header(self, number: int, frame: bytes) -> bytes:
         """The sealed header of a payload; to be asked for once."""
         sealed: bytes = self._cipher.encrypt(_nonce(_HEADER, number), frame, None)
         return number.to_bytes(_NUMBER_BYTES, "little") + sealed
@@ -60,17 +60,17 @@ class Opener:
         #: Of the last header that was opened.
         self.number = 0
 
-    def header(self, frame: bytes) -> bytes | None:
+    def open_header(self, frame: bytes) -> bytes | None:
         """What was sealed; None if this is none, or not a new one."""
         number = int.from_bytes(frame[:_NUMBER_BYTES], "little")
         if number <= self.number:
             return None
-        opened = self._opened(_nonce(_HEADER, number), frame[_NUMBER_BYTES:])
+        opened = self._open(_nonce(_HEADER, number), frame[_NUMBER_BYTES:])
         if opened is not None:
             self.number = number
         return opened
 
-    def _opened(self, nonce: bytes, sealed: bytes | memoryview) -> bytes | None:
+    def _open(self, nonce: bytes, sealed: bytes | memoryview) -> bytes | None:
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 
         try:
@@ -79,11 +79,11 @@ class Opener:
             return None
         return opened
 
-    def payload(self, number: int, sealed: memoryview) -> bytes | None:
+    def open_payload(self, number: int, sealed: memoryview) -> bytes | None:
         """The payload that belongs to the header of this number; None if it is another."""
-        return self._opened(_nonce(_PAYLOAD, number), sealed)
+        return self._open(_nonce(_PAYLOAD, number), sealed)
 
-    def payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
+    def open_payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
         """The same, written where it belongs; what is there is of no use if it fails."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 

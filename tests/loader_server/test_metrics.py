@@ -10,7 +10,7 @@ import pytest
 
 import trainer_client
 from loader_server.building.build_counts import BuildCounts
-from loader_server.metrics import worker_samples
+from loader_server.metrics import worker_metrics
 from shared.metrics.names import BUILD_SECONDS, metrics_of
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
@@ -115,7 +115,7 @@ def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, i
 def test_the_phases_of_building_are_said_in_seconds(tmp_path: Path) -> None:
     with a_worker(write_synthetic(tmp_path, samples=8, length=20)) as worker:
         worker.build_counts["train"] = BuildCounts(read_us=1_500_000, decode_us=250_000, write_us=4_000_000)
-        (phases,) = (one.values for one in worker_samples(worker) if one.metric is BUILD_SECONDS)
+        (phases,) = (one.values for one in worker_metrics(worker) if one.metric is BUILD_SECONDS)
     assert phases == {
         ("train", "plan_and_read"): 1.5,
         ("train", "decode_and_transform"): 0.25,

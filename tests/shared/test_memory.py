@@ -21,19 +21,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.memory import Attachment, SlotMemory, boot_id
+from shared.memory import OpenedSlots, SlotMemory, boot_id
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 
 CHILD = """
 import sys
 from shared.wire.codec import decode
-from shared.memory import Attachment
-attachment = Attachment(decode(bytes.fromhex(sys.argv[1])).shared)
-attachment.slot(1, 5)[:] = 7
+from shared.memory import OpenedSlots
+opened = OpenedSlots(decode(bytes.fromhex(sys.argv[1])).shared)
+opened.slot(1, 5)[:] = 7
 print("attached", flush=True)
 sys.stdin.readline()
-attachment.close()
+opened.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
@@ -75,29 +75,29 @@ def test_slots_are_aligned_apart_and_zero(memory):
 
 
 def test_attach_in_the_same_process(memory):
-    attachment = Attachment(memory.offer(16))
-    attachment.slot(2, 8192)[:] = 9
+    opened = OpenedSlots(memory.offer(16))
+    opened.slot(2, 8192)[:] = 9
     assert (memory.slot(2) == 9).all()
     assert not memory.slot(1).any()
     assert memory.is_locked(16)
     assert not memory.is_locked(17)
-    attachment.close()
-    attachment.close()
+    opened.close()
+    opened.close()
     assert not memory.is_locked(16)
 
 
 @pytest.mark.parametrize(("slot", "nbytes"), [(-1, 1), (3, 1), (0, 8193)])
 def test_nothing_is_written_outside_the_slots(memory, slot, nbytes):
-    attachment = Attachment(memory.offer(16))
+    opened = OpenedSlots(memory.offer(16))
     with pytest.raises(ValueError, match=f"slot {slot} with {nbytes} bytes is outside 3 slots of 8192"):
-        attachment.slot(slot, nbytes)
-    attachment.close()
+        opened.slot(slot, nbytes)
+    opened.close()
 
 
 def test_two_workers_have_two_locks_and_no_lock_twice(memory):
-    one, other = Attachment(memory.offer(16)), Attachment(memory.offer(17))
+    one, other = OpenedSlots(memory.offer(16)), OpenedSlots(memory.offer(17))
     with pytest.raises(OSError, match="lock byte 16 is held: the worker before this one still lives"):
-        Attachment(memory.offer(16))
+        OpenedSlots(memory.offer(16))
     one.close()
     assert not memory.is_locked(16)
     assert memory.is_locked(17)
@@ -106,9 +106,9 @@ def test_two_workers_have_two_locks_and_no_lock_twice(memory):
 
 def test_a_view_that_is_alive_keeps_the_lock(memory):
     """It could still be written through, so the slot must not be taken for free."""
-    attachment = Attachment(memory.offer(16))
-    view = attachment.slot(0, 10)
-    attachment.close()
+    opened = OpenedSlots(memory.offer(16))
+    view = opened.slot(0, 10)
+    opened.close()
     assert memory.is_locked(16)
     view[:] = 4
     del view
@@ -162,13 +162,13 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
         cwd=Path(__file__).parents[2],
     ) as process:
         offer = decode(bytes.fromhex(process.stdout.readline())).shared
-        attachment = Attachment(offer)
+        opened = OpenedSlots(offer)
         process.kill()
         process.wait()
-    attachment.slot(1, 100)[:] = 1
-    attachment.close()
+    opened.slot(1, 100)[:] = 1
+    opened.close()
     with pytest.raises(FileNotFoundError):
-        Attachment(offer)
+        OpenedSlots(offer)
     assert set(Path("/dev/shm").iterdir()) <= named
 
 
@@ -177,8 +177,8 @@ def test_a_trainer_that_dies_leaves_nothing_behind():
 PARENT = """
 import ctypes, os, sys
 from shared.wire.codec import decode
-from shared.memory import Attachment
-attachment = Attachment(decode(bytes.fromhex(sys.argv[1])).shared)
+from shared.memory import OpenedSlots
+opened = OpenedSlots(decode(bytes.fromhex(sys.argv[1])).shared)
 forked = os.fork() if sys.argv[2] == "python" else ctypes.CDLL(None).fork()
 if forked:
     print(forked, flush=True)
@@ -210,7 +210,7 @@ def test_a_child_that_a_worker_left_behind_holds_no_lock(memory, by):
         worker.wait()
         assert Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0] in "SR"
         assert not memory.is_locked(16)
-        Attachment(memory.offer(16)).close()
+        OpenedSlots(memory.offer(16)).close()
         os.close(writing)
         os.close(reading)
 
@@ -240,10 +240,10 @@ def test_nobody_forks_while_a_locked_descriptor_is_open(memory, monkeypatch):
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: fork of a process with threads
         forker = threading.Thread(target=fork)
         forker.start()
-        attachment = Attachment(memory.offer(16))
+        opened = OpenedSlots(memory.offer(16))
         forker.join(20)
     assert forked.is_set()
-    attachment.close()
+    opened.close()
 
 
 # --- without shared memory ---
@@ -319,7 +319,7 @@ def test_slots_that_can_be_shared_say_so(memory):
 def test_what_is_not_the_trainers_file_is_refused(memory, wrong, reason):
     before = open_files()
     with pytest.raises(OSError, match=reason):
-        Attachment(dataclasses.replace(memory.offer(16), **wrong))
+        OpenedSlots(dataclasses.replace(memory.offer(16), **wrong))
     assert not memory.is_locked(16)
     assert open_files() == before
 
@@ -330,7 +330,7 @@ def test_a_file_that_could_shrink_is_refused(memory):
     os.ftruncate(loose, 4096 + 3 * 8192)
     os.pwrite(loose, memory.offer(16).nonce, 0)
     with pytest.raises(OSError, match="no sealed memfd: whoever shrinks it would kill this worker"):
-        Attachment(dataclasses.replace(memory.offer(16), fd=loose))
+        OpenedSlots(dataclasses.replace(memory.offer(16), fd=loose))
     os.close(loose)
 
 
@@ -347,9 +347,9 @@ def test_another_programs_memfd_is_refused(memory, name):
     fd = sealed_memfd(name)
     offer = dataclasses.replace(memory.offer(16), fd=fd)
     with pytest.raises(OSError, match="no trainer's memory" if name == "theirs" else "another nonce"):
-        Attachment(offer)
+        OpenedSlots(offer)
     with pytest.raises(OSError, match="the offer has no nonce"):
-        Attachment(dataclasses.replace(offer, nonce=bytes(16)))
+        OpenedSlots(dataclasses.replace(offer, nonce=bytes(16)))
     os.close(fd)
 
 
@@ -363,7 +363,7 @@ def test_what_is_no_file_is_looked_at_and_not_opened(memory, tmp_path):
     before = open_files()
     for fd in (reading, on_disk):
         with pytest.raises(OSError, match="no trainer's memory: another process stands behind that number here"):
-            Attachment(dataclasses.replace(memory.offer(16), fd=fd))
+            OpenedSlots(dataclasses.replace(memory.offer(16), fd=fd))
     hung_up = select.poll()
     hung_up.register(reading, select.POLLHUP)
     assert not hung_up.poll(0)
@@ -399,11 +399,11 @@ def mappings():
 def test_a_hundred_attaches_leak_nothing(memory):
     files, maps = open_files(), mappings()
     for count in range(100):
-        attachment = Attachment(memory.offer(16 + count % 3))
-        attachment.slot(0, 10)[:] = 1
-        attachment.close()
+        opened = OpenedSlots(memory.offer(16 + count % 3))
+        opened.slot(0, 10)[:] = 1
+        opened.close()
         with contextlib.suppress(OSError):
-            Attachment(dataclasses.replace(memory.offer(16), nonce=b"\1" * 16))
+            OpenedSlots(dataclasses.replace(memory.offer(16), nonce=b"\1" * 16))
     assert (open_files(), mappings()) == (files, maps)
 
 

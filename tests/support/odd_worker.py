@@ -45,7 +45,7 @@ def _lie(lie: Callable[[Pushed], Pushed]) -> None:
     sender.encode = encode_a_lie
 
 
-class _Sending(sender.Sending):
+class _OddSender(sender.Sender):
     told_port = 0
     file = Path()
 
@@ -61,8 +61,8 @@ def _become(oddity: str) -> None:
         service.advertised = lambda *_: value
     elif kind == "sealed":
         port, _, file = value.partition(":")
-        _Sending.told_port, _Sending.file = int(port), Path(file)
-        service.Sending = _Sending
+        _OddSender.told_port, _OddSender.file = int(port), Path(file)
+        service.Sender = _OddSender
     else:
         _lie(LIES[kind])
 

@@ -20,7 +20,7 @@ from shared.sockets import connect_sealed_dealer, drained
 from shared.wire.codec import decode
 from shared.wire.messages import Pushed
 from shared.wire.parts import Seal
-from shared.wire.payload import unpack
+from shared.wire.payload import decode_payload
 from shared.wire.sealing import Opener
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Layout
     from shared.wire.messages import Pong
-    from shared.wire.payload import Packing
+    from shared.wire.payload import PayloadEncoding
 
 __all__ = ["SealedConnection", "SealedPayload"]
 
@@ -49,16 +49,16 @@ class SealedPayload:
         self._number = number
         self._frame = frame
 
-    def unpack(self, layout: Layout, packing: Packing, place: NDArray[np.uint8]) -> None:
+    def unpack(self, layout: Layout, packing: PayloadEncoding, place: NDArray[np.uint8]) -> None:
         """Write it where it belongs; ProtocolError if it is another than its header's, or was changed."""
         if packing.plain:
-            if not self._opener.payload_into(self._number, self._frame, place):
+            if not self._opener.open_payload_into(self._number, self._frame, place):
                 raise _changed()
             return
-        opened = self._opener.payload(self._number, self._frame)
+        opened = self._opener.open_payload(self._number, self._frame)
         if opened is None:
             raise _changed()
-        unpack(memoryview(opened), layout, packing, place)
+        decode_payload(memoryview(opened), layout, packing, place)
 
 
 class SealedConnection:
@@ -120,7 +120,7 @@ class SealedConnection:
                 yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
     def _opened(self, frame: bytes) -> Pushed | None:
-        opened = self._opener.header(frame) if self._opener is not None else None
+        opened = self._opener.open_header(frame) if self._opener is not None else None
         try:
             message = decode(opened) if opened is not None else None
         except ProtocolError:

@@ -15,7 +15,7 @@ from shared.errors import ProtocolError
 from shared.sockets import connect_watched_dealer, connection_events, drained, send_now
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Pong, Pushed, Welcome
-from shared.wire.payload import Packing, unpack
+from shared.wire.payload import PayloadEncoding, decode_payload
 from trainer_client.network.sealed_connection import SealedConnection, SealedPayload
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class WorkerConnection:
         #: Under which byte shared memory was offered last.
         self.lock_byte = 0
         self.garbage = 0
-        self.packing = Packing()
+        self.packing = PayloadEncoding()
         #: Payloads under keys come on a connection of their own.
         self.sealed = SealedConnection(context, endpoint) if keys is not None else None
         self._context = context
@@ -114,7 +114,7 @@ class WorkerConnection:
             yield message, payload
 
     def _take_in(self, welcome: Welcome) -> None:
-        self.packing = Packing(float32=welcome.float32, compression=welcome.compression)
+        self.packing = PayloadEncoding(float32=welcome.float32, compression=welcome.compression)
         if self.sealed is not None:
             self.sealed.expect(welcome.sealed_port)
 
@@ -138,7 +138,7 @@ class WorkerConnection:
         if isinstance(payload, SealedPayload):
             payload.unpack(layout, self.packing, place)
         else:
-            unpack(payload, layout, self.packing, place)
+            decode_payload(payload, layout, self.packing, place)
 
     def count_garbage(self) -> int:
         """Frames that were no message for us."""

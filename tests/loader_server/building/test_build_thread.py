@@ -1,4 +1,4 @@
-"""The building thread alone: every job ends as one outcome, whatever happens, and nothing holds it up for ever."""
+"""The building thread alone: every build ends as one outcome, whatever happens, and nothing holds it up for ever."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.building.build_thread import BuildThread, Job, Outcome
+from loader_server.building.build_thread import Build, BuildThread, Outcome
 from loader_server.building.builder import Builder
 from loader_server.building.crash_trial import Conviction
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
-from loader_server.building.send_buffers import Outgoing
+from loader_server.building.send_buffers import SendBuffers
 from shared.errors import MachineError, ReadError
-from shared.wire.payload import Packing
+from shared.wire.payload import PayloadEncoding
 from shared.wire.sealing import Sealer
 from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 
@@ -60,29 +60,29 @@ class Bench:
         self.buffers: list[np.ndarray] = []
         self.thread = BuildThread(
             {"train": self.builder},
-            trial=self.trial,
-            outgoing=Outgoing(Packing(), 0),
+            crash_trial=self.trial,
+            buffers=SendBuffers(PayloadEncoding(), 0),
             readers=ReadAhead(read_timeout_s),
             deadline=self.steps,
             wake=self.woken.release,
         )
 
-    def job(self, number: int = 1, **how: Any) -> Job:
+    def build(self, number: int = 1, **how: Any) -> Build:
         sealer = how.pop("sealer", None)
-        return Job(b"trainer", memory_want(number, **how), self._buffer, sealer=sealer)
+        return Build(b"trainer", memory_want(number, **how), self._buffer, sealer=sealer)
 
     def _buffer(self, nbytes: int) -> np.ndarray:
         self.buffers.append(np.full(nbytes, 0xA5, np.uint8))
         return self.buffers[-1]
 
-    def outcomes(self, *jobs: Job) -> list[Outcome]:
-        """Of these jobs."""
-        for job in jobs:
-            self.thread.submit(job)
-        for _ in jobs:
+    def outcomes(self, *builds: Build) -> list[Outcome]:
+        """Of these builds."""
+        for build in builds:
+            self.thread.submit(build)
+        for _ in builds:
             assert self.woken.acquire(timeout=20)
         done = self.thread.taken()
-        assert [outcome.job for outcome in done] == list(jobs)
+        assert [outcome.build for outcome in done] == list(builds)
         assert self.thread.load == 0
         return done
 
@@ -115,18 +115,18 @@ def test_jobs_end_in_their_order_built_into_their_places(
     bench: Callable[..., Bench], source: type[MemorySource]
 ) -> None:
     made = bench(source())
-    for number, outcome in enumerate(made.outcomes(*(made.job(number) for number in range(4)))):
+    for number, outcome in enumerate(made.outcomes(*(made.build(number) for number in range(4)))):
         assert outcome.built.rows == 4
         assert outcome.payload is made.buffers[number]
         assert outcome.shape.rows == 5
         assert (outcome.sent, outcome.sealed, outcome.error, outcome.convictions) == (None, None, None, ())
-        tags = made.builder.prepare(outcome.job.want).layout.arrays(outcome.payload)["tag"]
+        tags = made.builder.prepare(outcome.build.want).layout.arrays(outcome.payload)["tag"]
         assert tags.tolist() == [4 * number, 4 * number + 1, 4 * number + 2, 4 * number + 3, -1]
 
 
 def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> None:
     made = bench()
-    plain, sealed = made.outcomes(made.job(in_slot=False), made.job(in_slot=False, sealer=Sealer(bytes(32))))
+    plain, sealed = made.outcomes(made.build(in_slot=False), made.build(in_slot=False, sealer=Sealer(bytes(32))))
     assert bytes(plain.sent) == plain.payload.tobytes()
     assert plain.sealed is None
     number, buffer = sealed.sealed
@@ -137,9 +137,9 @@ def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> N
 def test_a_cancelled_job_ends_as_neither_and_nobody_waits_for_its_bytes(bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     made = bench(MemorySource(on_read={5: gate.wait}))
-    job = made.job()
-    job.cancelled = True
-    (outcome,) = made.outcomes(job)
+    build = made.build()
+    build.cancelled = True
+    (outcome,) = made.outcomes(build)
     gate.set()
     assert (outcome.built, outcome.error) == (None, None)
     assert made.buffers == []
@@ -150,7 +150,7 @@ def test_whatever_is_raised_is_an_outcome_and_the_next_job_is_built(
     bench: Callable[..., Bench], error: BaseException
 ) -> None:
     made = bench(MemorySource(on_read={5: raising(error)}))
-    failed, built = made.outcomes(made.job(1), made.job(2))
+    failed, built = made.outcomes(made.build(1), made.build(2))
     assert (failed.error, failed.built) == (error, None)
     assert built.built.rows == 4
 
@@ -160,9 +160,9 @@ def test_what_a_place_to_build_in_raises_is_an_outcome_too(bench: Callable[..., 
         raise KeyboardInterrupt
 
     made = bench()
-    job = made.job()
-    job.buffer = no_place
-    failed, built = made.outcomes(job, made.job(2))
+    build = made.build()
+    build.buffer = no_place
+    failed, built = made.outcomes(build, made.build(2))
     assert isinstance(failed.error, KeyboardInterrupt)
     assert built.built.rows == 4
 
@@ -170,7 +170,7 @@ def test_what_a_place_to_build_in_raises_is_an_outcome_too(bench: Callable[..., 
 def test_a_read_that_hangs_is_an_error_and_the_next_job_is_built(bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     made = bench(MemorySource(on_read={5: gate.wait}), read_timeout_s=0.05)
-    failed, built = made.outcomes(made.job(1), made.job(2))
+    failed, built = made.outcomes(made.build(1), made.build(2))
     gate.set()
     assert isinstance(failed.error, ReadError)
     assert failed.error.where == "sample-5"
@@ -182,14 +182,14 @@ def test_a_read_that_hangs_is_an_error_and_the_next_job_is_built(bench: Callable
 
 def test_the_deadline_ends_with_each_batch_also_with_one_that_fails(bench: Callable[..., Bench]) -> None:
     made = bench(MemorySource(on_decode={5: raising(MemoryError())}))
-    made.outcomes(made.job(1), made.job(2))
+    made.outcomes(made.build(1), made.build(2))
     assert made.steps.of_batches == [0, 1]  # packing and sealing is a step
 
 
 def test_it_does_not_run_while_samples_are_tried(bench: Callable[..., Bench]) -> None:
     made = bench()
     made.trial.after_each = lambda sample: made.steps.of_batches.append(f"tried {sample}")
-    made.outcomes(made.job(2), made.job(1, attempt=1))
+    made.outcomes(made.build(2), made.build(1, attempt=1))
     assert made.steps.of_batches == [1, "tried 4", "tried 5", "tried 6", "tried 7", 1]
 
 
@@ -198,7 +198,7 @@ def test_it_does_not_run_while_samples_are_tried(bench: Callable[..., Bench]) ->
 
 def test_a_first_attempt_tries_nobody(bench: Callable[..., Bench]) -> None:
     made = bench()
-    made.outcomes(made.job())
+    made.outcomes(made.build())
     assert made.trial.tried == []
 
 
@@ -208,7 +208,7 @@ def test_after_a_death_the_samples_are_tried_with_their_bytes_and_the_convicted_
 ) -> None:
     made = bench(source(on_decode={5: raising(AssertionError("it was decoded"))}))
     made.trial.kill = {5}
-    (outcome,) = made.outcomes(made.job(attempt=1, epoch=3))
+    (outcome,) = made.outcomes(made.build(attempt=1, epoch=3))
     assert made.trial.tried == [(3, 4, b"\5"), (3, 5, b"\6"), (3, 6, b"\7"), (3, 7, b"\x08")]
     assert outcome.convictions == (Conviction(5, "file-5", "signal SIGSEGV, signal SIGSEGV"),)
     assert (outcome.built.rows, outcome.built.masked) == (3, 1)
@@ -217,7 +217,7 @@ def test_after_a_death_the_samples_are_tried_with_their_bytes_and_the_convicted_
 
 def test_an_empty_place_has_nobody_to_try(bench: Callable[..., Bench]) -> None:
     made = bench()
-    (outcome,) = made.outcomes(made.job(attempt=1, empty=True))
+    (outcome,) = made.outcomes(made.build(attempt=1, empty=True))
     assert outcome.built.rows == 0
     assert made.trial.tried == []
 
@@ -226,7 +226,7 @@ def test_known_culprits_are_not_tried_nor_those_that_become_known_meanwhile(benc
     made = bench()
     made.builder.culprits.find("file-4")
     made.trial.after_each = lambda sample: made.builder.culprits.find("file-6")
-    (outcome,) = made.outcomes(made.job(attempt=1))
+    (outcome,) = made.outcomes(made.build(attempt=1))
     assert [sample for _, sample, _ in made.trial.tried] == [5, 7]
     assert outcome.built.masked == 2
 
@@ -236,9 +236,9 @@ def test_a_job_that_is_cancelled_while_it_is_tried_ends_soon_and_what_was_found_
 ) -> None:
     made = bench()
     made.trial.kill = {5}
-    job = made.job(attempt=1)
-    made.trial.after_each = lambda sample: setattr(job, "cancelled", sample == 5)
-    (outcome,) = made.outcomes(job)
+    build = made.build(attempt=1)
+    made.trial.after_each = lambda sample: setattr(build, "cancelled", sample == 5)
+    (outcome,) = made.outcomes(build)
     assert [sample for _, sample, _ in made.trial.tried] == [4, 5]
     assert (outcome.built, outcome.error, len(outcome.convictions)) == (None, None, 1)
     assert made.buffers == []
@@ -250,7 +250,7 @@ def test_a_machine_that_fails_while_it_is_tried_builds_nothing_and_what_was_foun
     made = bench()
     made.trial.kill = {5}
     made.trial.error = MachineError(expected="a", got="b", where="c", remedy="d")
-    (outcome,) = made.outcomes(made.job(attempt=1))
+    (outcome,) = made.outcomes(made.build(attempt=1))
     assert outcome.error is made.trial.error
     assert [one.sample for one in outcome.convictions] == [5]
     assert made.buffers == []
@@ -262,7 +262,7 @@ def test_a_machine_that_fails_while_it_is_tried_builds_nothing_and_what_was_foun
 def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     made = bench(MemorySource(on_decode={5: gate.wait}))
-    made.thread.submit(made.job())
+    made.thread.submit(made.build())
     assert not made.thread.close(0.01)
     assert made.trial.closed == 0  # it may be in use
     gate.set()

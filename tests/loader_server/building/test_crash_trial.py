@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from loader_server.building.crash_trial import Trial, judged
+from loader_server.building.crash_trial import CrashTrial, judged
 from loader_server.stream import JobFile, Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
@@ -38,13 +38,13 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
 
 
 @pytest.fixture
-def trial(stream: Stream) -> Iterator[Trial]:
-    trial = Trial(stream.path, timeout_s=1.0)
+def trial(stream: Stream) -> Iterator[CrashTrial]:
+    trial = CrashTrial(stream.path, timeout_s=1.0)
     yield trial
     trial.close()
 
 
-def convicted(trial: Trial, stream: Stream, *samples: int) -> dict[int, str]:
+def convicted(trial: CrashTrial, stream: Stream, *samples: int) -> dict[int, str]:
     found = trial.convictions(stream, 0, ((sample, stream.source.read(sample)) for sample in samples))
     return {one.sample: one.ends for one in found}
 
@@ -56,7 +56,7 @@ def children() -> set[int]:
 # --- verdicts ---
 
 
-def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: Trial, stream: Stream) -> None:
+def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: CrashTrial, stream: Stream) -> None:
     before = children()
     assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 11) == {}
     (child,) = children() - before
@@ -67,7 +67,7 @@ def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: T
     assert children() == before
 
 
-def test_another_stream_has_a_child_of_its_own(trial: Trial, stream: Stream) -> None:
+def test_another_stream_has_a_child_of_its_own(trial: CrashTrial, stream: Stream) -> None:
     before = children()
     dev = JobFile(stream.path).open("dev")
     for one in (stream, dev):
@@ -83,7 +83,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
     (tmp_path / "beside.py").write_text(f"{declared}def nothing(sample, rng): pass\n")
     path = write_job(tmp_path, samples=4, transforms=("beside:nothing", "logmel", "characters"))
     index(path)
-    trial = Trial(path, 60.0)
+    trial = CrashTrial(path, 60.0)
     assert convicted(trial, JobFile(path).open("train"), 0) == {}
     trial.close()
 
@@ -99,7 +99,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
     ],
 )
 def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
-    trial: Trial, stream: Stream, order: str, ends: str
+    trial: CrashTrial, stream: Stream, order: str, ends: str
 ) -> None:
     victim = NUMBER[order]
     found = trial.convictions(stream, 0, ((sample, stream.source.read(sample)) for sample in (0, victim, 11)))
@@ -108,7 +108,7 @@ def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
     assert one.identity == stream.identity(victim)
 
 
-def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial: Trial, stream: Stream) -> None:
+def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial: CrashTrial, stream: Stream) -> None:
     try:
         assert convicted(trial, stream, NUMBER["leave"]) == {NUMBER["leave"]: "signal SIGABRT, signal SIGABRT"}
     finally:
@@ -122,13 +122,13 @@ def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial:
                 one.kill()
 
 
-def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: Trial, stream: Stream) -> None:
+def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: CrashTrial, stream: Stream) -> None:
     name = stream.source.name(NUMBER["kill"])
     with pytest.raises(MachineError, match=f"got {name} in hand: signal SIGKILL, which came from outside"):
         convicted(trial, stream, 0, NUMBER["kill"])
 
 
-def test_one_that_died_while_it_had_nothing_in_hand_speaks_against_nobody(trial: Trial, stream: Stream) -> None:
+def test_one_that_died_while_it_had_nothing_in_hand_speaks_against_nobody(trial: CrashTrial, stream: Stream) -> None:
     assert convicted(trial, stream, 0) == {}
     (child,) = (one for one in psutil.Process().children() if "loader_server.building.crash_trial" in one.cmdline())
     child.send_signal(signal.SIGSEGV)
@@ -168,7 +168,7 @@ def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monk
     with pytest.raises(
         MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
     ):
-        convicted(Trial(path, 1.0), stream, 0)
+        convicted(CrashTrial(path, 1.0), stream, 0)
 
 
 def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
@@ -180,7 +180,7 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
     stream = JobFile(path).open("train")
     index(path)
     with pytest.raises(MachineError, match="another index, or other transforms, on disk by now"):
-        convicted(Trial(path, 1.0), stream, 0)
+        convicted(CrashTrial(path, 1.0), stream, 0)
 
 
 def test_so_is_one_that_takes_for_ever_to_start(
@@ -193,7 +193,7 @@ def test_so_is_one_that_takes_for_ever_to_start(
     monkeypatch.setattr("loader_server.building.crash_trial._READY_TIMEOUT_S", 0.1)
     before = children()
     with pytest.raises(MachineError, match="a child that was not ready in time: signal SIGKILL"):
-        convicted(Trial(stream.path, 1.0), stream, 0)
+        convicted(CrashTrial(stream.path, 1.0), stream, 0)
     assert children() == before
 
 
@@ -210,5 +210,5 @@ def test_a_child_that_does_not_start_is_the_machines_failure(
     monkeypatch.setattr("sys.executable", python)
     before, open_files = children(), len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(MachineError, match=said):
-        convicted(Trial(stream.path, 1.0), stream, 0)
+        convicted(CrashTrial(stream.path, 1.0), stream, 0)
     assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == (before, open_files)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from loader_server.building.culprits import Culprits, key_of
+from loader_server.building.culprits import KnownCulprits, key_of
 from shared.hashing import digest64
 
 
 def test_the_coordinators_list_replaces_its_last_one() -> None:
-    culprits = Culprits("train")
+    culprits = KnownCulprits("train")
     culprits.hear((1, 2))
     culprits.hear((2, 3))
     assert culprits.keys == {2, 3}
@@ -16,7 +16,7 @@ def test_the_coordinators_list_replaces_its_last_one() -> None:
 
 
 def test_what_was_found_here_stays_until_the_coordinator_names_it_and_goes_when_it_is_forgiven() -> None:
-    culprits = Culprits("train")
+    culprits = KnownCulprits("train")
     culprits.hear((1,))
     culprits.find("a.wav")
     assert culprits.keys == {1, key_of("train", "a.wav")}
@@ -34,7 +34,7 @@ def test_the_key_is_the_digest_of_the_text_as_it_crosses() -> None:
 
 
 def test_what_is_a_culprit_in_one_stream_is_none_in_another() -> None:
-    train, dev = Culprits("train"), Culprits("dev")
+    train, dev = KnownCulprits("train"), KnownCulprits("dev")
     train.find("a.wav")
     dev.hear(train.keys)
     assert "a.wav" in train

@@ -1,4 +1,4 @@
-"""Reading ahead: what hangs is given up and its thread replaced, what fails is told, nothing waits without end."""
+"""PendingRead ahead: what hangs is given up and its thread replaced, what fails is told, nothing waits without end."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def hanging(gate: threading.Event, sample: int = 3) -> Callable[[Callable[[int],
 
 
 def test_what_was_read_comes_back(patient: ReadAhead) -> None:
-    readings = [patient.submit(lambda begin, n=n: begin(n) or n * n, name) for n in range(20)]
-    assert [patient.result(reading) for reading in readings] == [n * n for n in range(20)]
+    reads = [patient.submit(lambda begin, n=n: begin(n) or n * n, name) for n in range(20)]
+    assert [patient.result(pending) for pending in reads] == [n * n for n in range(20)]
     assert patient.hanging == 0
 
 
@@ -75,17 +75,17 @@ def test_what_was_raised_is_raised_where_it_is_waited_for(readers: ReadAhead, er
     def work(begin: Callable[[int], None]) -> None:
         raise error
 
-    reading = readers.submit(work, name)
+    pending = readers.submit(work, name)
     with pytest.raises(type(error)) as caught:
-        readers.result(reading)
+        readers.result(pending)
     assert caught.value is error
     assert readers.result(readers.submit(lambda begin: "next", name)) == "next"
 
 
 def test_a_read_past_its_deadline_is_an_error_that_names_the_sample(readers: ReadAhead, gate: threading.Event) -> None:
-    reading = readers.submit(hanging(gate), name)
+    pending = readers.submit(hanging(gate), name)
     with pytest.raises(ReadError, match=r"sample-3: expected to read the sample within 0.05 s \(build_timeout\)"):
-        readers.result(reading)
+        readers.result(pending)
 
 
 def test_each_sample_has_the_whole_time(patient: ReadAhead, gate: threading.Event) -> None:
@@ -97,16 +97,16 @@ def test_each_sample_has_the_whole_time(patient: ReadAhead, gate: threading.Even
         begin(2)
         gate.wait()
 
-    reading = patient.submit(work, name)
-    wait_until(reading.since_s, "the first is being read")
-    began_s = reading.since_s()
+    pending = patient.submit(work, name)
+    wait_until(pending.since_s, "the first is being read")
+    began_s = pending.since_s()
     assert patient._give_up_late(began_s + 599.0) == pytest.approx(1.0)
     second.set()
-    wait_until(lambda: reading.since_s() > began_s, "the second is being read")
+    wait_until(lambda: pending.since_s() > began_s, "the second is being read")
     patient._give_up_late(began_s + 600.0)
-    assert not reading.given_up
-    patient._give_up_late(reading.since_s() + 600.0)
-    assert reading.given_up
+    assert not pending.given_up
+    patient._give_up_late(pending.since_s() + 600.0)
+    assert pending.given_up
 
 
 def test_what_comes_late_but_before_anybody_looked_is_taken(readers: ReadAhead, gate: threading.Event) -> None:

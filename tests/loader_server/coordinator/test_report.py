@@ -7,8 +7,8 @@ import json
 import pytest
 
 from loader_server.coordinator.report import limit_of, stream_report, text_of, worker_report
-from loader_server.coordinator.seats import Seat, StreamSeats
-from loader_server.coordinator.workers import Worker
+from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
+from loader_server.coordinator.workers import RegisteredWorker
 from shared.wire.parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
@@ -32,18 +32,18 @@ def test_the_limit_is_who_is_waited_for(waited, limit):
     assert limit_of(waited) == limit
 
 
-def seat(rank, *, trained, read, waited, heard_s=90.0):
+def trainer(rank, *, trained, read, waited, heard_s=90.0):
     """A trainer of a world of two."""
-    return Seat(
+    return AttachedTrainer(
         peer=b"", attach=attach(rank, 2), cursor=Cursor(0, 0, 2, "plan-1"), batches=100, heard_s=heard_s,
         trained=trained, read=read, waited_permille=waited,
     )  # fmt: skip
 
 
 def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_waits_longest():
-    stream = StreamSeats(View(), group=4, trained=(1, 6))
-    later = seat(1, trained=(1, 8), read=(2, 9), waited=20.4)
-    for one in (later, seat(0, trained=(1, 6), read=(1, 13), waited=60.0, heard_s=91.96)):
+    stream = StreamTrainers(View(), group=4, trained=(1, 6))
+    later = trainer(1, trained=(1, 8), read=(2, 9), waited=20.4)
+    for one in (later, trainer(0, trained=(1, 6), read=(1, 13), waited=60.0, heard_s=91.96)):
         stream.add(one)
     found = stream_report(stream, 4, now_s=92.2)
     trainers = found.pop("trainers")
@@ -59,14 +59,14 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
 
 
 def test_a_stream_that_nobody_reads_has_no_limit():
-    found = stream_report(StreamSeats(View(), trained=(0, 3)), 0, now_s=0.0)
+    found = stream_report(StreamTrainers(View(), trained=(0, 3)), 0, now_s=0.0)
     nothing = ("read_epoch", "read_number", "batches", "waited_permille", "limit")
     assert [found[key] for key in nothing] == [None] * len(nothing)
     assert (found["attached"], found["number"], found["trainers"]) == (0, 3, [])
 
 
 def test_a_worker_is_told_of_by_its_last_heartbeat():
-    worker = Worker(peer=b"", address=address(), heard_s=5.0)
+    worker = RegisteredWorker(peer=b"", address=address(), heard_s=5.0)
     silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0}
     about = {"name": worker.address.worker, "endpoint": worker.address.endpoint}
     assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}

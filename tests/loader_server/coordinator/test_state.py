@@ -740,10 +740,10 @@ def test_no_sequence_breaks_it_and_its_facts_alone_rebuild_what_it_promised(scri
                 names = (getattr(one.fact, "identity", None), getattr(one.fact, "rank", None))
                 facts[kind, one.fact.stream, names] = one.fact
         train = state._streams["train"]
-        overlapping = [rank for seat in train.seats.values() for rank in seat.ranks]
+        overlapping = [rank for trainer in train.trainers.values() for rank in trainer.ranks]
         assert len(overlapping) == len(set(overlapping))
-        assert all(train.holder(rank) is seat for seat in train.seats.values() for rank in seat.ranks)
-        assert sorted(train._positions.elements()) == sorted(seat.trained for seat in train.seats.values())
+        assert all(train.holder(rank) is trainer for trainer in train.trainers.values() for rank in trainer.ranks)
+        assert sorted(train._positions.elements()) == sorted(trainer.trained for trainer in train.trainers.values())
         endpoints = [worker.address.endpoint for worker in state._workers.sorted()]
         assert len(endpoints) == len(set(endpoints)) == len(state._workers)
     again = coordinator()

@@ -26,7 +26,7 @@ class Session:
     gone: bool = False
     closed: bool = False
     tickets: Tickets = field(default_factory=Tickets)
-    jobs: dict = field(default_factory=dict)
+    builds: dict = field(default_factory=dict)
 
     def greet(self, address, _hello):
         self.address, self.gone = address, False
@@ -36,7 +36,7 @@ class Session:
 
 
 @dataclass(eq=False)
-class Job:
+class Build:
     trainer: int
     want: m.Want
     cancelled: bool = False
@@ -58,9 +58,9 @@ class Desk:
         ticket = Ticket(slot, 1)
         want = dataclasses.replace(WANT, stream="train", ticket=ticket, in_slot=in_slot, urgent=urgent)
         assert self.wants.judge(session, ticket) is Verdict.NEW
-        job = Job(session.incarnation, want)
-        self.wants.put(session, job)
-        return job
+        build = Build(session.incarnation, want)
+        self.wants.put(session, build)
+        return build
 
 
 @pytest.fixture
@@ -70,34 +70,34 @@ def desk():
 
 def test_a_want_is_open_until_it_is_finished(desk):
     one = desk.welcome(1)
-    job = desk.put(one, 3)
-    assert (len(desk.wants), desk.wants.waiting(), one.jobs) == (1, 1, {Ticket(3, 1): job})
-    assert desk.wants.take() is job
+    build = desk.put(one, 3)
+    assert (len(desk.wants), desk.wants.waiting(), one.builds) == (1, 1, {Ticket(3, 1): build})
+    assert desk.wants.take() is build
     assert (len(desk.wants), desk.wants.take()) == (0, None)
     assert one.tickets.held() == (Ticket(3, 1),)
-    assert desk.wants.finish(job) is one
-    assert (one.tickets.held(), one.jobs) == ((), {})
-    assert desk.wants.finish(job) is None
+    assert desk.wants.finish(build) is one
+    assert (one.tickets.held(), one.builds) == ((), {})
+    assert desk.wants.finish(build) is None
 
 
 def test_what_is_not_new_cannot_be_put(desk):
     one = desk.welcome(1)
-    job = desk.put(one, 3)
+    build = desk.put(one, 3)
     assert desk.wants.judge(one, Ticket(3, 1)) is Verdict.STALE
     with pytest.raises(KeyError):
-        desk.wants.put(one, job)
+        desk.wants.put(one, build)
 
 
 @pytest.mark.fault(42)
 def test_who_does_not_read_is_refused_and_waits_alone(desk):
     one, other = desk.welcome(1), desk.welcome(2)
     desk.put(one, 0)
-    job = desk.put(other, 0)
+    build = desk.put(other, 0)
     desk.deaf.add(b"1")
     assert desk.wants.judge(one, Ticket(1, 1)) is Verdict.BUSY
     assert desk.wants.judge(one, Ticket(0, 1)) is Verdict.STALE, "a copy is passed over, not refused"
     assert desk.wants.waiting() == 1
-    assert desk.wants.take() is job
+    assert desk.wants.take() is build
     assert desk.wants.take() is None
 
 
@@ -106,18 +106,18 @@ def test_open_tickets_are_bounded_and_come_back(desk, monkeypatch):
     monkeypatch.setattr("loader_server.wants.open_wants._MOST_OPEN", 4)
     desk = Desk()
     one = desk.welcome(1)
-    jobs = [desk.put(one, slot) for slot in range(2)]
+    builds = [desk.put(one, slot) for slot in range(2)]
     assert desk.wants.judge(one, Ticket(2, 1)) is Verdict.BUSY
     assert desk.wants.judge(desk.welcome(2), Ticket(2, 1)) is Verdict.NEW, "there is room for another"
-    assert desk.wants.cancel(one, jobs[0].want.ticket)
+    assert desk.wants.cancel(one, builds[0].want.ticket)
     assert desk.wants.judge(one, Ticket(2, 1)) is Verdict.NEW
 
 
 @pytest.mark.fault(42)
 def test_bytes_by_tcp_are_held_from_the_beginning_to_the_end_of_a_build(desk):
     one = desk.welcome(1)
-    jobs = [desk.put(one, slot, in_slot=False) for slot in range(3)]
-    assert [desk.wants.take(), desk.wants.take()] == jobs[:2]
+    builds = [desk.put(one, slot, in_slot=False) for slot in range(3)]
+    assert [desk.wants.take(), desk.wants.take()] == builds[:2]
     assert desk.batches.held(1) == 200
     assert desk.wants.take() is None, "one alone may have half"
     assert desk.wants.waiting() == 0
@@ -125,8 +125,8 @@ def test_bytes_by_tcp_are_held_from_the_beginning_to_the_end_of_a_build(desk):
     assert desk.wants.take() is in_place, "what lies in a slot takes no memory here"
     desk.wants.finish(in_place)
     assert desk.batches.held(1) == 200
-    desk.wants.finish(jobs[0])
-    assert desk.wants.take() is jobs[2]
+    desk.wants.finish(builds[0])
+    assert desk.wants.take() is builds[2]
 
 
 def test_what_is_begun_cannot_be_cancelled_but_is_void(desk):
@@ -160,7 +160,7 @@ def test_a_trainer_that_is_gone_is_told_what_may_still_be_written_until_that_has
     assert desk.wants.take() is begun
     assert desk.wants.forget(one) == [waiting]
     assert begun.cancelled
-    assert waiting.want.ticket not in one.jobs
+    assert waiting.want.ticket not in one.builds
     assert desk.sessions.at(b"1").tickets.held() == (begun.want.ticket,)
     assert not one.closed
     assert desk.wants.finish(begun) is one

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader_server.building.build_thread import Job
+from loader_server.building.build_thread import Build
 from loader_server.wants.session import Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import MOST_SLOTS
@@ -46,10 +46,10 @@ def hello(incarnation=7, *, offer=None, seal=None, stream="train", verify=False)
     return m.Hello(job="j", stream=stream, incarnation=incarnation, shared=offer, verify=verify, seal=seal)
 
 
-def job(session, slot=1):
+def build(session, slot=1):
     want = dataclasses.replace(WANT, ticket=Ticket(slot, 1), in_slot=True)
     session.tickets.accept(want.ticket)
-    made = session.jobs[want.ticket] = Job(session.incarnation, want, session.buffer(want))
+    made = session.builds[want.ticket] = Build(session.incarnation, want, session.buffer(want))
     return made
 
 
@@ -66,13 +66,13 @@ def test_a_trainer_is_known_by_incarnation_and_by_connection(sessions):
 @pytest.mark.parametrize("again", [b"one", b"two"])
 def test_a_trainer_that_connects_anew_keeps_its_session(sessions, memory, again):
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
-    open_job = job(session)
+    open_build = build(session)
     shared = session.shared
     assert sessions.welcome(again, hello(offer=memory.offer(17), verify=True, stream="dev")) is session
     assert sessions.at(again) is session
     assert session.address == again
     assert (sessions.at(b"one") is None) == (again != b"one"), "what comes late on the old connection is nobody's"
-    assert session.jobs == {Ticket(1, 1): open_job}
+    assert session.builds == {Ticket(1, 1): open_build}
     assert session.tickets.held() == (Ticket(1, 1),)
     assert session.shared is shared
     assert memory.is_locked(16), "the lock that its slots are proved by stays"
@@ -123,13 +123,13 @@ def test_a_trainer_that_is_gone_is_forgotten_and_its_memory_let_go(sessions, mem
 
 def test_not_before_its_last_job_has_ended(sessions, memory):
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
-    last = job(session)
+    last = build(session)
     sessions.leave(session)
     assert sessions.at(b"one") is session, "a Pong there has to list what is still being written"
     assert sessions.of(7) is session
     assert memory.is_locked(16)
     last.buffer(10)[:] = 3
-    del session.jobs[last.want.ticket]
+    del session.builds[last.want.ticket]
     sessions.tidy(session)
     assert (sessions.at(b"one"), sessions.of(7)) == (None, None)
     assert not memory.is_locked(16)
@@ -138,10 +138,10 @@ def test_not_before_its_last_job_has_ended(sessions, memory):
 
 def test_a_trainer_that_comes_back_before_that_has_never_been_away(sessions, memory):
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
-    last = job(session)
+    last = build(session)
     sessions.leave(session)
     assert sessions.welcome(b"two", hello(offer=memory.offer(17))) is session
-    del session.jobs[last.want.ticket]
+    del session.builds[last.want.ticket]
     sessions.tidy(session)
     assert sessions.of(7) is session
     assert memory.is_locked(16)
@@ -158,7 +158,7 @@ def test_who_leaves_takes_nobody_elses_connection_along(sessions):
 
 def test_what_was_let_go_of_is_not_written(sessions, memory):
     session = sessions.welcome(b"one", hello(offer=memory.offer(16)))
-    late = job(session)
+    late = build(session)
     session.close()
     with pytest.raises(ValueError, match="these slots were let go of"):
         late.buffer(10)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from loader_server.wants.want_queue import WantQueue
 
 
-def queue(*jobs: tuple[str, int], urgent: tuple[tuple[str, int], ...] = ()) -> WantQueue[str, int]:
+def queue(*wants: tuple[str, int], urgent: tuple[tuple[str, int], ...] = ()) -> WantQueue[str, int]:
     made: WantQueue[str, int] = WantQueue()
-    for trainer, job in jobs:
-        made.put(trainer, job, urgent=False)
-    for trainer, job in urgent:
-        made.put(trainer, job, urgent=True)
+    for trainer, want in wants:
+        made.put(trainer, want, urgent=False)
+    for trainer, want in urgent:
+        made.put(trainer, want, urgent=True)
     return made
 
 
@@ -112,7 +112,7 @@ def test_who_went_before_all_may_do_so_again_once_all_had_their_turn():
 
 
 def not_of(*trainers):
-    return lambda trainer, _job: trainer not in trainers
+    return lambda trainer, _want: trainer not in trainers
 
 
 @pytest.mark.fault(42)
@@ -131,9 +131,9 @@ def test_what_may_not_be_built_yet_keeps_its_turn():
 
 def test_it_is_asked_about_the_job_that_is_next():
     some = queue(("a", 1), ("a", 2), urgent=(("a", 3),))
-    assert some.take(lambda _trainer, job: job != 3) is None
-    assert some.take(lambda _trainer, job: job == 3) == 3
-    assert some.take(lambda _trainer, job: job == 2) is None
+    assert some.take(lambda _trainer, want: want != 3) is None
+    assert some.take(lambda _trainer, want: want == 3) == 3
+    assert some.take(lambda _trainer, want: want == 2) is None
 
 
 def test_those_who_wait_for_themselves_are_not_before_others():
@@ -166,16 +166,16 @@ def test_nothing_is_lost_or_given_twice(script):
             some.put(trainer, number, urgent=urgent)
             inside[number] = trainer
         elif act == "take":
-            job = some.take()
-            assert (job is None) == (not inside)
-            inside.pop(job, None)
+            want = some.take()
+            assert (want is None) == (not inside)
+            inside.pop(want, None)
         elif act == "drop":
             gone = some.drop(trainer)
-            assert sorted(gone) == sorted(job for job, one in inside.items() if one == trainer)
-            inside = {job: one for job, one in inside.items() if one != trainer}
+            assert sorted(gone) == sorted(want for want, one in inside.items() if one == trainer)
+            inside = {want: one for want, one in inside.items() if one != trainer}
         elif inside:
-            job, owner = next(iter(inside.items()))
-            assert some.remove(owner, job)
-            del inside[job]
+            want, owner = next(iter(inside.items()))
+            assert some.remove(owner, want)
+            del inside[want]
         assert len(some) == len(inside)
     assert sorted(taken(some)) == sorted(inside)

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from loader_server.worker.epoch_counts import Epoch, EpochCounts
+from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from shared.logs import Log
 
 
@@ -42,7 +42,7 @@ def planner():
 
 
 def epoch(number, group=1):
-    return Epoch("train", number, group)
+    return EpochQuestion("train", number, group)
 
 
 def test_nobody_waits_and_the_answer_comes_later(planner):

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import zmq
 
-from loader_server.building.build_thread import Job
+from loader_server.building.build_thread import Build
 from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS
 from shared.errors import ReadError
 from shared.hashing import digest64
@@ -79,10 +79,10 @@ def welcomed(one: Asker, **how: Any) -> Asker:
     return one
 
 
-def begun(worker: Worker, jobs: int) -> None:
-    """Wait until so many jobs are in the hands of the building thread, and it builds the first one."""
+def begun(worker: Worker, builds: int) -> None:
+    """Wait until so many builds are in the hands of the building thread, and it builds the first one."""
     assert transforms.AT_GATE.wait(20)
-    wait_until(lambda: worker._thread.load == jobs, f"{jobs} jobs are begun")
+    wait_until(lambda: worker._thread.load == builds, f"{builds} builds are begun")
 
 
 # --- batches ---
@@ -130,10 +130,10 @@ def test_a_trainers_name_and_number_are_told(ask):
 
 def test_a_defect_of_ours_is_told_from_what_is_wrong_with_the_data(ask, worker, caplog):
     """Both end the want alone; only a defect is for us to read of."""
-    job = Job(7, welcomed(ask()).want(3, number=5), bytearray)
+    build = Build(7, welcomed(ask()).want(3, number=5), bytearray)
     for error in (ReadError(expected="a", got="b", where="c", remedy="d"), ZeroDivisionError("by us")):
         caplog.clear()
-        assert worker._reception._report(job, error).ticket == Ticket(3, 1)
+        assert worker._reception._report(build, error).ticket == Ticket(3, 1)
         told = [(one.event, one.fields["number"], one.fields["error"]) for one in caplog.records]
         is_ours = isinstance(error, ZeroDivisionError)
         assert told == ([("defect while building", 5, "ZeroDivisionError('by us')")] if is_ours else [])

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.errors import SettingsError
 from shared.metrics import names
-from shared.metrics.server import Exposition, Samples, Spread
+from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from tests.support.loaders import wait_until
 from tests.support.scraping import scraped
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 LABELS = {"job": "tones", "role": "worker", "worker": "w-0"}
 
 
-def _serve(*samples: Samples, port: int = 0, targets: Path | None = None) -> Exposition:
-    return Exposition(lambda: iter(samples), port=port, labels=LABELS, targets=targets)
+def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None = None) -> MetricsServer:
+    return MetricsServer(lambda: iter(samples), port=port, labels=LABELS, targets_folder=targets_folder)
 
 
 def test_values_come_across_with_their_labels_and_help() -> None:
-    seconds = Samples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
-    with _serve(Samples.one(names.WORKERS, 3), seconds) as exposition:
-        text = urllib.request.urlopen(f"http://{exposition.address}/metrics", timeout=5).read().decode()
-        values = scraped(exposition.address)
+    seconds = MetricSamples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
+    with _serve(MetricSamples.one(names.WORKERS, 3), seconds) as server:
+        text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5).read().decode()
+        values = scraped(server.address)
     assert values["stoker_workers", ()] == 3
     assert values["stoker_build_seconds_total", (("phase", "write_and_digest"), ("stream", "train"))] == 1.5
     assert values["stoker_build_seconds_total", (("phase", "plan_and_read"), ("stream", "dev"))] == 0.25
@@ -45,8 +45,8 @@ def test_values_come_across_with_their_labels_and_help() -> None:
 def test_a_histogram_counts_at_or_below_each_bound() -> None:
     counts = [0] * (len(names.WAIT_BOUNDS_S) + 1)
     counts[0], counts[3], counts[-1] = 2, 1, 4
-    with _serve(Samples(names.DATA_WAIT, {("train",): Spread(counts, 99.5)})) as exposition:
-        values = scraped(exposition.address)
+    with _serve(MetricSamples(names.DATA_WAIT, {("train",): Spread(counts, 99.5)})) as server:
+        values = scraped(server.address)
 
     def below(bound: str) -> float:
         return values["stoker_data_wait_seconds_bucket", (("le", bound), ("stream", "train"))]
@@ -59,23 +59,23 @@ def test_a_histogram_counts_at_or_below_each_bound() -> None:
 def test_numbers_are_taken_when_asked() -> None:
     count = iter(range(1, 9))
 
-    def samples() -> Iterator[Samples]:
-        yield Samples.one(names.ATTACHES, next(count))
+    def samples() -> Iterator[MetricSamples]:
+        yield MetricSamples.one(names.ATTACHES, next(count))
 
-    with Exposition(samples, port=0, labels=LABELS, targets=None) as exposition:
-        seen = [scraped(exposition.address)["stoker_attaches_total", ()] for _ in range(2)]
+    with MetricsServer(samples, port=0, labels=LABELS, targets_folder=None) as server:
+        seen = [scraped(server.address)["stoker_attaches_total", ()] for _ in range(2)]
     assert seen == [1, 2]
 
 
 def test_it_serves_on_loopback_with_the_process_s_own_numbers() -> None:
-    with _serve() as exposition:
-        assert exposition.address.startswith("127.0.0.1:")
-        assert scraped(exposition.address)["process_cpu_seconds_total", ()] > 0
+    with _serve() as server:
+        assert server.address.startswith("127.0.0.1:")
+        assert scraped(server.address)["process_cpu_seconds_total", ()] > 0
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
-    with _serve() as exposition:
-        port = int(exposition.address.partition(":")[2])
+    with _serve() as server:
+        port = int(server.address.partition(":")[2])
         with pytest.raises(SettingsError, match=rf"metrics_port: expected a free port .* on {port}\. Name another"):
             _serve(port=port)
 
@@ -88,23 +88,23 @@ def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
 @pytest.mark.fault(38)
 def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.metrics.server._Handler.timeout", 0.2)
-    with _serve(Samples.one(names.WORKERS, 3)) as exposition, contextlib.ExitStack() as crowd:
-        host, _, port = exposition.address.partition(":")
+    with _serve(MetricSamples.one(names.WORKERS, 3)) as server, contextlib.ExitStack() as crowd:
+        host, _, port = server.address.partition(":")
         before = threading.active_count()
         for _ in range(50):
             crowd.enter_context(socket.create_connection((host, int(port)), 5))
         wait_until(lambda: threading.active_count() > before, "some are waited for")
         assert threading.active_count() <= before + 8
         wait_until(lambda: threading.active_count() == before, "nobody is waited for any longer")
-        assert scraped(exposition.address)["stoker_workers", ()] == 3
+        assert scraped(server.address)["stoker_workers", ()] == 3
 
 
 def test_closed_means_gone(tmp_path: Path) -> None:
-    exposition = _serve(targets=tmp_path)
+    server = _serve(targets_folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-w-0.json"]
-    exposition.close()
+    server.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):
-        scraped(exposition.address)
-    with _serve(port=int(exposition.address.partition(":")[2])) as again:
-        assert again.address == exposition.address
+        scraped(server.address)
+    with _serve(port=int(server.address.partition(":")[2])) as again:
+        assert again.address == server.address

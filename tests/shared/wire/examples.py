@@ -171,7 +171,7 @@ def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR
             return st.none() | values(inner)
         case bounds.Many(inner, most):
             return st.lists(values(inner), max_size=min(most, 3)).map(tuple)
-        case bounds.Row(checks):
+        case bounds.FixedList(checks):
             return st.tuples(*map(values, checks))
         case bounds.Record(kind, fields):
             return values(fields).map(lambda row: kind(*row))

@@ -151,7 +151,7 @@ def test_any_value_in_any_field(example):
     check()
 
 
-def unfit(check):  # noqa: C901, PLR0911 - one case a kind of check
+def problem(check):  # noqa: C901, PLR0911 - one case a kind of check
     """Values just outside a check's bounds, and of types that are nearly right."""
     match check:
         case bounds.Integer(low, high):
@@ -171,10 +171,10 @@ def unfit(check):  # noqa: C901, PLR0911 - one case a kind of check
         case bounds.Dtype():
             return ["object", "str", "<f4", b"int8", [], {}, None]
         case bounds.Maybe(inner):
-            return [value for value in unfit(inner) if value is not None]
+            return [value for value in problem(inner) if value is not None]
         case bounds.Many(inner, most):
-            return [None, {}, "abc", 3, *([value] for value in unfit(inner)), [None] * (most + 1)]
-        case bounds.Row(checks) | bounds.Record(_, bounds.Row(checks)):
+            return [None, {}, "abc", 3, *([value] for value in problem(inner)), [None] * (most + 1)]
+        case bounds.FixedList(checks) | bounds.Record(_, bounds.FixedList(checks)):
             return [None, [], {}, "ab", [None] * (len(checks) + 1)]
     raise AssertionError(check)
 
@@ -184,7 +184,7 @@ def unfit(check):  # noqa: C901, PLR0911 - one case a kind of check
 def test_every_bound_of_every_field(example):
     fields = plain(example)
     for name, check in example.checks.items():
-        for value in unfit(check):
+        for value in problem(check):
             frame = frame_of(example.kind, {**fields, name: value})
             assert survives(frame) is None, (name, str(value)[:60])
 
@@ -204,8 +204,8 @@ def test_every_bound_of_every_record(part):
     }[part.__name__]
     assert isinstance(record(good), part)
     for place, check in enumerate(record.fields.checks):
-        for value in unfit(check):
-            with pytest.raises(bounds.Unfit):
+        for value in problem(check):
+            with pytest.raises(bounds.OutOfBounds):
                 record([*good[:place], value, *good[place + 1 :]])
 
 

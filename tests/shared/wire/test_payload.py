@@ -1,4 +1,4 @@
-"""What the 16-bit forms keep, what crosses packed comes back bit for bit, and what no payload is refused cheaply."""
+"""What the 16-bit forms keep, what crosses encoded comes back bit for bit, and what no payload is refused cheaply."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 
 from shared.errors import ProtocolError, SettingsError
 from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
-from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS, Packing, pack, require_library, round_in_place, unpack
+from shared.wire.payload import (
+    COMPRESSIONS,
+    FLOAT32_FORMS,
+    PayloadEncoding,
+    decode_payload,
+    encode_payload,
+    require_library,
+    round_in_place,
+)
 
-PACKINGS = [Packing(float32=form, compression=name) for form in FLOAT32_FORMS for name in COMPRESSIONS]
-EVERY = pytest.mark.parametrize("packing", PACKINGS, ids=lambda p: f"{p.float32}-{p.compression}")
+ENCODINGS = [PayloadEncoding(float32=form, compression=name) for form in FLOAT32_FORMS for name in COMPRESSIONS]
+EVERY = pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda p: f"{p.float32}-{p.compression}")
 NARROW = pytest.mark.parametrize("form", [form for form in FLOAT32_FORMS if form != "float32"])
-COMPRESSED = pytest.mark.parametrize("packing", [p for p in PACKINGS if p.compression != "none"], ids=str)
+COMPRESSED = pytest.mark.parametrize("encoding", [p for p in ENCODINGS if p.compression != "none"], ids=str)
 
 NAN, INF = float("nan"), float("inf")
 NAN_BITS = 0x7FC00000
@@ -68,20 +76,20 @@ def rounded(values, form):
     return layout.arrays(payload)["x"].view(np.uint32)
 
 
-def unpacked(data, layout, packing):
+def decoded(data, layout, encoding):
     """The payload that came out, written to a place that had other bytes, with nothing written beside it."""
     around = np.full(layout.nbytes + 128, 0xA5, np.uint8)
     try:
-        unpack(data, layout, packing, around[64:-64])
+        decode_payload(data, layout, encoding, around[64:-64])
     finally:
         assert (around[:64] == 0xA5).all()
         assert (around[-64:] == 0xA5).all()
     return around[64:-64]
 
 
-def survives(data, layout, packing):
+def survives(data, layout, encoding):
     try:
-        return unpacked(data, layout, packing)
+        return decoded(data, layout, encoding)
     except ProtocolError as error:
         assert len(str(error)) < 1000  # noqa: PT017 - on the way to the verdict
         return None
@@ -187,42 +195,42 @@ def test_nothing_is_rounded_for_float32():
 @EVERY
 @settings(max_examples=40, deadline=None)
 @given(layout=layouts(), seed=st.integers(0, 2**32))
-def test_what_was_rounded_comes_back_bit_for_bit(packing, layout, seed):
+def test_what_was_rounded_comes_back_bit_for_bit(encoding, layout, seed):
     payload = payload_for(layout, seed)
-    round_in_place(payload, layout, packing.float32)
+    round_in_place(payload, layout, encoding.float32)
     before = payload.tobytes()
-    data = pack(payload, layout, packing)
-    assert bytes(pack(payload, layout, packing)) == bytes(data)
+    data = encode_payload(payload, layout, encoding)
+    assert bytes(encode_payload(payload, layout, encoding)) == bytes(data)
     assert payload.tobytes() == before
-    assert unpacked(data, layout, packing).tobytes() == before
+    assert decoded(data, layout, encoding).tobytes() == before
 
 
 @EVERY
 @pytest.mark.parametrize("count", [2**16 - 1, 2**16 + 1])
-def test_long_tensors_come_back(packing, count):
+def test_long_tensors_come_back(encoding, count):
     layout = layout_for(count)
     payload = payload_for(layout, seed=count)
-    round_in_place(payload, layout, packing.float32)
-    assert (unpacked(bytes(pack(payload, layout, packing)), layout, packing) == payload).all()
+    round_in_place(payload, layout, encoding.float32)
+    assert (decoded(bytes(encode_payload(payload, layout, encoding)), layout, encoding) == payload).all()
 
 
 @EVERY
-def test_special_floats_come_back(packing):
+def test_special_floats_come_back(encoding):
     values = np.array([NAN, INF, -INF, -0.0, 1e-45, -1e-40, 6e-8, 65504, 65520, 3.4e38, -3.4e38, 1 / 3], np.float32)
     layout = layout_for(values.size)
     payload = np.zeros(layout.nbytes, np.uint8)
     layout.arrays(payload)["x"][...] = values
-    round_in_place(payload, layout, packing.float32)
-    back = unpacked(pack(payload, layout, packing), layout, packing)
+    round_in_place(payload, layout, encoding.float32)
+    back = decoded(encode_payload(payload, layout, encoding), layout, encoding)
     assert (back == payload).all()
     assert np.isnan(layout.arrays(back)["x"][0])
 
 
 @EVERY
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_a_batch_without_bytes_comes_back(packing, dtype):
+def test_a_batch_without_bytes_comes_back(encoding, dtype):
     layout = layout_of((Field(key="x", dtype=dtype, shape=(0,)),), BucketShape(rows=2, lengths={}))
-    assert unpacked(pack(np.zeros(0, np.uint8), layout, packing), layout, packing).size == 0
+    assert decoded(encode_payload(np.zeros(0, np.uint8), layout, encoding), layout, encoding).size == 0
 
 
 @NARROW
@@ -230,22 +238,22 @@ def test_sixteen_bits_take_half_the_room(form):
     layout = layout_for(2**12)
     payload = payload_for(layout)
     round_in_place(payload, layout, form)
-    assert len(pack(payload, layout, Packing(float32=form))) == layout.nbytes // 2
+    assert len(encode_payload(payload, layout, PayloadEncoding(float32=form))) == layout.nbytes // 2
 
 
 @COMPRESSED
-def test_compression_makes_zeros_small(packing):
+def test_compression_makes_zeros_small(encoding):
     layout = layout_for(2**12)
-    assert len(pack(np.zeros(layout.nbytes, np.uint8), layout, packing)) < 100
+    assert len(encode_payload(np.zeros(layout.nbytes, np.uint8), layout, encoding)) < 100
 
 
 def test_a_plain_packing_sends_the_payload_itself():
     payload = payload_for(LAYOUT)
-    assert np.shares_memory(np.frombuffer(pack(payload, LAYOUT, Packing()), np.uint8), payload)
+    assert np.shares_memory(np.frombuffer(encode_payload(payload, LAYOUT, PayloadEncoding()), np.uint8), payload)
 
 
 def test_only_one_packing_is_plain():
-    assert [p for p in PACKINGS if p.plain] == [Packing()]
+    assert [p for p in ENCODINGS if p.plain] == [PayloadEncoding()]
 
 
 # --- golden bytes ---
@@ -270,12 +278,12 @@ def test_the_bytes_are_those_of_the_protocol(form, items):
     arrays["x"][...] = [[1, -2.5], [-3, 0.25]]
     arrays["n"][...] = [7, -1]
     expected = bytes.fromhex(items).ljust(64, b"\0") + bytes.fromhex("07000000 ffffffff").ljust(64, b"\0")
-    plain = pack(payload, GOLDEN_LAYOUT, Packing(float32=form))
+    plain = encode_payload(payload, GOLDEN_LAYOUT, PayloadEncoding(float32=form))
     assert bytes(plain) == expected
 
-    block = pack(payload, GOLDEN_LAYOUT, Packing(float32=form, compression="lz4"))
+    block = encode_payload(payload, GOLDEN_LAYOUT, PayloadEncoding(float32=form, compression="lz4"))
     assert lz4.block.decompress(bytes(block), uncompressed_size=128) == expected
-    frame = bytes(pack(payload, GOLDEN_LAYOUT, Packing(float32=form, compression="zstd")))
+    frame = bytes(encode_payload(payload, GOLDEN_LAYOUT, PayloadEncoding(float32=form, compression="zstd")))
     assert zstandard.get_frame_parameters(frame).content_size == 128
     assert zstandard.decompress(frame) == expected
 
@@ -287,22 +295,22 @@ def test_the_bytes_are_those_of_the_protocol(form, items):
 @EVERY
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=64))
-def test_random_bytes_are_refused(packing, data):
-    assert survives(data, LAYOUT, packing) is None
+def test_random_bytes_are_refused(encoding, data):
+    assert survives(data, LAYOUT, encoding) is None
 
 
 @pytest.mark.fault(25)
 @EVERY
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_mutated_payloads(packing, data):
+def test_mutated_payloads(encoding, data):
     payload = payload_for(LAYOUT)
-    round_in_place(payload, LAYOUT, packing.float32)
-    packed = bytearray(pack(payload, LAYOUT, packing))
+    round_in_place(payload, LAYOUT, encoding.float32)
+    encoded = bytearray(encode_payload(payload, LAYOUT, encoding))
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(packed) - 1))
-        packed[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    back = survives(bytes(packed), LAYOUT, packing)
+        place = data.draw(st.integers(0, len(encoded) - 1))
+        encoded[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    back = survives(bytes(encoded), LAYOUT, encoding)
     if back is not None:
         for tensor in LAYOUT.tensors:
             tensor.lies_in(back)[...] = 0
@@ -311,34 +319,34 @@ def test_mutated_payloads(packing, data):
 
 @pytest.mark.fault(25)
 @EVERY
-def test_truncated_and_longer_payloads_are_refused(packing):
+def test_truncated_and_longer_payloads_are_refused(encoding):
     payload = payload_for(LAYOUT)
-    round_in_place(payload, LAYOUT, packing.float32)
-    data = bytes(pack(payload, LAYOUT, packing))
+    round_in_place(payload, LAYOUT, encoding.float32)
+    data = bytes(encode_payload(payload, LAYOUT, encoding))
     for end in range(len(data)):
-        assert survives(data[:end], LAYOUT, packing) is None
-    assert survives(data + b"\x00", LAYOUT, packing) is None
-    assert survives(data + data, LAYOUT, packing) is None
+        assert survives(data[:end], LAYOUT, encoding) is None
+    assert survives(data + b"\x00", LAYOUT, encoding) is None
+    assert survives(data + data, LAYOUT, encoding) is None
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_any_sixteen_bits_are_a_float(compression):
     layout = layout_for(2**16)
     every = np.arange(2**16, dtype=np.uint16)
-    data = pack(every.view(np.uint8), layout_for(2**16, "uint16"), Packing(compression=compression))
+    data = encode_payload(every.view(np.uint8), layout_for(2**16, "uint16"), PayloadEncoding(compression=compression))
     for form, fraction_bits in (("bfloat16", 7), ("float16", 10)):
-        back = layout.arrays(unpacked(data, layout, Packing(float32=form, compression=compression)))["x"]
+        back = layout.arrays(decoded(data, layout, PayloadEncoding(float32=form, compression=compression)))["x"]
         assert (~np.isfinite(back)).sum() == 2 * 2**fraction_bits
 
 
 @pytest.mark.fault(25)
 @COMPRESSED
 @pytest.mark.parametrize("nbytes", [0, 1, 2**26])
-def test_another_size_than_the_layouts_is_refused_without_making_room_for_it(packing, nbytes):
+def test_another_size_than_the_layouts_is_refused_without_making_room_for_it(encoding, nbytes):
     zeros = bytes(nbytes)
-    bomb = lz4.block.compress(zeros, store_size=False) if packing.compression == "lz4" else zstandard.compress(zeros)
+    bomb = lz4.block.compress(zeros, store_size=False) if encoding.compression == "lz4" else zstandard.compress(zeros)
     del zeros
-    assert peak_of_refusal(bomb, packing) < 64 * 1024
+    assert peak_of_refusal(bomb, encoding) < 64 * 1024
 
 
 @pytest.mark.fault(25)
@@ -347,34 +355,34 @@ def test_a_zstd_frame_that_claims_another_size_is_refused(claim):
     single_segment_with_eight_bytes_of_size = b"\x28\xb5\x2f\xfd\xe0"
     raw_block = ((2**16 << 3) | 1).to_bytes(3, "little") + bytes(2**16)
     frame = single_segment_with_eight_bytes_of_size + claim.to_bytes(8, "little") + raw_block
-    assert peak_of_refusal(frame, Packing(compression="zstd")) < 64 * 1024
+    assert peak_of_refusal(frame, PayloadEncoding(compression="zstd")) < 64 * 1024
 
 
 @pytest.mark.fault(25)
 def test_a_zstd_frame_that_does_not_tell_its_size_is_refused():
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(LAYOUT.nbytes))
-    assert peak_of_refusal(frame, Packing(compression="zstd")) < 64 * 1024
+    assert peak_of_refusal(frame, PayloadEncoding(compression="zstd")) < 64 * 1024
 
 
-def peak_of_refusal(data, packing):
-    survives(b"", LAYOUT, packing)  # the library is loaded
+def peak_of_refusal(data, encoding):
+    survives(b"", LAYOUT, encoding)  # the library is loaded
     tracemalloc.start()
     try:
-        assert survives(data, LAYOUT, packing) is None
+        assert survives(data, LAYOUT, encoding) is None
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 @EVERY
-def test_room_is_made_for_two_payloads_at_most(packing):
+def test_room_is_made_for_two_payloads_at_most(encoding):
     layout = layout_for(2**18)
     payload, out = payload_for(layout), np.empty(layout.nbytes, np.uint8)
-    round_in_place(payload, layout, packing.float32)
-    data = pack(payload, layout, packing)
+    round_in_place(payload, layout, encoding.float32)
+    data = encode_payload(payload, layout, encoding)
     tracemalloc.start()
     try:
-        unpack(data, layout, packing, out)
+        decode_payload(data, layout, encoding, out)
         assert tracemalloc.get_traced_memory()[1] < 2 * layout.nbytes + 64 * 1024
     finally:
         tracemalloc.stop()
@@ -382,14 +390,14 @@ def test_room_is_made_for_two_payloads_at_most(packing):
 
 def test_a_refusal_says_what_was_expected():
     with pytest.raises(ProtocolError) as raised:
-        unpacked(b"abc", LAYOUT, Packing(float32="bfloat16"))
+        decoded(b"abc", LAYOUT, PayloadEncoding(float32="bfloat16"))
     assert str(raised.value) == (
         "payload from the other side: expected 832 bytes, got 3 bytes. It was dropped; see PROTOCOL.md."
     )
     with pytest.raises(ProtocolError, match=r"expected a zstd frame of 1408 bytes, got a frame of 3 bytes\."):
-        unpacked(zstandard.compress(b"abc"), LAYOUT, Packing(compression="zstd"))
+        decoded(zstandard.compress(b"abc"), LAYOUT, PayloadEncoding(compression="zstd"))
     with pytest.raises(ProtocolError, match=r"expected an lz4 block of 1408 bytes, got something else\."):
-        unpacked(b"\xff", LAYOUT, Packing(compression="lz4"))
+        decoded(b"\xff", LAYOUT, PayloadEncoding(compression="lz4"))
 
 
 # --- a missing library ---
@@ -397,13 +405,13 @@ def test_a_refusal_says_what_was_expected():
 
 @pytest.mark.parametrize(("compression", "module"), [("lz4", "lz4.block"), ("zstd", "zstandard")])
 def test_a_missing_library_is_named_with_the_remedy(compression, module, monkeypatch):
-    packing = Packing(compression=compression)
-    require_library(packing)
+    encoding = PayloadEncoding(compression=compression)
+    require_library(encoding)
     monkeypatch.setitem(sys.modules, module, None)
     for attempt in (
-        lambda: require_library(packing),
-        lambda: pack(payload_for(LAYOUT), LAYOUT, packing),
-        lambda: unpacked(b"", LAYOUT, packing),
+        lambda: require_library(encoding),
+        lambda: encode_payload(payload_for(LAYOUT), LAYOUT, encoding),
+        lambda: decoded(b"", LAYOUT, encoding),
     ):
         with pytest.raises(SettingsError) as raised:
             attempt()
@@ -417,6 +425,6 @@ def test_no_library_is_needed_without_compression(monkeypatch):
     for module in ("lz4", "lz4.block", "zstandard"):
         monkeypatch.setitem(sys.modules, module, None)
     payload = np.zeros(LAYOUT.nbytes, np.uint8)
-    for packing in (p for p in PACKINGS if p.compression == "none"):
-        require_library(packing)
-        assert not unpacked(pack(payload, LAYOUT, packing), LAYOUT, packing).any()
+    for encoding in (p for p in ENCODINGS if p.compression == "none"):
+        require_library(encoding)
+        assert not decoded(encode_payload(payload, LAYOUT, encoding), LAYOUT, encoding).any()

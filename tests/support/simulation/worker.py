@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults", "Worker"]
 
-#: As the real one has them: jobs in the building thread, and heartbeat timeouts after which a silent trainer is gone.
+#: As the real one has them: builds in the building thread, and heartbeat timeouts after which a silent trainer is gone.
 _AHEAD = 4
 _GONE_AFTER = 5
 
@@ -61,7 +61,7 @@ class Faults:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Build:
     trainer: int
     want: m.Want
     memory: Memory | None
@@ -77,7 +77,7 @@ class _Session:
         self.incarnation = hello.incarnation
         self.heard_s = worker.scheduler.now_s
         self.tickets = Tickets()
-        self.jobs: dict[Ticket, _Job] = {}
+        self.builds: dict[Ticket, _Build] = {}
         self.memory: Memory | None = None
         self.lock_byte = 0
         self._worker = worker
@@ -113,9 +113,9 @@ class Worker(Process):
         self._sessions: Sessions[_Session] = Sessions(lambda address, hello: _Session(self, address, hello))
         largest = {name: stream.largest() for name, stream in world.streams.items()}
         batches: Budget[int] = Budget(_BATCHES * max(largest.values()))
-        self._wants: OpenWants[_Session, _Job] = OpenWants(self._sessions, batches, largest, lambda _address: True)
-        self._thread: deque[_Job] = deque()
-        self._building: _Job | None = None
+        self._wants: OpenWants[_Session, _Build] = OpenWants(self._sessions, batches, largest, lambda _address: True)
+        self._thread: deque[_Build] = deque()
+        self._building: _Build | None = None
         self._server = Server(world.network, self, endpoint)
         self._membership = Membership()
         self._connections = 0
@@ -232,8 +232,8 @@ class Worker(Process):
             self._forget(session)
 
     def _forget(self, session: _Session) -> None:
-        for job in self._wants.forget(session):
-            self._let_go(job)
+        for build in self._wants.forget(session):
+            self._let_go(build)
 
     # --- wants ---
 
@@ -250,10 +250,10 @@ class Worker(Process):
             session.tickets.refuse(want.ticket)
             self._refuse(identity, want, code)
             return
-        job = _Job(session.incarnation, want, session.memory if want.in_slot else None)
-        self._wants.put(session, job)
-        if job.memory is not None:
-            job.memory.open_for(self.incarnation, want.ticket)
+        build = _Build(session.incarnation, want, session.memory if want.in_slot else None)
+        self._wants.put(session, build)
+        if build.memory is not None:
+            build.memory.open_for(self.incarnation, want.ticket)
             self.world.checks.on_accepted(self, want)
         self._feed()
 
@@ -269,9 +269,9 @@ class Worker(Process):
         self._say(identity, refusal)
 
     def _cancel(self, identity: bytes, session: _Session | None, message: m.Cancel) -> None:
-        job = session.jobs.get(message.ticket) if session is not None else None
-        if session is not None and job is not None and self._wants.cancel(session, message.ticket):
-            self._let_go(job)
+        build = session.builds.get(message.ticket) if session is not None else None
+        if session is not None and build is not None and self._wants.cancel(session, message.ticket):
+            self._let_go(build)
             self._say(session.address, m.Cancelled(ticket=message.ticket))
 
     def _ping(self, identity: bytes, session: _Session | None, message: m.Ping) -> None:
@@ -301,41 +301,41 @@ class Worker(Process):
 
     def _feed(self) -> None:
         while len(self._thread) + (self._building is not None) < _AHEAD:
-            job = self._wants.take()
-            if job is None:
+            build = self._wants.take()
+            if build is None:
                 break
-            self._thread.append(job)
+            self._thread.append(build)
         if self._building is None:
             self._begin()
 
     def _begin(self) -> None:
         if not self._thread:
             return
-        job = self._building = self._thread.popleft()
-        job.fails = self._will_fail(job)
-        if job.cancelled or job.fails:
-            self.after(0.0001, self._built, job)
+        build = self._building = self._thread.popleft()
+        build.fails = self._will_fail(build)
+        if build.cancelled or build.fails:
+            self.after(0.0001, self._built, build)
             return
-        if self.world.is_poisoned(self, job.want):
+        if self.world.is_poisoned(self, build.want):
             self.world.kill(self)
             return
         if self.faults.hogs:
             self.world.hang(self, self.scheduler.between(1.0, 3.5) * self._timeout_s)
-        self._go_on(job, 0)
+        self._go_on(build, 0)
 
-    def _will_fail(self, job: _Job) -> bool:
-        return self.faults.refuses_all or self.world.is_refused(self, job.want)
+    def _will_fail(self, build: _Build) -> bool:
+        return self.faults.refuses_all or self.world.is_refused(self, build.want)
 
-    def _go_on(self, job: _Job, piece: int, spent: float = 0.0) -> None:
+    def _go_on(self, build: _Build, piece: int, spent: float = 0.0) -> None:
         """Spend the time that a piece takes; a slow worker that is mended meanwhile is slow no more."""
         spend = min(_AT_A_TIME, self.faults.slow - spent)
-        pause_s = self.world.streams[job.want.stream].build_s(job.want.number) / PIECES
+        pause_s = self.world.streams[build.want.stream].build_s(build.want.number) / PIECES
         if spend <= 0:
-            self._write(job, piece)
+            self._write(build, piece)
         elif spent + spend >= self.faults.slow:
-            self.scheduler.after(spend * pause_s, self._in_thread, self._write, job, piece)
+            self.scheduler.after(spend * pause_s, self._in_thread, self._write, build, piece)
         else:
-            self.scheduler.after(spend * pause_s, self._in_thread, self._go_on, job, piece, spent + spend)
+            self.scheduler.after(spend * pause_s, self._in_thread, self._go_on, build, piece, spent + spend)
 
     def _in_thread(self, what: Any, *args: Any) -> None:
         """The building thread goes on while the poll loop hangs, if it is this thread that holds the interpreter."""
@@ -344,55 +344,55 @@ class Worker(Process):
         else:
             self.call(what, *args)
 
-    def _write(self, job: _Job, piece: int) -> None:
-        if job.memory is not None:
-            self.world.checks.on_write(self, job.memory, job.want)
-            job.memory.slots[job.want.ticket.slot][piece] = Stamp.of(self.incarnation, job.want)
+    def _write(self, build: _Build, piece: int) -> None:
+        if build.memory is not None:
+            self.world.checks.on_write(self, build.memory, build.want)
+            build.memory.slots[build.want.ticket.slot][piece] = Stamp.of(self.incarnation, build.want)
         if piece + 1 < PIECES:
-            self._go_on(job, piece + 1)
+            self._go_on(build, piece + 1)
         else:
-            self.call(self._built, job)
+            self.call(self._built, build)
 
-    def _built(self, job: _Job) -> None:
+    def _built(self, build: _Build) -> None:
         self._building = None
-        self._let_go(job)
-        session = self._wants.finish(job)
+        self._let_go(build)
+        session = self._wants.finish(build)
         if session is not None:
-            self._answer(session, job)
+            self._answer(session, build)
             self._sessions.tidy(session)
         self._feed()
 
-    def _answer(self, session: _Session, job: _Job) -> None:
-        if job.cancelled:
-            self._say(session.address, m.Cancelled(ticket=job.want.ticket))
-        elif job.fails:
-            self._note_refusal(job.want)
-            self._refuse(session.address, job.want, "failed")
-        elif self.scheduler.chance(self.faults.machine) and self.world.may_fail_once_more(job.want):
-            self._refuse(session.address, job.want, "machine")
+    def _answer(self, session: _Session, build: _Build) -> None:
+        if build.cancelled:
+            self._say(session.address, m.Cancelled(ticket=build.want.ticket))
+        elif build.fails:
+            self._note_refusal(build.want)
+            self._refuse(session.address, build.want, "failed")
+        elif self.scheduler.chance(self.faults.machine) and self.world.may_fail_once_more(build.want):
+            self._refuse(session.address, build.want, "machine")
         else:
-            self._push(session, job)
+            self._push(session, build)
 
     def _note_refusal(self, want: m.Want) -> None:
         self.refused.add((want.trainer, want.epoch, want.number))
 
-    def _let_go(self, job: _Job) -> None:
+    def _let_go(self, build: _Build) -> None:
         """Nothing of ours writes there for this ticket any more."""
-        if job.memory is not None:
-            job.memory.close_for(self.incarnation, job.want.ticket)
+        if build.memory is not None:
+            build.memory.close_for(self.incarnation, build.want.ticket)
 
-    def _push(self, session: _Session, job: _Job) -> None:
-        want, faults = job.want, self.faults
+    def _push(self, session: _Session, build: _Build) -> None:
+        want, faults = build.want, self.faults
         stream: Stream = self.world.streams[want.stream]
         whole = not self.scheduler.chance(faults.wrong)
         misshapen = self.scheduler.chance(faults.misshapen)
         if not whole or misshapen:
             self._note_refusal(want)
-        if not whole and job.memory is not None and not session.verify:
+        if not whole and build.memory is not None and not session.verify:
             whole = True  # nobody looks at it: this is what `verify` is for
-        if not whole and job.memory is not None:
-            self.world.checks.on_write(self, job.memory, want)
-            job.memory.slots[want.ticket.slot][0] = None
+        if not whole and build.memory is not None:
+            self.world.checks.on_write(self, build.memory, want)
+            build.memory.slots[want.ticket.slot][0] = None
         header = m.Pushed(
             ticket=want.ticket,
             epoch=want.epoch,
@@ -419,9 +419,9 @@ class Worker(Process):
         leave = m.Leave(worker=self.name, incarnation=self.incarnation)
         self._membership.left = self._membership.left or self._coordinator.send(leave)
         while (given_up := self._wants.give_up()) is not None:
-            session, job = given_up
-            self._let_go(job)
-            self._refuse(session.address, job.want, "draining")
+            session, build = given_up
+            self._let_go(build)
+            self._refuse(session.address, build.want, "draining")
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -434,7 +434,7 @@ class Worker(Process):
         """Kill -9: nothing of it writes any more, and its locks are gone."""
         super().die()
         for session in self._sessions:
-            for job in session.jobs.values():
-                self._let_go(job)
+            for build in session.builds.values():
+                self._let_go(build)
             if not self.world.is_lock_inherited(self):
                 session.close()

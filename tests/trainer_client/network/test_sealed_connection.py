@@ -15,7 +15,7 @@ from shared.sockets import bind_sealed_router
 from shared.wire.codec import encode
 from shared.wire.layout import Layout, Tensor
 from shared.wire.messages import Pong, Pushed
-from shared.wire.payload import Packing, pack
+from shared.wire.payload import PayloadEncoding, encode_payload
 from shared.wire.sealing import TAG_BYTES, Sealer
 from tests.shared.wire.examples import EXAMPLES
 from tests.support.exhaustion import no_sockets_left
@@ -41,14 +41,14 @@ class Line:
         self.port = port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.sealed.expect(self.port)
         self.place = np.zeros(DATA.nbytes, np.uint8)
-        self.packing = Packing()
+        self.packing = PayloadEncoding()
 
     def push(self, payload=DATA, change=0):
         """Send one, and wait until it came."""
         frame = np.empty(payload.nbytes + TAG_BYTES, np.uint8)
-        number = self.sealer.payload(payload.data, frame)
+        number = self.sealer.seal_payload(payload.data, frame)
         frame[3] ^= change
-        frames = [self.seal.identity, self.sealer.header(number, encode(HEADER)), frame.tobytes()]
+        frames = [self.seal.identity, self.sealer.seal_header(number, encode(HEADER)), frame.tobytes()]
         until_s = time.monotonic() + 20
         while True:
             try:
@@ -85,8 +85,8 @@ def pong(sealed, number=1):
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_payload_is_opened_where_it_belongs(line, compression):
-    line.packing = Packing(compression=compression)
-    packed = np.frombuffer(pack(DATA, LAYOUT, line.packing), np.uint8)
+    line.packing = PayloadEncoding(compression=compression)
+    packed = np.frombuffer(encode_payload(DATA, LAYOUT, line.packing), np.uint8)
     line.push(packed)
     assert line.read() == [HEADER]
     assert (line.place == DATA).all()

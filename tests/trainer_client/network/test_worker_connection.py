@@ -12,7 +12,7 @@ from shared.wire import messages as m
 from shared.wire.codec import encode
 from shared.wire.layout import Layout, Tensor
 from shared.wire.parts import Ticket, WireShape
-from shared.wire.payload import Packing, pack
+from shared.wire.payload import PayloadEncoding, encode_payload
 from shared.wire.sealing import TAG_BYTES, Sealer
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome
 from trainer_client.network.worker_connection import WorkerConnection
@@ -87,8 +87,8 @@ class SealedEnds(Ends):
 
     def push_sealed(self, header=PUSHED, data=DATA):
         frame = np.empty(data.nbytes + TAG_BYTES, np.uint8)
-        number = self.sealer.payload(data.data, frame)
-        frames = [self.seal.identity, self.sealer.header(number, encode(header)), frame.tobytes()]
+        number = self.sealer.seal_payload(data.data, frame)
+        frames = [self.seal.identity, self.sealer.seal_header(number, encode(header)), frame.tobytes()]
         self.trainer.sealed.socket.send(b"here")  # what was sent before the worker knows the connection would be lost
         assert self.worker.sealed.poll(PATIENCE_MS), "the connection was not let in"
         self.worker.sealed.recv_multipart()
@@ -184,10 +184,10 @@ def test_the_welcome_tells_how_payloads_are_packed(ends):
     assert ends.trainer.packing.plain
     said = welcome(float32="bfloat16", compression="lz4")
     assert ends.say(said) == [(said, None)]
-    packing = Packing(float32="bfloat16", compression="lz4")
+    packing = PayloadEncoding(float32="bfloat16", compression="lz4")
     assert ends.trainer.packing == packing
     place = np.ones(128, np.uint8)
-    ends.trainer.unpack(memoryview(pack(np.zeros(128, np.uint8), LAYOUT, packing)), LAYOUT, place)
+    ends.trainer.unpack(memoryview(encode_payload(np.zeros(128, np.uint8), LAYOUT, packing)), LAYOUT, place)
     assert not place.any()
 
 
@@ -249,7 +249,7 @@ def test_sealed_payloads_come_on_their_own_connection(sealed_ends):
 
 def test_a_sealed_payload_is_packed_as_the_welcome_says(sealed_ends):
     sealed_ends.say(welcome(compression="lz4", sealed_port=sealed_ends.worker.sealed_port))
-    packed = pack(DATA, LAYOUT, Packing(compression="lz4"))
+    packed = encode_payload(DATA, LAYOUT, PayloadEncoding(compression="lz4"))
     sealed_ends.push_sealed(data=np.frombuffer(packed, np.uint8))
     [(_, payload)] = sealed_ends.trainer.read_sealed(0.0)
     place = np.zeros(128, np.uint8)

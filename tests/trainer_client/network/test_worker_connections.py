@@ -10,7 +10,7 @@ import zmq
 
 from shared.errors import StokerError
 from shared.hashing import digest64
-from shared.memory import Attachment, SlotMemory
+from shared.memory import OpenedSlots, SlotMemory
 from shared.wire import messages as m
 from shared.wire.parts import Ticket
 from tests.support.exhaustion import no_sockets_left
@@ -299,7 +299,7 @@ def test_a_welcome_is_not_taken_at_its_word(ends, said, held, seen):
     """Whether the worker holds the lock byte that it was offered."""
     worker = ends.open()
     ends.greet(lock_byte=2)
-    lock = Attachment(ends.memory.offer(held))
+    lock = OpenedSlots(ends.memory.offer(held))
     worker.say(welcome(shared=said))
     assert ends.read() == [e.Came(LINK, welcome(shared=said), seen)]
     lock.close()
@@ -362,7 +362,7 @@ def test_what_a_worker_wrote_in_place_is_looked_at(ends):
 
 
 def test_a_lock_proves_the_life_of_its_holder(ends):
-    lock = Attachment(ends.memory.offer(2))
+    lock = OpenedSlots(ends.memory.offer(2))
     assert list(ends.connections.probe(i.Probe(7, 2))) == []
     assert list(ends.connections.probe(i.Probe(7, 1))) == [e.LockGone(7)]
     lock.close()

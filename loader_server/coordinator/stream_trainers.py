@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shared.wire import messages as m
     from shared.wire.parts import Cursor
 
-__all__ = ["Position", "Seat", "StreamSeats"]
+__all__ = ["AttachedTrainer", "Position", "StreamTrainers"]
 
 #: Epoch and batch number.
 Position = tuple[int, int]
@@ -27,7 +27,7 @@ _LOOKS_BACK_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class AttachedTrainer:
     """A trainer that is attached."""
 
     peer: bytes
@@ -55,7 +55,7 @@ class Seat:
         return self.attach.cursor is not None
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
-        """Its heartbeat; how far it has trained is for `StreamSeats.move`."""
+        """Its heartbeat; how far it has trained is for `StreamTrainers.move`."""
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
@@ -70,7 +70,7 @@ class Seat:
 
 
 @dataclass(slots=True)
-class StreamSeats:
+class StreamTrainers:
     """A stream, and who is attached to it."""
 
     view: StreamView
@@ -78,33 +78,33 @@ class StreamSeats:
     #: How far the last rank has trained, as it is kept.
     trained: Position = (0, 0)
     #: By incarnation; to change through the methods only.
-    seats: dict[int, Seat] = field(default_factory=dict)
+    trainers: dict[int, AttachedTrainer] = field(default_factory=dict)
     succession: Succession = field(default_factory=Succession)
     #: Trainers that disagree with the others, since when.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
     _positions: Counter[Position] = field(default_factory=Counter)
 
-    def holder(self, rank: int) -> Seat | None:
+    def holder(self, rank: int) -> AttachedTrainer | None:
         """Who is attached with this rank."""
         holder = self.succession.holder(rank)
-        return self.seats.get(holder) if holder is not None else None
+        return self.trainers.get(holder) if holder is not None else None
 
-    def add(self, seat: Seat) -> None:
+    def add(self, trainer: AttachedTrainer) -> None:
         """It is attached now, in place of itself as it was."""
-        self.remove(seat.attach.incarnation)
-        self.seats[seat.attach.incarnation] = seat
-        self._positions[seat.trained] += 1
+        self.remove(trainer.attach.incarnation)
+        self.trainers[trainer.attach.incarnation] = trainer
+        self._positions[trainer.trained] += 1
 
     def remove(self, incarnation: int) -> None:
         """It is not attached any more."""
-        seat = self.seats.pop(incarnation, None)
-        if seat is not None:
-            self._uncount(seat.trained)
+        trainer = self.trainers.pop(incarnation, None)
+        if trainer is not None:
+            self._uncount(trainer.trained)
 
-    def move(self, seat: Seat, trained: Position) -> None:
+    def move(self, trainer: AttachedTrainer, trained: Position) -> None:
         """It has trained so far."""
-        self._uncount(seat.trained)
-        seat.trained = trained
+        self._uncount(trainer.trained)
+        trainer.trained = trained
         self._positions[trained] += 1
 
     def _uncount(self, position: Position) -> None:
@@ -118,6 +118,6 @@ class StreamSeats:
 
     def remove_silent(self, since_s: float) -> None:
         """Give up those that were last heard before then."""
-        for incarnation in [one for one, seat in self.seats.items() if seat.heard_s < since_s]:
+        for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
         self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}
