@@ -10,7 +10,7 @@ import soundfile
 
 import trainer_client
 from loader_server.commands.status import ask
-from tests.support.bad_samples import index, quarantined, rows_in, rows_of
+from tests.support.bad_samples import culprits_of, index, quarantined, rows_in, rows_of
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_convicted_file_is_masked_under_any_number_and_used_again_once_it_is_m
     soundfile.write(victim, np.zeros_like(audio), rate)
     with running(job) as loaders:
         assert rows_of(loaders) == {**dict.fromkeys(range(60), 1.0), 23: 0.0}
-        (culprit,) = ask(loaders.endpoint)["culprits"]
+        (culprit,) = culprits_of(loaders)
         assert culprit["identity"].startswith(f"clips/00023.wav, {victim.stat().st_size} bytes, changed at ")
         assert culprit["ends"] == "signal SIGABRT, signal SIGABRT"
 

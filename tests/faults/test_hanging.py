@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.commands.status import ask
-from tests.support.bad_samples import index, job_with_texts, quarantined, rows_of
+from tests.support.bad_samples import culprits_of, index, job_with_texts, quarantined, rows_of
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str)
     job = job_with_texts(tmp_path, {23: text}, transform="never_ends", job=_TIMEOUT)
     with running(job) as loaders:
         rows = rows_of(loaders)
-        culprits = ask(loaders.endpoint)["culprits"]
+        culprits = culprits_of(loaders)
         said = loaders.text()
     assert sorted(rows) == list(range(60))
     assert [tag for tag, weight in rows.items() if not weight] == [23]

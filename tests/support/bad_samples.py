@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import trainer_client
 from loader_server.commands.index import index_streams
+from loader_server.commands.status import ask
 from loader_server.stream import JobFile
-from tests.support.loaders import write_job
+from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.loaders import Loaders
 
-__all__ = ["index", "job_with_texts", "quarantined", "rows_in", "rows_of", "write_texts"]
+__all__ = ["culprits_of", "index", "job_with_texts", "quarantined", "rows_in", "rows_of", "write_texts"]
 
 
 def quarantined(folder: Path) -> list[dict[str, Any]]:
@@ -52,6 +53,13 @@ def rows_of(loaders: Loaders) -> dict[int, float]:
     """The weight of each sample of an epoch, masked rows included."""
     with trainer_client.connect(loaders.endpoint) as feed:
         return rows_in(feed)
+
+
+def culprits_of(loaders: Loaders) -> list[dict[str, Any]]:
+    """What the coordinator was told; a worker goes on building meanwhile, so its batch may be here first."""
+    wait_until(lambda: ask(loaders.endpoint)["culprits"], "the coordinator knows of a culprit")
+    known: list[dict[str, Any]] = ask(loaders.endpoint)["culprits"]
+    return known
 
 
 def rows_in(batches: Iterable[trainer_client.Batch]) -> dict[int, float]:
