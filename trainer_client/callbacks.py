@@ -5,7 +5,7 @@ Rules it keeps:
   train function is wrapped and given a Python iterator that counts and times.
 - Weights, seeds of random layers and the optimizer's state are in it, as plain arrays; nothing is pickled.
 
-It must not know how a feed works.
+It must not know how a feed gets its batches.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer_client.feed import Feed
+    from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["EpochTimes", "FeedCheckpoint"]
 
@@ -64,7 +65,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 remedy="Mend them.",
             )
         self.times: EpochTimes | None = None
-        self._feed = feed
+        self._session = feed._session  # noqa: SLF001 - both are halves of one face
         self._folder = CheckpointFolder(folder, keep)
         self._every = every
         self._pending: dict[str, NDArray[np.generic]] | None = None
@@ -82,7 +83,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Start the epoch's clock; `fit` has read where to begin."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
-        self._epoch, self._feed_epoch = epoch, self._feed.epoch
+        self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = _StopWatch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -90,7 +91,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.times = self._watch.times()
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
-        stopped_inside = self.model.stop_training and self._feed.epoch == self._feed_epoch
+        stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
         self._save(next_epoch=epoch if stopped_inside else epoch + 1)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
@@ -104,10 +105,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             )  # fmt: skip
 
     def _warn_of_replicas(self) -> None:
-        replicas = ranks_of(self.model.distribute_strategy).replicas
-        if replicas != self._feed.replicas:
+        replicas, ranks = ranks_of(self.model.distribute_strategy).replicas, self._session.replicas
+        if replicas != ranks:
             warnings.warn(
-                f"The model has {replicas} replicas here, and the feed occupies {self._feed.replicas} ranks: batches "
+                f"The model has {replicas} replicas here, and the feed occupies {ranks} ranks: batches "
                 "are split or repeated. Use connect(..., strategy=strategy) and feed.distributed(strategy).",
                 stacklevel=2,
             )
@@ -127,7 +128,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
         """One execution of the train function, over batches that are counted as they are taken."""
         assert self._train_function is not None
-        taken = _Taken(iterator, self._feed, self._watch)
+        taken = _CountedBatches(iterator, self._session, self._watch)
         try:
             first = next(taken)
             self._restore_pending(first)
@@ -140,7 +141,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
         self._unsaved += taken.count
         if self._every is not None and self._unsaved >= self._every:
-            self._save(next_epoch=self._epoch + (self._feed.epoch != self._feed_epoch))
+            self._save(next_epoch=self._epoch + (self._session.cursor.at.epoch != self._feed_epoch))
         return logs
 
     # --- saving ---
@@ -150,7 +151,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._pending is not None:
             return
         arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
-        record = {"epoch": next_epoch, "feed": self._feed.state()}
+        record = {"epoch": next_epoch, "feed": self._session.cursor.state()}
         if self.model.distribute_strategy.extended.should_checkpoint:
             self._folder.write(arrays, record)
         self._unsaved = 0
@@ -170,10 +171,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._unsaved = 0
         found = self._folder.read_last()
         if found is None:
-            self._feed.rewind()
+            self._session.cursor.rewind()
             return
         arrays, record = found
-        self._feed.restore(record["feed"])
+        self._session.cursor.restore(record["feed"])
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
         self._pending = arrays
         if self.model.built:
@@ -231,13 +232,13 @@ class _StopWatch:
         return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
 
 
-class _Taken:
+class _CountedBatches:
     """Times the wait for each batch, and counts it as trained on when the next is asked for, or at `finish`."""
 
-    def __init__(self, iterator: Iterator[Any], feed: Feed, watch: _StopWatch) -> None:
+    def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: _StopWatch) -> None:
         self.count = 0
         self._iterator = iterator
-        self._feed = feed
+        self._session = session
         self._watch = watch
         self._in_step = False
 
@@ -250,7 +251,7 @@ class _Taken:
         batch = self._wait_next()
         wait_s = time.perf_counter() - began_s
         self._watch.wait_s += wait_s
-        self._feed.waited(wait_s)
+        self._session.count_step_wait(wait_s)
         self._in_step = True
         return batch
 
@@ -260,13 +261,13 @@ class _Taken:
             self._in_step = False
             self.count += 1
             self._watch.steps += 1
-            self._feed.trained()
+            self._session.cursor.count(1)
 
     def _wait_next(self) -> Any:  # noqa: ANN401 - an element
         try:
             return next(self._iterator)
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
-            if self._feed.error is None:
+            if self._session.error is None:
                 raise
-            raise self._feed.error from None
+            raise self._session.error from None

@@ -18,7 +18,7 @@ from loader_server.building.builder import Built
 from shared.wire.layout import Field, fields_of_batch
 from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape
-from trainer_client.epoch_account import Accounts, ReadTimes
+from trainer_client.session.epoch_account import Accounts, ReadTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

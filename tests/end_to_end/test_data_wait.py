@@ -46,7 +46,7 @@ def test_a_loop_over_numpy_batches(slow_loaders: Loaders) -> None:
             _step()
             stepped_s += time.perf_counter() - step_s
         whole_s = time.perf_counter() - began_s
-        counts = feed.accounts.counts
+        counts = feed._session.accounts.counts
     assert counts.wait_s / whole_s == pytest.approx(1 - stepped_s / whole_s, abs=_POINTS)
     assert counts.wait_s / whole_s > 0.1
     assert counts.build_wait_s + counts.transfer_wait_s == pytest.approx(counts.wait_s)
@@ -78,11 +78,11 @@ def test_fit_tells_what_it_waited_and_not_what_the_generator_was_blocked(
     monkeypatch.setattr(dataset._Iterator, "__next__", timed)
     model = tiny_model(steps_per_execution=steps_per_execution, record=False)
     with trainer_client.connect(slow_loaders.endpoint, prefetch=2) as feed:
-        feed.rewind()
+        feed._session.cursor.rewind()
         data = feed.dataset(map=lambda batch: ({"audio": batch["audio"]}, batch["weight"], batch["weight"]))
         keeper = trainer_client.FeedCheckpoint(feed, str(tmp_path))
         model.fit(data, callbacks=[keeper, _Steps()], verbose=0)
-        times, blocked_s = keeper.times, feed.waited_s
+        times, blocked_s = keeper.times, feed._session.accounts.counts.wait_s
     whole_s = times.wait_s + times.compute_s
     assert len(waits_s) > 10
     assert times.wait_s / whole_s == pytest.approx(sum(waits_s) / whole_s, abs=_POINTS)

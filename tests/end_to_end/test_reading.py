@@ -64,7 +64,7 @@ def test_epochs_differ_and_repeat(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint) as feed:
         first, second = ([batch.digest for batch in feed if batch.rows] for _ in range(2))
         assert feed.epoch == 2
-        feed.rewind()
+        feed._session.cursor.rewind()
         again = [batch.digest for batch in feed if batch.rows]
     assert first == again
     assert set(first).isdisjoint(second)
@@ -151,14 +151,14 @@ def test_a_consumer_that_keeps_every_batch_is_served_to_the_end(loaders: Loaders
         kept = list(feed)
         digests = [batch.digest for batch in kept]
         again = [(batch.digest, batch["audio"].copy()) for batch in _second_reading(feed)]
-    assert feed.copied > 0
+    assert feed._session.maker.copied > 0
     assert digests == [digest for digest, _ in again]
     for batch, (_, audio) in zip(kept, again, strict=True):
         np.testing.assert_array_equal(batch["audio"], audio)
 
 
 def _second_reading(feed: Feed) -> list[Batch]:
-    feed.rewind()
+    feed._session.cursor.rewind()
     return list(feed)
 
 
@@ -167,7 +167,7 @@ def test_a_trainer_that_stops_reading_holds_up_nobody(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint, stream="dev") as idle, idle.open() as reading:
         next(reading)
         assert len(_read(loaders.endpoint)) > 10
-        slots = idle._receiver.line.slots
+        slots = idle._session.receiver.line.slots
         assert slots.count(SlotState.LENT) + slots.count(SlotState.OFFERED) <= slots.slots
 
 
@@ -175,7 +175,7 @@ def test_a_trainer_that_stops_reading_holds_up_nobody(loaders: Loaders) -> None:
 def test_a_newer_trainer_takes_over_its_rank_and_the_older_is_told(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint) as older:
         with trainer_client.connect(loaders.endpoint) as newer:
-            wait_until(lambda: older.error is not None, "the older trainer is told")
+            wait_until(lambda: older._session.error is not None, "the older trainer is told")
             assert len(list(newer)) > 10
         with pytest.raises(trainer_client.RefusedError, match="to be the only trainer of rank 0, got a newer one"):
             next(older.open())
@@ -192,4 +192,4 @@ def test_waiting_is_measured_in_next(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint) as feed:
         began_s = time.perf_counter()
         list(feed)
-        assert 0 < feed.waited_s < time.perf_counter() - began_s
+        assert 0 < feed._session.accounts.counts.wait_s < time.perf_counter() - began_s

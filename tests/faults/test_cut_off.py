@@ -127,7 +127,7 @@ def test_what_a_lost_worker_had_is_asked_of_another_until_the_two_meet_again(beh
             lambda: _read(feed)[0] == behind.calm and behind.fleet.worker("far")["built"] > built + 5,
             "it builds for us again",
         )
-        assert feed.error is None
+        assert feed._session.error is None
 
 
 @pytest.mark.fault(43)
@@ -157,7 +157,7 @@ def test_a_coordinators_connection_that_is_reset_on_one_side_is_made_anew(behind
                 break
         wait_until(lambda: _trained(behind.fleet) == [(0, 7)], "the coordinator knows how far we are")
         assert proxy.accepted > 1
-        assert feed.error is None
+        assert feed._session.error is None
 
 
 @pytest.mark.fault(43)
@@ -208,7 +208,7 @@ def test_progress_whose_answers_are_lost_is_known_all_the_same(behind: Behind) -
 
         wait_until(lambda: _trained(behind.fleet) == [(0, 7)], "the coordinator knows how far we are")
         proxy.ways[DOWN].change = lambda parts: [parts]
-        assert feed.error is None
+        assert feed._session.error is None
 
 
 @pytest.mark.fault(22)

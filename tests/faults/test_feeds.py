@@ -95,7 +95,7 @@ def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_pat
         trainer_client.connect(loaders.endpoint) as feed,
     ):
         calm = [(batch.number, batch.digest) for batch in feed]
-        feed.rewind()
+        feed._session.cursor.rewind()
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             interrupted = sum(_read_until_interrupted(feed, 0.0005 + 0.00037 * turn, calm) for turn in range(150))
@@ -104,9 +104,9 @@ def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_pat
             signal.signal(signal.SIGALRM, before)
         assert interrupted > 75
         gc.collect()
-        slots = feed._receiver.line.slots
+        slots = feed._session.receiver.line.slots
         wait_until(lambda: slots.count(SlotState.OUT) == 0, "no slot is with a consumer")
-        assert feed.error is None
+        assert feed._session.error is None
         assert [(batch.number, batch.digest) for batch in feed] == calm
 
 

@@ -39,7 +39,7 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
                     victim.send_signal(signal.SIGSTOP)
                 if len(got) == len(calm) - 4:
                     victim.send_signal(signal.SIGCONT)
-            counts = feed._receiver.line.wants.counts
+            counts = feed._session.receiver.line.wants.counts
         assert got == calm
         assert counts.suspected >= 1
         assert (
@@ -77,7 +77,7 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
         marker.write_text(str(loaders.workers()[0].pid))
         with trainer_client.connect(loaders.endpoint) as feed:
             got = [(batch.number, batch.digest) for batch in feed]
-            counts = feed._receiver.line.wants.counts
+            counts = feed._session.receiver.line.wants.counts
     assert got == calm
     assert 1 <= counts.hedged <= 1 + counts.asked / 20
 
@@ -94,7 +94,7 @@ def test_without_workers_the_feed_says_who_was_tried(tmp_path: Path) -> None:
                 os.kill(worker.pid, signal.SIGSTOP)
             with pytest.raises(trainer_client.LostError, match=said) as caught:
                 list(reading)
-        assert feed.error is caught.value
+        assert feed._session.error is caught.value
         for worker in loaders.workers():
             os.kill(worker.pid, signal.SIGCONT)
 
@@ -112,4 +112,4 @@ def test_a_coordinator_that_stalls_expires_nobody(tmp_path: Path, read) -> None:
             coordinator.send_signal(signal.SIGCONT)
             wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "both workers are still members")
             assert [(first.number, first.digest), *((batch.number, batch.digest) for batch in reading)] == calm
-            assert feed.error is None
+            assert feed._session.error is None

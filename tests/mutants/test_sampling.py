@@ -71,7 +71,7 @@ def test_modules_are_pure_or_shells_and_no_commands():
     pure, shells = (set(modules_of(kind)) for kind in KINDS)
     assert not pure & shells
     assert {"shared/wire/codec.py", "loader_server/planning/plan.py", "loader_server/wants/tickets.py"} <= pure
-    assert {"shared/sockets.py", "loader_server/worker/service.py", "trainer_client/feed.py"} <= shells
+    assert {"shared/sockets.py", "loader_server/worker/service.py", "trainer_client/session/feed_session.py"} <= shells
     assert not [name for name in pure | shells if "demo" in name or "load_test" in name or "cli" in name.split("/")]
     assert modules_of("pure", "shared/wire/codec.py") == ["shared/wire/codec.py"]
     assert set(modules_of("pure", "shared/")) == {name for name in pure if name.startswith("shared/")}

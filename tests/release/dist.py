@@ -16,15 +16,18 @@ import tempfile
 import venv
 from pathlib import Path
 
-__all__ = ["build"]
+__all__ = ["SCRIPT", "build"]
 
 ROOT = Path(__file__).parents[2]
 
-_SCRIPT = """import trainer_client
+#: What a user writes; it is type-checked, not run.
+SCRIPT = """import trainer_client
 
-with trainer_client.connect("tcp://127.0.0.1:7700", stream="train", prefetch=4) as feed:
+with trainer_client.connect("tcp://127.0.0.1:7400", stream="train", prefetch=4) as feed:
     for batch in feed:
         print(batch.number, batch.rows, batch["inputs"].shape)
+    data = feed.dataset(inputs=("audio", "audio_length"), targets="text", weights="weight")
+    saved: dict[str, object] = feed.state()
 """
 
 
@@ -47,7 +50,7 @@ def _try(wheel: Path, place: Path) -> None:
     programs = place / "venv" / "bin"
     _run([str(programs / "python"), "-m", "pip", "install", "--quiet", f"{wheel}[loader,trainer-cpu]", "mypy"])
     _run([str(programs / "loader-server"), "demo"], cwd=place)
-    (place / "script.py").write_text(_SCRIPT)
+    (place / "script.py").write_text(SCRIPT)
     _run([str(programs / "mypy"), "--strict", "script.py"], cwd=place)
 
 

@@ -1,4 +1,4 @@
-"""A feed without loader servers: the contract of `trainer_client.feed.Feed` over slots in this process.
+"""A feed without loader servers: the real face over a session whose slots are in this process.
 
 Rules: batches are views into 64-byte-aligned slots behind owner objects that return the slot when they die, as the real
 ones are; content is a pure function of (epoch, batch number); `starve_at` and `delay_s` make it late, `fail_at` fail.
@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError
 from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
-from trainer_client.tf import ctrl_c
+from trainer_client.core.upcoming import Position
+from trainer_client.feed import Feed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-__all__ = ["BATCH_FIELDS", "SHAPES", "Batch", "FakeFeed", "Reading", "tag_of"]
+__all__ = ["BATCH_FIELDS", "SHAPES", "FakeFeed", "FakeSession", "tag_of"]
 
 BATCH_FIELDS = fields_of_batch(
     (Field(key="audio", dtype="float32", shape=(None, 3)), Field(key="text", dtype="int32", shape=(None,)))
@@ -37,7 +39,7 @@ def tag_of(epoch: int, number: int, row: int) -> int:
     return (epoch * 1000 + number) * 100 + row
 
 
-class Batch(dict[str, Any]):
+class FakeBatch(dict[str, Any]):
     """A batch as the feed yields it."""
 
     epoch: int
@@ -58,9 +60,64 @@ class _Owner:
         self.free.put(self.slot)
 
 
+class FakeFeed(Feed):
+    """The face; `session` is what stands behind it."""
+
+    def __init__(self, **how: Any) -> None:
+        self.session = FakeSession(**how)
+        super().__init__(self.session)  # type: ignore[arg-type]
+
+
+class FakeCursor:
+    """What was trained on, of a session's epochs."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self.session = session
+        self.at = Position(0, 0, session.replicas)
+        self._all_counted = False
+
+    def start(self) -> Position:
+        self._all_counted = False
+        return self.at
+
+    def count(self, rounds: int) -> None:
+        if self.session.evaluation or self._all_counted:
+            return
+        number, end = self.at.number + rounds * self.session.replicas, self.session.batches(self.at.epoch)
+        assert number <= end, (self.at, rounds)
+        self._go_to(*((self.at.epoch, number) if number < end else (self.at.epoch + 1, 0)))
+
+    def count_to_end(self, start: Position) -> None:
+        if not self.session.evaluation and self.at == start:
+            self._go_to(self.at.epoch + 1, 0)
+            self._all_counted = True
+
+    def _go_to(self, epoch: int, number: int) -> None:
+        self.at = Position(epoch, number, self.session.replicas)
+
+    def rounds_left(self) -> int:
+        return (self.session.batches(self.at.epoch) - self.at.number) // self.session.replicas
+
+    def most_rounds(self) -> int:
+        return max(self.session.epochs)
+
+    def state(self) -> dict[str, Any]:
+        return {"stream": "fake", "epoch": self.at.epoch, "number": self.at.number, "plan": "p"}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state["plan"] != "p":
+            raise SettingsError(
+                expected="plan p", got=str(state["plan"]), where="the checkpoint", remedy="Use the old settings."
+            )
+        self._go_to(state["epoch"], state["number"])
+
+    def rewind(self) -> None:
+        self._go_to(0, 0)
+
+
 @dataclass(eq=False)
-class FakeFeed:
-    """Epochs of these many rounds, one after another, over and over."""
+class FakeSession:
+    """The contract of `FeedSession`; epochs of these many rounds, one after another, over and over."""
 
     epochs: Sequence[int] = (10, 12, 9)
     replicas: int = 1
@@ -73,11 +130,9 @@ class FakeFeed:
     starve_at: tuple[int, int] | None = None
     fail_at: tuple[int, int] | None = None
     empty_at: Callable[[int, int], bool] = field(default=lambda epoch, number: False)
-    on_short_of_slots: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        self.epoch = 0
-        self.cursor = 0
+        self.cursor = FakeCursor(self)
         self.error: BaseException | None = None
         self.changed = threading.Condition()
         self.starving = threading.Event()
@@ -85,58 +140,36 @@ class FakeFeed:
         self.waits_s: list[float] = []
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
-        self._late = False
+        self._let_go: Callable[[], None] | None = None
+        self._on_close: Callable[[FakeSession], None] | None = None
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         size = max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
         for _ in range(self.slots):
             self.free.put(_aligned(size))
 
-    def open(self) -> Reading:
-        self._late = False
+    def open(self) -> FakeIterator:
         self.openings += 1
-        return Reading(self, self.epoch, self.cursor)
+        return FakeIterator(self, self.cursor.start())
 
-    def trained(self, rounds: int = 1) -> None:
-        if self.evaluation or self._late:
-            return
-        self.cursor += rounds * self.replicas
-        end = self.batches(self.epoch)
-        if self.cursor >= end:
-            assert self.cursor == end, (self.epoch, self.cursor, rounds)
-            self.epoch, self.cursor = self.epoch + 1, 0
+    def count_to_end(self, batches: FakeIterator) -> None:
+        self.cursor.count_to_end(batches.start)
 
-    def drained(self, reading: Reading) -> None:
-        if not self.evaluation and (self.epoch, self.cursor) == reading.start:
-            self.epoch, self.cursor = self.epoch + 1, 0
-            self._late = True
-
-    def waited(self, wait_s: float) -> None:
+    def count_step_wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
 
     def batches(self, epoch: int) -> int:
         return self.epochs[epoch % len(self.epochs)] * self.replicas
 
-    def rounds_left(self) -> int:
-        return (self.batches(self.epoch) - self.cursor) // self.replicas
+    def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FakeSession], None]) -> None:
+        self._let_go, self._on_close = let_go, on_close
 
-    def most_rounds(self) -> int:
-        return max(self.epochs)
+    def let_go(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
 
-    def state(self) -> dict[str, Any]:
-        return {"stream": "fake", "epoch": self.epoch, "number": self.cursor, "plan": "p"}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        if state["plan"] != "p":
-            raise SettingsError(
-                expected="plan p", got=str(state["plan"]), where="the checkpoint", remedy="Use the old settings."
-            )
-        self.epoch, self.cursor = state["epoch"], state["number"]
-
-    def rewind(self) -> None:
-        self.epoch, self.cursor = 0, 0
-
-    def close(self) -> None:
-        ctrl_c.forget(self)
+    def close(self, _timeout_s: float = 2.0) -> None:
+        if self._on_close is not None:
+            self._on_close(self)
 
     def interrupt(self, error: BaseException) -> None:
         with self.changed:
@@ -175,82 +208,92 @@ class FakeFeed:
         arrays["tag"][...] = [tag_of(epoch, number, row) for row in range(rows)]
 
 
-class Reading:
+class FakeIterator:
     """One pass over an epoch from where it was opened."""
 
-    def __init__(self, feed: FakeFeed, epoch: int, cursor: int) -> None:
-        self.feed = feed
-        self.epoch = 0 if feed.evaluation else epoch
-        self.next_number = 0 if feed.evaluation else cursor
-        self.start = (epoch, cursor)
+    def __init__(self, session: FakeSession, start: Position) -> None:
+        self.session = session
+        self.start = start
+        self.epoch = 0 if session.evaluation else start.epoch
+        self.next_number = 0 if session.evaluation else start.number
+        self.taken = 0
         self.closed = False
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[FakeBatch]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> FakeBatch:
         number = self.next_number
         self._wait(number)
-        if number >= self.feed.batches(self.epoch):
+        if number >= self.session.batches(self.epoch):
             raise StopIteration
-        if self.feed.fail_at == (self.epoch, number):
-            self.feed.error = LostError(expected="an answer", got="none", where="worker w1", remedy="Start a worker.")
-            raise self.feed.error
+        if self.session.fail_at == (self.epoch, number):
+            self.session.error = LostError(
+                expected="an answer", got="none", where="worker w1", remedy="Start a worker."
+            )
+            raise self.session.error
         self.next_number += 1
-        self.feed.yielded.append((self.epoch, number))
+        self.taken += 1
+        self.session.yielded.append((self.epoch, number))
         return self._batch(number)
 
-    def stacked(self, keys: Collection[str], most: int) -> dict[str, Any]:
+    def take_stacked(self, keys: Collection[str], most: int) -> dict[str, Any]:
         batches = [next(self)]
         while len(batches) < most and self._is_alike():
             batches.append(next(self))
         return {key: np.stack([batch[key] for batch in batches]) for key in keys}
 
     def _is_alike(self) -> bool:
-        feed, number = self.feed, self.next_number
-        late = (self.epoch, number) in (feed.starve_at, feed.fail_at) or feed.error is not None
-        shape, before = (((one // feed.replicas) % len(feed.shapes)) for one in (number, number - 1))
-        return not late and number < feed.batches(self.epoch) and shape == before
+        session, number = self.session, self.next_number
+        late = (self.epoch, number) in (session.starve_at, session.fail_at) or session.error is not None
+        shape, before = (((one // session.replicas) % len(session.shapes)) for one in (number, number - 1))
+        return not late and number < session.batches(self.epoch) and shape == before
 
     def close(self) -> None:
-        with self.feed.changed:
+        with self.session.changed:
             self.closed = True
-            self.feed.changed.notify_all()
+            self.session.changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def _wait(self, number: int) -> None:
-        with self.feed.changed:
-            if self.feed.delay_s:
-                self.feed.changed.wait_for(self._stopped, self.feed.delay_s)
-            if self.feed.starve_at == (self.epoch, number):
-                self.feed.starving.set()
-                self.feed.changed.wait_for(self._stopped)
-        if self.feed.error is not None:
-            raise self.feed.error
+        with self.session.changed:
+            if self.session.delay_s:
+                self.session.changed.wait_for(self._stopped, self.session.delay_s)
+            if self.session.starve_at == (self.epoch, number):
+                self.session.starving.set()
+                self.session.changed.wait_for(self._stopped)
+        if self.session.error is not None:
+            raise self.session.error
         if self.closed:
             raise ClosedError(expected="an open reading", got="a closed one", where="next", remedy="Open another.")
 
     def _stopped(self) -> bool:
-        return self.closed or self.feed.error is not None
+        return self.closed or self.session.error is not None
 
-    def _batch(self, number: int) -> Batch:
-        feed = self.feed
-        layout = layout_of(feed.fields, feed.shapes[(number // feed.replicas) % len(feed.shapes)])
+    def _batch(self, number: int) -> FakeBatch:
+        session = self.session
+        layout = layout_of(session.fields, session.shapes[(number // session.replicas) % len(session.shapes)])
         slot, copied = self._slot()
-        feed.fill(layout.arrays(slot[: layout.nbytes]), self.epoch, number)
-        owned = slot if copied else np.asarray(_Owner(slot, feed.free))
-        batch = Batch(layout.arrays(owned[: layout.nbytes]))
-        batch.epoch, batch.number, batch.empty = self.epoch, number, feed.empty_at(self.epoch, number)
+        session.fill(layout.arrays(slot[: layout.nbytes]), self.epoch, number)
+        owned = slot if copied else np.asarray(_Owner(slot, session.free))
+        batch = FakeBatch(layout.arrays(owned[: layout.nbytes]))
+        batch.epoch, batch.number, batch.empty = self.epoch, number, session.empty_at(self.epoch, number)
         return batch
 
     def _slot(self) -> tuple[Any, bool]:
-        feed = self.feed
-        if feed.free.qsize() <= 1 and feed.on_short_of_slots is not None:
-            feed.on_short_of_slots()
+        session = self.session
+        if session.free.qsize() <= 1:
+            session.let_go()
         try:
-            return feed.free.get(timeout=SLOT_WAIT_S), False
+            return session.free.get(timeout=SLOT_WAIT_S), False
         except queue.Empty:
-            feed.copies += 1
-            return _aligned(max(layout_of(feed.fields, shape).nbytes for shape in feed.shapes)), True
+            session.copies += 1
+            return _aligned(max(layout_of(session.fields, shape).nbytes for shape in session.shapes)), True
 
 
 def _aligned(nbytes: int) -> Any:

@@ -13,7 +13,6 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip
-from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (5, 6, 4)
@@ -21,7 +20,7 @@ EPOCHS = (5, 6, 4)
 
 def fit(feed, callbacks, model=None, epochs=3):
     model = model or tiny_model()
-    model.fit(dataset.make(feed, **FORM), epochs=epochs, verbose=0, callbacks=callbacks)
+    model.fit(feed.dataset(**FORM), epochs=epochs, verbose=0, callbacks=callbacks)
     return model
 
 
@@ -60,7 +59,7 @@ class TestResume:
 
     def test_without_a_checkpoint_the_feed_starts_at_its_beginning(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
-        feed.epoch, feed.cursor = 1, 3
+        feed.restore({**feed.state(), "epoch": 1, "number": 3})
         assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1).seen) == 5
 
     def test_epochs_are_absolute_so_a_finished_run_trains_nothing_more(self, tmp_path):
@@ -103,7 +102,7 @@ class TestResume:
 
     def test_another_plan_is_refused(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
-        feed.state = lambda: {"epoch": 0, "number": 2, "plan": "other"}
+        feed.session.cursor.state = lambda: {"epoch": 0, "number": 2, "plan": "other"}
         fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1)
         with pytest.raises(SettingsError, match="expected plan p, got other"):
             fit(feed, [FeedCheckpoint(feed, tmp_path)])
@@ -114,7 +113,7 @@ class TestResume:
         for epochs in (1, 1):
             feed = FakeFeed(epochs=EPOCHS, replicas=2, slots=16)
             models.append(tiny_model(strategy))
-            data = dataset.distributed(feed, strategy, **FORM)
+            data = feed.distributed(strategy, **FORM)
             models[-1].fit(data, epochs=epochs, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
         assert models[1].seen == []
         for want, got in zip(values(models[0]), values(models[1]), strict=True):
@@ -131,7 +130,7 @@ class TestResume:
         made = [model(), model()]
         for one in made:
             feed = FakeFeed(epochs=EPOCHS)
-            one.fit(dataset.make(feed, **form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
+            one.fit(feed.dataset(**form), epochs=1, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)])
         for want, got in zip(values(made[0]), values(made[1]), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
@@ -163,7 +162,7 @@ class TestManners:
         feed = FakeFeed(epochs=EPOCHS)
         model = fit(feed, [], epochs=1)
         own = model.train_function
-        feed.fail_at = (0, 2)
+        feed.session.fail_at = (0, 2)
         with pytest.raises(Exception, match="worker w1"):
             fit(feed, [FeedCheckpoint(feed, tmp_path)], model)
         assert model.train_function is own
@@ -182,10 +181,10 @@ class TestManners:
         feed = FakeFeed(epochs=(6,), delay_s=0.03)
         checkpoint = FeedCheckpoint(feed, tmp_path)
         model = tiny_model()
-        history = model.fit(dataset.make(feed, **FORM), epochs=1, verbose=0, callbacks=[checkpoint]).history
+        history = model.fit(feed.dataset(**FORM), epochs=1, verbose=0, callbacks=[checkpoint]).history
         times = checkpoint.times
         assert times.steps == 6
         assert times.wait_s > 0.03
         assert times.compute_s > 0
         assert history["data_wait_s"] == [times.wait_s]
-        assert sum(feed.waits_s) == pytest.approx(times.wait_s)
+        assert sum(feed.session.waits_s) == pytest.approx(times.wait_s)

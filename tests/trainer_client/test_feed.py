@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-
-import numpy as np
 import pytest
 
 import trainer_client
 from shared.errors import SettingsError
-from shared.hashing import digest64
 from shared.wire import messages as m
 from shared.wire.parts import Cursor, WireShape
 from tests.support.ends import Ends
-from tests.support.lone_core import BATCHES, DIGEST, SHAPE, pushed
-from trainer_client import feed as module
-from trainer_client.core.upcoming import Position
-from trainer_client.network.outbox import Reader
-
-
-@pytest.fixture(scope="module")
-def ends():
-    with Ends() as both:
-        yield both
-
-
-@pytest.fixture
-def feed(ends):
-    ends.heard.clear()
-    with trainer_client.connect(ends.endpoint, prefetch=4) as one:
-        yield one
+from tests.support.lone_core import BATCHES, DIGEST, SHAPE
 
 
 @pytest.mark.parametrize(
@@ -58,7 +37,7 @@ def test_the_cursor_moves_by_what_was_trained_on(feed):
     assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 0, BATCHES)
     feed.trained(2)
     assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 2, BATCHES - 2)
-    assert feed._receiver.standing.trained_to == (0, 2)
+    assert feed._session.receiver.standing.trained_to == (0, 2)
     with feed.open() as reading:
         assert next(reading).number == 2
     feed.trained(BATCHES - 2)
@@ -89,75 +68,14 @@ def test_it_goes_where_it_is_told_and_back_to_the_beginning(ends, feed):
     feed.restore({**feed.state(), "epoch": 2, "number": 8})
     assert (feed.epoch, feed.cursor) == (2, 8)
     assert ends.wait_for(m.Attach, 2).cursor == Cursor(2, 8, 4, DIGEST)
-    feed.rewind()
+    feed._session.cursor.rewind()
     assert (feed.epoch, feed.cursor) == (0, 0)
     assert ends.wait_for(m.Attach, 3).cursor == Cursor(0, 0, 4, DIGEST)
 
 
-def test_a_consumer_that_keeps_batches_gets_copies(feed):
-    kept = list(feed)
-    assert [batch.number for batch in kept] == list(range(BATCHES))
-    assert all((batch["audio"].view("uint8") == batch.number).all() for batch in kept)
-    assert feed.copied > 0
-
-
-def test_the_consumer_is_asked_to_let_go_before_batches_are_copied_out(feed):
-    most = feed._receiver.line.slots.slots - 2
-    kept = []
-    feed.on_short_of_slots = lambda: kept.pop(0)
-    for batch in feed:
-        kept.append(batch)
-        assert len(kept) <= most
-    assert len(kept) == most
-    assert feed.copied == 0
-
-
-def test_what_it_lets_go_in_another_thread_is_waited_for(feed, monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE_S", 20.0)
-    kept = []
-    feed.on_short_of_slots = lambda: threading.Thread(target=kept.pop, args=(0,)).start()
-    for number, batch in enumerate(feed):
-        assert batch.number == number
-        kept.append(batch)
-    assert feed.copied == 0
-
-
-def test_one_that_lets_nothing_go_is_told_once_that_it_gets_copies(feed, caplog):
-    asked = []
-    feed.on_short_of_slots = lambda: asked.append(1)
-    kept = list(feed)
-    most = feed._receiver.line.slots.slots - 2
-    assert feed.copied == len(asked) == BATCHES - most
-    assert [np.shares_memory(batch["audio"], feed._receiver.memory._bytes) for batch in kept].count(True) == most
-    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert (record.event, record.fields["kept"]) == ("batches are copied out, because the consumer keeps many", most)
-
-
-def test_what_lies_in_the_reserve_is_copied_for_the_next_head_may_need_it(feed):
-    memory, reserve = feed._receiver.memory, feed._receiver.line.slots.reserve
-    item = feed._receiver.outbox.take(Reader(Position(0, 0, 4)))
-    assert np.shares_memory(feed._batch(item)["audio"], memory.slot(item.slot))
-    memory.slot(reserve)[:] = 7
-    item.slot = reserve
-    batch = feed._batch(item)
-    memory.slot(reserve)[:] = 8
-    assert (batch["audio"].view("uint8") == 7).all()
-    assert feed.copied == 0, "the consumer did nothing to cause it"
-
-
-def test_stacked_batches_lie_one_behind_another(feed):
-    with feed.open() as reading:
-        numbers = []
-        while len(numbers) < 6:
-            audio = reading.stacked(["audio"], 4)["audio"]
-            assert 1 <= len(audio) <= 4
-            numbers += [int(one.view("uint8").flat[0]) for one in audio]
-        assert numbers == list(range(len(numbers)))
-
-
 def test_who_reads_is_interrupted_and_an_answered_interrupt_is_forgotten(feed):
     feed.interrupt(KeyboardInterrupt("stop"))
-    assert isinstance(feed.error, KeyboardInterrupt)
+    assert isinstance(feed._session.error, KeyboardInterrupt)
     with feed.open() as reading:
         assert next(reading).number == 0
         feed.interrupt(KeyboardInterrupt("again"))
@@ -165,38 +83,7 @@ def test_who_reads_is_interrupted_and_an_answered_interrupt_is_forgotten(feed):
             next(reading)
 
 
-def test_a_nudge_makes_whoever_waits_look_up(feed, monkeypatch):
-    rung = []
-    monkeypatch.setattr(feed._receiver.outbox._waiting, "ring", lambda: rung.append(1))
-    feed.nudge()
-    assert rung
-
-
 WIDE = WireShape(2, (("audio", 32),))
-
-
-def _in_threes(want):
-    """A worker whose batches come in two shapes, three of each in a row."""
-    shape = (SHAPE, WIDE)[want.number // 3 % 2]
-    nbytes = 4 * shape.rows * dict(shape.lengths)["audio"]
-    payload = np.full(nbytes, want.number, np.uint8)
-    return [pushed(want, shape=shape, nbytes=nbytes, digest=digest64(payload.data)), payload.tobytes()]
-
-
-def test_only_batches_of_one_shape_are_stacked():
-    with Ends(shapes=(SHAPE, WIDE)) as ends:
-        ends.answers[m.Want] = _in_threes
-        with trainer_client.connect(ends.endpoint, prefetch=16) as feed, feed.open() as reading:
-            numbers = []
-            while len(numbers) < BATCHES:
-                audio = reading.stacked(["audio"], 8)["audio"]
-                several = [int(one.view("uint8").flat[0]) for one in audio]
-                assert all((one.view("uint8") == number).all() for one, number in zip(audio, several, strict=True))
-                assert len({number // 3 for number in several}) == 1
-                assert audio.shape[1:] == (2, 32 if several[0] // 3 % 2 else 8)
-                numbers += several
-            assert numbers == list(range(BATCHES))
-            assert reading.rounds == BATCHES
 
 
 def test_its_shapes_are_those_of_the_stream():
@@ -206,7 +93,7 @@ def test_its_shapes_are_those_of_the_stream():
 
 def test_a_feed_of_two_ranks_counts_in_rounds():
     with Ends() as ends, trainer_client.connect(ends.endpoint, replicas=2) as feed:
-        assert (feed.replicas, feed.rounds_left(), feed.most_rounds()) == (2, BATCHES // 2, BATCHES // 2)
+        assert (feed.rounds_left(), feed._session.cursor.most_rounds()) == (BATCHES // 2, BATCHES // 2)
         asked = ends.wait_for(m.Attach)
         assert (asked.rank, asked.replicas, asked.world) == (0, 2, 2)
         with feed.open() as reading:
@@ -232,7 +119,7 @@ def test_a_rank_among_others_reads_its_part_of_each_round():
 
 def test_an_evaluation_feed_gives_its_epoch_again_and_again():
     with Ends(evaluation=True) as ends, trainer_client.connect(ends.endpoint) as feed:
-        assert feed.evaluation
+        assert feed._session.evaluation
         with feed.open() as reading:
             assert [next(reading).number for _ in range(3)] == [0, 1, 2]
         feed.trained(3)

@@ -9,7 +9,7 @@ Rules it keeps:
 - An element is fetched in the thread that asks for it, except where TensorFlow has work to do on it: each thread more
   costs as much as a small batch, and what is ready waits in the feed's slots.
 
-It must not know sockets, slots or plans: it sees a feed only.
+It must not know sockets, slots or plans: it sees a session only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,17 +30,20 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from shared.errors import SettingsError
 from shared.logs import Log
 from shared.wire.layout import ALIGNMENT
+from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
-from trainer_client.tf.element_structure import Elements, assembler, masked_batches, shapes_of
+from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, generated
 from trainer_client.tf.untuned import devices_untuned, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trainer_client.feed import Feed, Reading
+    from trainer_client.session.batch_iterator import BatchIterator
+    from trainer_client.session.feed_session import FeedSession
+    from trainer_client.tf.element_structure import ElementStructure
 
-__all__ = ["FeedDataset", "Ranks", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
+__all__ = ["FeedDataset", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
 
 #: Elements that wait behind the step that runs: one hides the work on the next, one evens out different shapes.
 PREFETCH = 2
@@ -48,33 +51,36 @@ FLUSH_TIMEOUT_S = 0.1
 _LOOKS = 2  # one full pass may be an `adapt`; a second may be training, and after a third it is late to say so
 
 
-def make(feed: Feed, **form: Any) -> FeedDataset:  # noqa: ANN401 - the fields of Elements
+def make(session: FeedSession, elements: ElementStructure) -> FeedDataset:
     """The feed's dataset for one device."""
-    if feed.replicas > 1:
+    if session.replicas > 1:
         _warn(
-            f"This feed occupies {feed.replicas} ranks, and dataset() yields their batches one after another. "
+            f"This feed occupies {session.replicas} ranks, and dataset() yields their batches one after another. "
             "Under a strategy use feed.distributed(strategy)."
         )
-    elements = _prepared(feed, form)
-    counting = _Counting(feed)
-    counted = _ahead(_pipeline(Openings(feed, elements, counting)), elements)
-    derived = _pipeline(Openings(feed, elements, _Derived(feed))).prefetch(PREFETCH)
+    _prepare(session)
+    counting = _Counting(session)
+    counted = _ahead(_pipeline(Openings(session, elements, counting)), elements)
+    derived = _pipeline(Openings(session, elements, _Derived(session))).prefetch(PREFETCH)
     return FeedDataset(counting, counted, derived)
 
 
-def distributed(feed: Feed, strategy: tf.distribute.Strategy, **form: Any) -> Any:  # noqa: ANN401 - TensorFlow has no types
+def distributed(
+    session: FeedSession, strategy: tf.distribute.Strategy, elements: ElementStructure
+) -> tf.distribute.DistributedDataset:
     """The per-replica dataset of a feed that was connected with this strategy: replica r gets the r-th of a round."""
     replicas = ranks_of(strategy).replicas
-    if replicas != feed.replicas:
+    if replicas != session.replicas:
         raise SettingsError(
             expected=f"a feed of {replicas} ranks, one for each replica here",
-            got=f"one of {feed.replicas}",
+            got=f"one of {session.replicas}",
             where="feed.distributed",
             remedy="Connect with connect(..., strategy=strategy).",
         )
-    counting = _Counting(feed)
-    source = _pipeline(Openings(feed, _prepared(feed, form), counting)).prefetch(PREFETCH)
-    source.cardinality = lambda: tf.constant(feed.most_rounds(), tf.int64)  # Keras takes it for steps, and so rounds
+    _prepare(session)
+    counting = _Counting(session)
+    source = _pipeline(Openings(session, elements, counting)).prefetch(PREFETCH)
+    source.cardinality = lambda: tf.constant(session.cursor.most_rounds(), tf.int64)  # Keras takes it for steps: rounds
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
         data.__class__ = _DistributedFeedDataset
@@ -96,21 +102,20 @@ def copies_batches() -> bool:
     return copied
 
 
-def _prepared(feed: Feed, form: dict[str, Any]) -> Elements:
+def _prepare(session: FeedSession) -> None:
     copies_batches()  # at the start, so that the log has it
-    feed.on_short_of_slots = flush_references
-    ctrl_c.watch(feed)
+    session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
+    ctrl_c.watch(session)
     # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every
     # dataset to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
     for message in ("Your input ran out of data", "`shuffle=True` was passed"):
         warnings.filterwarnings("ignore", message=message, module=r"keras\.src\.trainers")
-    return Elements(**form)
 
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
-    dtypes = {field.key: field.dtype for field in openings.feed.fields}
+    dtypes = {field.key: field.dtype for field in openings.session.fields}
     stack = (None,) if openings.stacks else ()
-    specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.feed).items()}
+    specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.session).items()}
     data = untuned(generated(openings, openings.elements.of(specs)))
     if openings.stacks:
         data = data.unbatch()
@@ -119,7 +124,7 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
     return data
 
 
-def _ahead(data: tf.data.Dataset, elements: Elements) -> tf.data.Dataset:
+def _ahead(data: tf.data.Dataset, elements: ElementStructure) -> tf.data.Dataset:
     """Read ahead of the step that runs what takes TensorFlow time; the rest waits in the feed's slots already."""
     device = _accelerator()
     if device is not None:
@@ -140,22 +145,22 @@ def _accelerator() -> str | None:
 class _Counting:
     """Finds out whether the last pass over a feed's own dataset was consumed to its end."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
+    def __init__(self, session: FeedSession) -> None:
+        self.session = session
         #: What stopped the last pass.
         self.error: BaseException | None = None
         self._iterator: Any = None
-        self._reading: Reading | None = None
+        self._batches: BatchIterator | None = None
 
     def began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
         """The dataset is iterated anew; the iterator reads nothing before it is asked."""
-        self._iterator, self._reading, self.error = iterator, None, None
+        self._iterator, self._batches, self.error = iterator, None, None
 
-    def opened(self, reading: Reading) -> None:
+    def opened(self, batches: BatchIterator) -> None:
         """The iterator was asked."""
-        self._reading = reading
+        self._batches = batches
 
-    def read_to_end(self, reading: Reading) -> None:
+    def read_to_end(self, batches: BatchIterator) -> None:
         """Nothing to count: what was read may still be on its way to the consumer."""
 
     def stopped(self, error: BaseException) -> None:
@@ -164,13 +169,13 @@ class _Counting:
 
     def ended(self) -> None:
         """Its consumer has seen the end."""
-        reading, self._reading = self._reading, None
-        if reading is not None and not self.feed.evaluation:
-            self.feed.drained(reading)
+        batches, self._batches = self._batches, None
+        if batches is not None and not self.session.evaluation:
+            self.session.count_to_end(batches)
 
     def settle(self) -> None:
         """A consumer inside a graph is not seen: whether it left anything is asked when it can want no more."""
-        if self._reading is None or self.feed.evaluation or self.feed.error is not None:
+        if self._batches is None or self.session.evaluation or self.session.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
             self.ended()
@@ -179,20 +184,20 @@ class _Counting:
 class _Derived:
     """Notices that what is derived from a feed's dataset is trained on uncounted: all epochs would be the same."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, session: FeedSession) -> None:
+        self._session = session
         self._starts: list[Any] = []
 
-    def opened(self, reading: Reading) -> None:
+    def opened(self, batches: BatchIterator) -> None:
         """Looking is free."""
 
     def stopped(self, error: BaseException) -> None:
         """Whoever derived the dataset gets TensorFlow's account of it."""
 
-    def read_to_end(self, reading: Reading) -> None:
+    def read_to_end(self, batches: BatchIterator) -> None:
         """Once is a look as well; over and over from one cursor looks like training."""
-        self._starts.append(reading.start)
-        if self._starts == [reading.start] * _LOOKS and not self._feed.evaluation:
+        self._starts.append(batches.start)
+        if self._starts == [batches.start] * _LOOKS and not self._session.evaluation:
             Log("trainer").warning(
                 "datasets derived from a feed's own are read again and again, and count nothing: to train on one, use "
                 "FeedCheckpoint or feed.trained(), or give the mapping to feed.dataset(map=...)",
@@ -211,8 +216,8 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     def cardinality(self) -> tf.Tensor:
         """The length of the longest epoch: with less, or none, Keras would cut epochs to the length of the first."""
-        feed = self._counting.feed
-        return tf.constant(feed.most_rounds() * feed.replicas, tf.int64)
+        session = self._counting.session
+        return tf.constant(session.cursor.most_rounds() * session.replicas, tf.int64)
 
     def __iter__(self) -> Iterator[Any]:
         self._warn_of_replicas()
@@ -267,7 +272,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             raise
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
-            error = self.counting.feed.error or self.counting.error
+            error = self.counting.session.error or self.counting.error
             if error is None:
                 raise
             raise error from None
@@ -330,36 +335,27 @@ def flush_references() -> None:
 # --- strategies ---
 
 
-class Ranks(NamedTuple):
-    """The ranks that this process occupies: `replicas` consecutive ones from `rank`, of `world`."""
-
-    rank: int
-    replicas: int
-    world: int
-
-
 def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
     """Where this process stands in a strategy; tasks of a cluster are a chief, if it has one, and then its workers."""
     world = int(strategy.num_replicas_in_sync)
     resolver = strategy.cluster_resolver
     if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return Ranks(0, world, world)
+        return Ranks(rank=0, replicas=world, world=world)
     cluster = resolver.cluster_spec().as_dict()
     chiefs, workers = (len(cluster.get(job, ())) for job in ("chief", "worker"))
     replicas = world // max(1, chiefs + workers)
     task = int(resolver.task_id or 0) + (chiefs if resolver.task_type == "worker" else 0)
-    return Ranks(task * replicas, replicas, world)
+    return Ranks(rank=task * replicas, replicas=replicas, world=world)
 
 
 # --- warm-up ---
 
 
-def warm_up(feed: Feed, step: Callable[[Any], Any], **form: Any) -> None:  # noqa: ANN401 - the fields of Elements
+def warm_up(session: FeedSession, step: Callable[[Any], Any], elements: ElementStructure) -> None:
     """Run `step` once on each padded shape, largest first, with elements whose every row is masked.
 
     Shapes are then compiled before training, and one that does not fit into memory fails at once.
     """
-    elements = Elements(**form)
-    for batch in masked_batches(feed):
+    for batch in masked_batches(session):
         element = elements.of({key: tf.constant(array) for key, array in batch.items()})
         step(element if elements.map is None else elements.map(element))

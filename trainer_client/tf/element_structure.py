@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trainer_client.feed import Feed
+    from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["Elements", "assembler", "masked_batches", "shapes_of"]
+__all__ = ["ElementStructure", "Keys", "assembler", "masked_batches", "shapes_of"]
 
 _MASKED_TAG = -1
 
-Part = str | tuple[str, ...] | Mapping[str, str]
+#: One key, several in a tuple, or several under names.
+Keys = str | tuple[str, ...] | Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elements:
+class ElementStructure:
     """Inputs, targets and weights as `fit` takes them; without any, a dict of all keys, which `map` may change."""
 
-    inputs: Part | None = None
-    targets: Part | None = None
-    weights: Part | None = None
+    inputs: Keys | None = None
+    targets: Keys | None = None
+    weights: Keys | None = None
     map: Callable[[dict[str, Any]], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Elements:
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
 
 
-def _filled(part: Part, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part
+def _filled(part: Keys, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - mirrors the part
     if isinstance(part, str):
         return _value(part, values)
     if isinstance(part, Mapping):
@@ -101,9 +102,9 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
     return None
 
 
-def shapes_of(feed: Feed) -> dict[str, tuple[int | None, ...]]:
+def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
     """One shape for all buckets: a dimension has a size where all of them agree."""
-    layouts = [layout_of(feed.fields, shape) for shape in feed.shapes]
+    layouts = [layout_of(session.fields, shape) for shape in session.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
     return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
 
@@ -112,8 +113,8 @@ def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
 
 
-def masked_batches(feed: Feed) -> Iterator[dict[str, NDArray[np.generic]]]:
+def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
     """A batch of each padded shape whose every row is masked, largest first."""
-    layouts = sorted((layout_of(feed.fields, shape) for shape in feed.shapes), key=lambda layout: -layout.nbytes)
+    layouts = sorted((layout_of(session.fields, shape) for shape in session.shapes), key=lambda layout: -layout.nbytes)
     for layout in layouts:
         yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}

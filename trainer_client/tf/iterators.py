@@ -27,8 +27,9 @@ from trainer_client.tf import exit_guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from trainer_client.feed import Feed, Reading
-    from trainer_client.tf.element_structure import Elements
+    from trainer_client.session.batch_iterator import BatchIterator
+    from trainer_client.session.feed_session import FeedSession
+    from trainer_client.tf.element_structure import ElementStructure
 
 __all__ = ["Openings", "Witness", "generated"]
 
@@ -46,10 +47,10 @@ _ENDLESS = 2**62
 class Witness(Protocol):
     """Who is told of passes."""
 
-    def opened(self, reading: Reading, /) -> None:
+    def opened(self, batches: BatchIterator, /) -> None:
         """A pass began."""
 
-    def read_to_end(self, reading: Reading, /) -> None:
+    def read_to_end(self, batches: BatchIterator, /) -> None:
         """It was read to its end."""
 
     def stopped(self, error: BaseException, /) -> None:
@@ -60,31 +61,31 @@ class Witness(Protocol):
 class Openings:
     """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
 
-    feed: Feed
-    elements: Elements
+    session: FeedSession
+    elements: ElementStructure
     witness: Witness
 
     @property
     def stacks(self) -> bool:
         """Whether several batches cross at a time."""
-        return self.feed.at_a_time > 1
+        return self.session.at_a_time > 1
 
     def __call__(self) -> Pass:
         """Begin a pass."""
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
-        reading = self.feed.open()
-        self.witness.opened(reading)
-        return Pass(reading, self)
+        batches = self.session.open()
+        self.witness.opened(batches)
+        return Pass(batches, self)
 
 
 class Pass:
     """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
 
-    def __init__(self, reading: Reading, openings: Openings) -> None:
-        self._reading = reading
+    def __init__(self, batches: BatchIterator, openings: Openings) -> None:
+        self._batches = batches
         self._openings = openings
         self._error: BaseException | None = None
-        known = {field.key: field.key for field in openings.feed.fields}
+        known = {field.key: field.key for field in openings.session.fields}
         self._listed = tf.nest.flatten(openings.elements.of(known))
         self._keys = frozenset(self._listed)
         exit_guard.watch(self)
@@ -106,7 +107,7 @@ class Pass:
             arrays = self._arrays()
             return [arrays[key] for key in self._listed]
         except StopIteration:
-            self._openings.witness.read_to_end(self._reading)
+            self._openings.witness.read_to_end(self._batches)
             raise
         except BaseException as error:
             self._error = self._error or error
@@ -115,16 +116,16 @@ class Pass:
 
     def _arrays(self) -> Mapping[str, Any]:
         if not self._openings.stacks:
-            return next(self._reading)
-        return self._reading.stacked(self._keys, self._openings.feed.at_a_time)
+            return next(self._batches)
+        return self._batches.take_stacked(self._keys, self._openings.session.at_a_time)
 
     def end(self) -> None:
         """The process ends: nobody will look at what comes now, be it an error."""
         self._error = StopIteration()
-        self._reading.close()
+        self._batches.close()
 
     def __del__(self) -> None:
-        self._reading.close()
+        self._batches.close()
         exit_guard.left(self)
 
 

@@ -40,32 +40,32 @@ def press_when_starving(feed, what=signal.SIGINT):
     """Ctrl-C, once the feed's pass waits for a batch that never comes."""
 
     def press():
-        feed.starving.wait()
+        feed.session.starving.wait()
         os.kill(os.getpid(), what)
 
     threading.Thread(target=press, daemon=True).start()
 
 
 def loop(feed, _folder):
-    for _ in dataset.make(feed, **FORM):
+    for _ in feed.dataset(**FORM):
         pass
 
 
 def fit(feed, _folder):
-    tiny_model().fit(dataset.make(feed, **FORM), verbose=0)
+    tiny_model().fit(feed.dataset(**FORM), verbose=0)
 
 
 def fit_in_long_executions(feed, _folder):
-    tiny_model(steps_per_execution=20).fit(dataset.make(feed, **FORM), verbose=0)
+    tiny_model(steps_per_execution=20).fit(feed.dataset(**FORM), verbose=0)
 
 
 def fit_with_checkpoints(feed, folder):
-    tiny_model().fit(dataset.make(feed, **FORM), verbose=0, callbacks=[FeedCheckpoint(feed, folder)])
+    tiny_model().fit(feed.dataset(**FORM), verbose=0, callbacks=[FeedCheckpoint(feed, folder)])
 
 
 def fit_replicated(feed, _folder):
     strategy = mirrored()
-    tiny_model(strategy).fit(dataset.distributed(feed, strategy, **FORM), verbose=0)
+    tiny_model(strategy).fit(feed.distributed(strategy, **FORM), verbose=0)
 
 
 @pytest.mark.parametrize("train", [loop, fit, fit_in_long_executions, fit_with_checkpoints])
@@ -112,12 +112,11 @@ import threading
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 from tests.support.tiny_models import FORM, tiny_model
-from trainer_client.tf import dataset
 
 feed = FakeFeed(starve_at=(0, 6))
-threading.Thread(target=lambda: (feed.starving.wait(), print("starving", flush=True)), daemon=True).start()
+threading.Thread(target=lambda: (feed.session.starving.wait(), print("starving", flush=True)), daemon=True).start()
 try:
-    tiny_model().fit(dataset.make(feed, **FORM), verbose=0)
+    tiny_model().fit(feed.dataset(**FORM), verbose=0)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     raise
@@ -149,16 +148,16 @@ class TestWatching:
     @pytest.fixture(autouse=True)
     def nobody_watched(self):
         for feed in list(ctrl_c._feeds):
-            ctrl_c.forget(feed)
+            ctrl_c.forget(feed.session)
 
     def test_descriptor_and_handler_are_put_back_with_the_last_feed(self):
         one, two = FakeFeed(), FakeFeed()
         before = signal.getsignal(signal.SIGINT)
-        ctrl_c.watch(one)
-        ctrl_c.watch(two)
-        ctrl_c.forget(one)
+        ctrl_c.watch(one.session)
+        ctrl_c.watch(two.session)
+        ctrl_c.forget(one.session)
         assert signal.getsignal(signal.SIGINT) is not before
-        ctrl_c.forget(two)
+        ctrl_c.forget(two.session)
         assert signal.getsignal(signal.SIGINT) is before
         assert signal.set_wakeup_fd(-1) == -1
 
@@ -168,11 +167,11 @@ class TestWatching:
         signal.set_wakeup_fd(theirs.fileno())
         feed = FakeFeed()
         try:
-            ctrl_c.watch(feed)
+            ctrl_c.watch(feed.session)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
             assert ours.recv(1) == bytes([signal.SIGINT])
-            ctrl_c.forget(feed)
+            ctrl_c.forget(feed.session)
             assert signal.set_wakeup_fd(-1) == theirs.fileno()
         finally:
             signal.set_wakeup_fd(-1)
@@ -184,18 +183,18 @@ class TestWatching:
         heard = threading.Event()
         previous = signal.signal(signal.SIGINT, lambda *_: heard.set())
         try:
-            ctrl_c.watch(feed)
+            ctrl_c.watch(feed.session)
             signal.raise_signal(signal.SIGINT)
-            ctrl_c.forget(feed)  # joins the thread that read the byte
+            ctrl_c.forget(feed.session)  # joins the thread that read the byte
         finally:
             signal.signal(signal.SIGINT, previous)
         assert heard.is_set()
-        assert feed.error is None
+        assert feed.session.error is None
 
     def test_outside_the_main_thread_nothing_is_touched(self):
         feed = FakeFeed()
         before = signal.getsignal(signal.SIGINT)
-        thread = threading.Thread(target=ctrl_c.watch, args=(feed,))
+        thread = threading.Thread(target=ctrl_c.watch, args=(feed.session,))
         thread.start()
         thread.join()
         assert signal.getsignal(signal.SIGINT) is before
@@ -204,23 +203,23 @@ class TestWatching:
         feed = FakeFeed()
         previous = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
-            ctrl_c.watch(feed)
+            ctrl_c.watch(feed.session)
             signal.raise_signal(signal.SIGUSR1)
-            ctrl_c.forget(feed)
+            ctrl_c.forget(feed.session)
         finally:
             signal.signal(signal.SIGUSR1, previous)
-        assert feed.error is None
+        assert feed.session.error is None
 
     def test_each_signal_lets_whoever_waits_look_up(self):
         feed, nudged = FakeFeed(), threading.Event()
-        feed.nudge = nudged.set
+        feed.session.nudge = nudged.set
         previous = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
-            ctrl_c.watch(feed)
+            ctrl_c.watch(feed.session)
             signal.raise_signal(signal.SIGUSR1)
             assert nudged.wait(10)
         finally:
-            ctrl_c.forget(feed)
+            ctrl_c.forget(feed.session)
             signal.signal(signal.SIGUSR1, previous)
 
     def test_an_interrupt_in_a_finaliser_is_raised_behind_it(self):
@@ -233,9 +232,9 @@ class TestWatching:
             return sum(range(10))
 
         feed = FakeFeed()
-        ctrl_c.watch(feed)
+        ctrl_c.watch(feed.session)
         try:
             with pytest.raises(KeyboardInterrupt):
                 finalise()
         finally:
-            ctrl_c.forget(feed)
+            ctrl_c.forget(feed.session)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import SettingsError
-from trainer_client.tf.element_structure import Elements, assembler
+from trainer_client.tf.element_structure import ElementStructure, assembler
 
 from tests.support.two_devices import mirrored  # isort: skip - sets devices before TensorFlow is used
 import tensorflow as tf  # isort: skip
@@ -53,4 +53,4 @@ def test_what_it_does_not_know_is_left_to_tensorflow(spec):
 
 def test_a_key_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(SettingsError, match="audio_length"):
-        Elements(inputs="pitch").of(dict.fromkeys(KNOWN))
+        ElementStructure(inputs="pitch").of(dict.fromkeys(KNOWN))

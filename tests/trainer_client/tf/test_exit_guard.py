@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import ROOT, running, write_job
-from trainer_client.tf import dataset, exit_guard
+from trainer_client.tf import exit_guard
 
 
 class Pass:
@@ -89,10 +89,10 @@ def test_one_that_never_comes_out_holds_up_nobody():
 
 def test_a_pass_that_tensorflow_waits_for_ends():
     feed = FakeFeed(starve_at=(0, 3))
-    data = dataset.make(feed, inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
+    data = feed.dataset(inputs="audio").prefetch(2)  # reads in a thread of TensorFlow's
     iterator = iter(data)
     next(iterator), next(iterator)
-    feed.starving.wait()
+    feed.session.starving.wait()
     exit_guard._end_all()
     assert not exit_guard._inside
     assert len(list(iterator)) == 1  # what had been read before; then an end, and no error that nobody would see
@@ -102,16 +102,15 @@ def test_a_pass_that_tensorflow_waits_for_ends():
 PROGRAM = """
 import threading
 from tests.support.fake_feed import FakeFeed
-from trainer_client.tf import dataset
 
 feed = FakeFeed(starve_at=(0, 50), epochs=(1000,))
 
 def interrupt():
-    feed.starving.wait()
+    feed.session.starving.wait()
     feed.interrupt(KeyboardInterrupt())
 
 threading.Thread(target=interrupt).start()
-data = dataset.make(feed, inputs="audio")
+data = feed.dataset(inputs="audio")
 try:
     for _ in data:
         pass

@@ -12,7 +12,6 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip
-from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (10, 12, 9)
@@ -24,11 +23,11 @@ def feed_of(strategy, epochs=EPOCHS, **more):
 
 
 def data_of(feed, strategy):
-    return dataset.make(feed, **FORM) if strategy is None else dataset.distributed(feed, strategy, **FORM)
+    return feed.dataset(**FORM) if strategy is None else feed.distributed(strategy, **FORM)
 
 
 def wanted(feed, epochs=3):
-    return [tag_of(epoch, number, 0) for epoch in range(epochs) for number in range(feed.batches(epoch))]
+    return [tag_of(epoch, number, 0) for epoch in range(epochs) for number in range(feed.session.batches(epoch))]
 
 
 class StopAt(keras.callbacks.Callback):
@@ -72,7 +71,7 @@ def test_without_a_callback_each_epoch_is_the_next(replicas, steps, epochs):
 def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, steps, crossing, tmp_path):
     feed = feed_of(strategy, **crossing)
     first = tiny_model(strategy, steps)
-    stop = StopAt(feed, 0, 6 * feed.replicas)
+    stop = StopAt(feed, 0, 6 * feed.session.replicas)
     with pytest.raises(ZeroDivisionError):
         first.fit(
             data_of(feed, strategy), epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1), stop]
@@ -84,7 +83,7 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
     next(iter(data))
     second = tiny_model(strategy, steps)
     second.fit(data, epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
-    assert len(first.seen) == (6 if steps == 1 else 8) * feed.replicas
+    assert len(first.seen) == (6 if steps == 1 else 8) * feed.session.replicas
     assert sorted(first.seen + second.seen) == wanted(feed)
     assert (feed.epoch, feed.cursor) == (3, 0)
 
@@ -92,17 +91,17 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
 def test_validation_sees_the_same_epoch_each_time_and_leaves_training_alone():
     feed, validation = feed_of(None), feed_of(None, (3,), evaluation=True)
     model = tiny_model()
-    data = dataset.make(validation, **FORM)
+    data = validation.dataset(**FORM)
     before = model.evaluate(data, verbose=0)
     assert model.evaluate(data, verbose=0) == before
-    model.fit(dataset.make(feed, **FORM), epochs=3, verbose=0, validation_data=data)
+    model.fit(feed.dataset(**FORM), epochs=3, verbose=0, validation_data=data)
     assert model.seen == wanted(feed)
-    assert set(validation.yielded) == {(0, 0), (0, 1), (0, 2)}
+    assert set(validation.session.yielded) == {(0, 0), (0, 1), (0, 2)}
 
 
 def test_take_adapt_and_looking_beforehand_change_nothing():
     feed = feed_of(None)
-    data = dataset.make(feed, **FORM)
+    data = feed.dataset(**FORM)
     list(data.take(1))
     list(data.take(99))
     keras.layers.Normalization().adapt(data.map(lambda inputs, *_: inputs["audio"]))
@@ -119,20 +118,20 @@ def test_an_error_of_the_feed_is_named_and_ends_fit(with_callback, tmp_path):
     model = tiny_model()
     callbacks = [FeedCheckpoint(feed, tmp_path)] if with_callback else []
     with pytest.raises(LostError if with_callback else tf.errors.UnknownError, match="worker w1: expected an answer"):
-        model.fit(dataset.make(feed, **FORM), epochs=3, verbose=0, callbacks=callbacks)
+        model.fit(feed.dataset(**FORM), epochs=3, verbose=0, callbacks=callbacks)
     assert model.seen == wanted(feed)[:6]
-    assert isinstance(feed.error, LostError)
+    assert isinstance(feed.session.error, LostError)
 
 
 def test_two_slots_and_twenty_steps_in_one_execution_do_not_stall():
     feed = FakeFeed(epochs=(40,), slots=2)
     model = tiny_model(steps_per_execution=20)
-    model.fit(dataset.make(feed, **FORM), epochs=1, verbose=0)
+    model.fit(feed.dataset(**FORM), epochs=1, verbose=0)
     assert model.seen == wanted(feed, 1)
 
 
 def test_predict_gives_a_row_for_every_row():
     feed = feed_of(None, (5,), evaluation=True)
     model = tiny_model()
-    outputs = model.predict(dataset.make(feed, inputs=FORM["inputs"]), verbose=0)
+    outputs = model.predict(feed.dataset(inputs=FORM["inputs"]), verbose=0)
     assert outputs.shape == (4 + 2 + 4 + 2 + 4, 1)

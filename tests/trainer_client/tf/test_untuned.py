@@ -11,7 +11,6 @@ from tests.support.two_devices import mirrored
 
 import tensorflow as tf  # isort: skip - after the devices are set
 
-from trainer_client.tf import dataset  # isort: skip
 from trainer_client.tf.untuned import devices_untuned, untuned  # isort: skip
 
 
@@ -26,7 +25,7 @@ def over_devices(iterator):
 
 def test_a_feeds_dataset_and_what_is_derived_from_it_are_not_tuned():
     with contextlib.closing(FakeFeed(at_a_time=4)) as feed:
-        data = dataset.make(feed, map=lambda batch: batch["audio"] * 2)
+        data = feed.dataset(map=lambda batch: batch["audio"] * 2)
         iterator = iter(data)
         assert not tuned(data)
         assert not tuned(iterator._dataset)
@@ -41,7 +40,7 @@ def test_users_may_have_theirs_tuned():
 
 def test_nor_are_those_of_a_strategys_devices():
     with contextlib.closing(FakeFeed(replicas=2)) as feed:
-        iterator = iter(dataset.distributed(feed, mirrored(), inputs="audio"))
+        iterator = iter(feed.distributed(mirrored(), inputs="audio"))
         one, other = over_devices(iterator)
         assert not tuned(one)
         assert not tuned(other)

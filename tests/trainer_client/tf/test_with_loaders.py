@@ -19,7 +19,6 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import tiny_model  # isort: skip
 from trainer_client.core import stream_spec  # isort: skip
-from trainer_client.tf.dataset import warm_up  # isort: skip
 
 
 def named(batch):
@@ -55,7 +54,7 @@ def at_a_time(request, monkeypatch):
 
 def tags_of_epochs(endpoint, epochs):
     with trainer_client.connect(endpoint) as feed:
-        feed.rewind()
+        feed._session.cursor.rewind()
         return [[int(batch["tag"].max()) for batch in feed] for _ in range(epochs)]
 
 
@@ -63,7 +62,7 @@ def test_fit_without_a_callback_trains_each_epoch_once(loaders):
     want = tags_of_epochs(loaders.endpoint, 3)
     model = tiny_model()
     with trainer_client.connect(loaders.endpoint) as feed:
-        feed.rewind()
+        feed._session.cursor.rewind()
         data = feed.dataset(map=named)
         list(data.take(1))
         list(data.map(lambda inputs, *_: inputs["audio"]))
@@ -112,7 +111,7 @@ def test_a_list_of_all_batches_holds_what_numpy_reads(loaders):
 def test_warm_up_takes_the_shapes_of_the_plan(loaders):
     with trainer_client.connect(loaders.endpoint) as feed:
         shapes = []
-        warm_up(feed, lambda element: shapes.append(tuple(element.shape)), inputs="audio")
+        feed.warm_up(lambda element: shapes.append(tuple(element.shape)), inputs="audio")
         assert sorted(shapes) == sorted((shape.rows, shape.lengths["audio"], 40) for shape in feed.shapes)
 
 
@@ -132,7 +131,7 @@ def test_ctrl_c_while_no_worker_answers(tmp_path):
         finally:
             for worker in stopped:
                 worker.resume()
-        assert isinstance(feed.error, KeyboardInterrupt)
+        assert isinstance(feed._session.error, KeyboardInterrupt)
 
 
 def test_sums_inside_one_graph_with_few_slots(loaders):

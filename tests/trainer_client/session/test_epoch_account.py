@@ -13,7 +13,7 @@ from shared.metrics.names import WAIT_BOUNDS_S
 from shared.wire.layout import Field, fields_of_batch
 from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape
-from trainer_client.epoch_account import Accounts, ReadTimes, split_wait
+from trainer_client.session.epoch_account import Accounts, ReadTimes, split_wait
 
 FIELDS = fields_of_batch(
     (
@@ -121,7 +121,7 @@ def test_an_epoch_s_line() -> None:
         accounts.trained(0, number)
     account = accounts.close(0)
     assert account is not None
-    assert account.line(now_s=103.75, batches=4) == {
+    assert account.log_fields(now_s=103.75, batches=4) == {
         "steps": 4,
         "seconds": 4.0,
         "waiting": 0.25,
@@ -140,7 +140,7 @@ def test_a_loop_s_own_waits_go_before_those_of_a_reader_that_runs_ahead() -> Non
     accounts.stepped(0, 0.125)
     account = accounts.close(0)
     assert account is not None
-    assert account.line(now_s=1.1, batches=1)["waiting"] == pytest.approx(0.25)
+    assert account.log_fields(now_s=1.1, batches=1)["waiting"] == pytest.approx(0.25)
     assert accounts.counts.step_wait_s == 0.25
     assert accounts.counts.wait_s == 0.9
 
@@ -152,7 +152,7 @@ def test_an_epoch_that_was_resumed_is_partly_complete() -> None:
     accounts.trained(0, 7)
     account = accounts.close(0)
     assert account is not None
-    assert account.line(now_s=20.0, batches=8)["complete"] == 0.25
+    assert account.log_fields(now_s=20.0, batches=8)["complete"] == 0.25
 
 
 def test_reading_ahead_counts_with_the_epoch_that_it_reads() -> None:
@@ -185,6 +185,6 @@ def test_an_epoch_of_nothing_has_a_line_too() -> None:
     accounts.read([_header(shape=WireShape(4, ()))], {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
     account = accounts.close(0)
     assert account is not None
-    line = account.line(now_s=5.0, batches=0)
+    line = account.log_fields(now_s=5.0, batches=0)
     assert (line["waiting"], line["padding"], line["complete"]) == (0.0, 0.0, 1.0)
     assert len(WAIT_BOUNDS_S) + 1 == len(accounts.counts.waits)

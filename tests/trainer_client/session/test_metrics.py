@@ -55,7 +55,7 @@ def test_a_feed_serves_all_that_is_declared_for_as_long_as_it_is_open(loaders: L
         (target,) = targets(tmp_path).values()
         assert (target["job"], target["role"], target["rank"]) == ("tones", "trainer", "0")
         scrape = scraped(target["address"])
-        nbytes = feed.accounts.counts.nbytes
+        nbytes = feed._session.accounts.counts.nbytes
     assert {name for name, _ in scrape if name.startswith("stoker_") and "_data_wait_seconds_" not in name} == {
         metric.name for metric in metrics_of("trainer") if metric.kind != "histogram"
     }

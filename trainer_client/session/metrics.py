@@ -20,33 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_client.core.wants import WantCounts
-    from trainer_client.epoch_account import ReadCounts
-    from trainer_client.feed import Feed
     from trainer_client.network.receiver import Receiver
+    from trainer_client.session.batch_maker import BatchMaker
+    from trainer_client.session.epoch_account import Accounts, ReadCounts
 
 __all__ = ["serve", "trainer_samples"]
 
 
-def serve(feed: Feed, receiver: Receiver, *, port: int, targets: str | Path | None) -> MetricsServer:
+def serve(
+    receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: int, targets: str | Path | None
+) -> MetricsServer:
     """Serve a feed's metrics until the result is closed; with `targets` it says in that folder where."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
-    samples = partial(trainer_samples, feed, receiver)
+    samples = partial(trainer_samples, receiver, maker, accounts)
     return MetricsServer(
         samples, port=port, labels=labels, targets_folder=Path(targets) if targets is not None else None
     )
 
 
-def trainer_samples(feed: Feed, receiver: Receiver) -> Iterator[MetricSamples]:
+def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """How the feed is doing."""
     stream, line = receiver.settings.core.stream, receiver.line
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
-    yield MetricSamples.one(names.COPIED, feed.copied, stream)
+    yield MetricSamples.one(names.COPIED, maker.copied, stream)
     yield MetricSamples(names.SLOTS, {(stream, state.value): line.slots.count(state) for state in SlotState})
     yield from _wants(line.wants.counts, stream)
-    yield from _waits(feed.accounts.counts, stream)
-    yield from _reads(feed.accounts.counts, stream)
+    yield from _waits(accounts.counts, stream)
+    yield from _reads(accounts.counts, stream)
 
 
 def _wants(counts: WantCounts, stream: str) -> Iterator[MetricSamples]:

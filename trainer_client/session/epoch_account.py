@@ -75,7 +75,7 @@ class EpochAccount:
     padded_bytes: int = 0
     shapes: set[WireShape] = field(default_factory=set)
 
-    def line(self, *, now_s: float, batches: int) -> dict[str, float]:
+    def log_fields(self, *, now_s: float, batches: int) -> dict[str, float]:
         """The fields of its log line; `waiting` and `padding` (masked rows included) are shares."""
         seconds = max(now_s - self.began_s, 1e-9)
         waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s

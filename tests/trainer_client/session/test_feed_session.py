@@ -1,0 +1,47 @@
+"""What a session does for frameworks that read it in their own ways."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import trainer_client
+from shared.wire import messages as m
+from tests.support.ends import Ends
+
+
+def test_a_nudge_makes_whoever_waits_look_up_and_wait_on(monkeypatch):
+    with Ends() as ends:
+        ends.answers[m.Want] = lambda _: []
+        with trainer_client.connect(ends.endpoint) as feed:
+            waiting = feed._session.receiver.outbox._waiting
+            waits, wait = threading.Semaphore(0), waiting.wait
+            monkeypatch.setattr(waiting, "wait", lambda *how: (waits.release(), wait(*how)))
+            raised = []
+
+            def read():
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    next(iter(feed))
+                raised.append(caught.value)
+
+            consumer = threading.Thread(target=read)
+            consumer.start()
+            assert waits.acquire(timeout=10)
+            feed._session.nudge()
+            assert waits.acquire(timeout=10), "it looked up"
+            assert raised == [], "it waits on"
+            feed.interrupt(KeyboardInterrupt())
+            consumer.join(10)
+            assert len(raised) == 1
+
+
+def test_a_framework_is_asked_to_let_go_and_told_of_the_end(feed):
+    asked, closed = [], []
+    feed._session.serve_framework(let_go=lambda: asked.append(1), on_close=closed.append)
+    kept = list(feed)
+    assert len(asked) == feed._session.maker.copied > 0
+    assert len(kept) > len(asked)
+    assert closed == []
+    feed.close()
+    assert closed == [feed._session]

@@ -1,0 +1,97 @@
+"""One pass over a feed, from where it was opened to the end of that epoch.
+
+Rules: taking batches moves no cursor. Each batch is timed and counted: the wait for it, and what it took to make arrays
+of it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from trainer_client.network.outbox import Reader
+from trainer_client.session.epoch_account import ReadTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trainer_client.batch import Batch
+    from trainer_client.core.upcoming import Position
+    from trainer_client.network.outbox import Item
+    from trainer_client.network.receiver import Receiver
+    from trainer_client.session.batch_maker import BatchMaker
+    from trainer_client.session.epoch_account import Accounts
+
+__all__ = ["BatchIterator"]
+
+
+class BatchIterator:
+    """Yields the batches from `start` on."""
+
+    def __init__(self, receiver: Receiver, maker: BatchMaker, accounts: Accounts, start: Position) -> None:
+        self.start = start
+        self._receiver = receiver
+        self._maker = maker
+        self._accounts = accounts
+        self._reader = Reader(start)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        began_s = time.perf_counter()
+        item = self._take()
+        taken_s = time.perf_counter()
+        batch = self._maker.batch(item)
+        self._account([item], batch, began_s, taken_s)
+        return batch
+
+    def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
+        """The next batches, as far as they are there and of one shape, in arrays with one more axis before the others.
+
+        Handing an array to a framework has a fixed cost, so a few large ones are cheaper than many small ones; and the
+        slots are free again at once.
+        """
+        began_s = time.perf_counter()
+        first = self._take()
+        taken_s = time.perf_counter()
+        items = [first, *self._receiver.outbox.take_alike(self._reader, first, most - 1)]
+        arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
+        self._account(items, arrays, began_s, taken_s)
+        return arrays
+
+    def _take(self) -> Item:
+        item = self._receiver.outbox.take(self._reader)
+        if item is None:
+            raise StopIteration
+        return item
+
+    def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
+        conversion_s = time.perf_counter() - taken_s
+        times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
+        self._accounts.read([item.header for item in items], arrays, times)
+        if self._accounts.counts.step_wait_s is None:  # where a loop tells what its steps waited, that counts
+            self._receiver.standing.waited_s = self._accounts.counts.wait_s
+
+    @property
+    def taken(self) -> int:
+        """Batches taken so far."""
+        return self._reader.taken
+
+    def close(self) -> None:
+        """End early; moves nothing."""
+        self._receiver.outbox.leave(self._reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,87 @@
+"""Turns what lies in slots into what a consumer gets: batches over a slot's own bytes, copies, stacks of small batches.
+
+Rules: runs in the consumer's thread. A batch is a view of its slot, and the slot comes back when the last view goes. A
+consumer that holds nearly all slots is given copies instead, once it was asked to let go: the feed never waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer_client.batch import Batch, owned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Tensor
+    from trainer_client.network.outbox import Item
+    from trainer_client.network.receiver import Receiver
+
+__all__ = ["BatchMaker"]
+
+#: How long a consumer that is short of slots waits for one before it gets a copy.
+_PATIENCE_S = 0.02
+_LOOK_AGAIN_S = 0.0005
+
+
+class BatchMaker:
+    """Makes the batches of one feed."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go.
+        self.on_short_of_slots: Callable[[], None] | None = None
+        #: Batches that were copied out because the consumer held too many slots.
+        self.copied = 0
+        self._receiver = receiver
+        self._warned_of_copies = False
+
+    def batch(self, item: Item) -> Batch:
+        """The batch in this item's slot."""
+        receiver, header = self._receiver, item.header
+        layout = receiver.spec.layout(header.shape)
+        assert layout is not None
+        data = receiver.memory.slot(item.slot)[: layout.nbytes]
+        # The reserve serves one head after the other: a consumer that keeps batches must never sit on it.
+        copied = item.slot == receiver.line.slots.reserve or self._is_short_of_slots()
+        data = data.copy() if copied else owned(data, item)
+        return Batch(layout.arrays(data), data, header)
+
+    def stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
+        """These keys of batches of one shape, each in an array with one more axis in front."""
+        layout = self._receiver.spec.layout(items[0].header.shape)
+        assert layout is not None
+        payloads = [self._receiver.memory.slot(item.slot) for item in items]
+        return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
+
+    def _is_short_of_slots(self) -> bool:
+        """Whether the consumer holds so many slots that this batch has to be copied out."""
+        outbox, most = self._receiver.outbox, max(1, self._receiver.line.slots.slots - 2)
+        if outbox.held() <= most:  # this one counts
+            return False
+        if self.on_short_of_slots is not None:
+            self.on_short_of_slots()
+            until_s = time.monotonic() + _PATIENCE_S
+            while outbox.held() > most and time.monotonic() < until_s:
+                time.sleep(_LOOK_AGAIN_S)
+            if outbox.held() <= most:
+                return False
+        self._count_copy(most)
+        return True
+
+    def _count_copy(self, most: int) -> None:
+        self.copied += 1
+        if not self._warned_of_copies:
+            self._warned_of_copies = True
+            self._receiver.log.warning("batches are copied out, because the consumer keeps many", kept=most)
+
+
+def _stack_of(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[np.generic]:
+    raw = np.empty((len(payloads), tensor.nbytes), np.uint8)
+    for place, payload in zip(raw, payloads, strict=True):
+        place[:] = tensor.lies_in(payload)
+    return raw.view(tensor.dtype).reshape(len(payloads), *tensor.shape)

@@ -1,0 +1,133 @@
+"""A feed's session: all that is behind a `Feed`, for the feed itself, the TensorFlow adapter and the callback.
+
+Rules: it joins parts and decides little itself: the receive thread brings batches (`network.receiver`), `BatchMaker`
+hands them out, `TrainedCursor` knows what was trained on, `Accounts` counts. It must not know sockets or TensorFlow,
+and nothing that it imports knows the `Feed` in front of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer_client.network.receiver import Receiver
+from trainer_client.session.batch_iterator import BatchIterator
+from trainer_client.session.batch_maker import BatchMaker
+from trainer_client.session.epoch_account import Accounts
+from trainer_client.session.trained_cursor import TrainedCursor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shared.metrics.server import MetricsServer
+    from shared.wire.layout import BucketShape, Field
+    from trainer_client.network.receiver import ReceiverSettings
+
+__all__ = ["FeedSession", "MetricsSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings:
+    """Where metrics are served (None: nowhere), and the folder to say so in."""
+
+    port: int | None = None
+    targets: str | Path | None = None
+
+
+class FeedSession:
+    """One trainer attached to one stream, until `close`."""
+
+    def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
+        self.receiver = Receiver(settings)
+        self.maker = BatchMaker(self.receiver)
+        self._on_close: Callable[[FeedSession], None] | None = None
+        self._metrics_server: MetricsServer | None = None
+        try:
+            answer = self.receiver.attach(None)
+            #: What was read and waited for.
+            self.accounts = Accounts(self.receiver.spec.fields)
+            self._serve_metrics(metrics)
+        except BaseException:
+            self.close()
+            raise
+        self.cursor = TrainedCursor(self.receiver, self.accounts, answer)
+
+    def _serve_metrics(self, settings: MetricsSettings) -> None:
+        if settings.port is not None:
+            from trainer_client.session.metrics import serve  # noqa: PLC0415 - prometheus_client only when it is used
+
+            self._metrics_server = serve(
+                self.receiver, self.maker, self.accounts, port=settings.port, targets=settings.targets
+            )
+
+    # --- what the stream is ---
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Key, dtype and shape of one row, for each array of a batch."""
+        return self.receiver.spec.fields
+
+    @property
+    def shapes(self) -> tuple[BucketShape, ...]:
+        """The padded shapes that batches come in."""
+        return self.receiver.spec.shapes
+
+    @property
+    def replicas(self) -> int:
+        """How many batches this trainer gets a round, one for each of its ranks."""
+        return self.receiver.settings.core.ranks.replicas
+
+    @property
+    def at_a_time(self) -> int:
+        """How many batches a framework had better take over at once, where handing over costs more than copying."""
+        return self.receiver.spec.at_a_time
+
+    @property
+    def evaluation(self) -> bool:
+        """Whether each opening gives the same epoch."""
+        return self.receiver.spec.evaluation
+
+    @property
+    def error(self) -> BaseException | None:
+        """What stopped the feed, kept for those whose framework swallowed it."""
+        return self.receiver.outbox.error
+
+    # --- reading ---
+
+    def open(self) -> BatchIterator:
+        """Read from the cursor to the end of its epoch; moves nothing."""
+        self.receiver.outbox.forget_interrupt()
+        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.start())
+
+    def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
+        """A framework reads from now on: `let_go` makes it drop batches that it needs no more, `on_close` is told."""
+        self.maker.on_short_of_slots, self._on_close = let_go, on_close
+
+    def count_to_end(self, batches: BatchIterator) -> None:
+        """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
+        self.cursor.count_to_end(batches.start, batches.taken // self.replicas)
+
+    def count_step_wait(self, wait_s: float) -> None:
+        """The training loop waited so long for the data of a step: what counts, where a reader runs ahead of it."""
+        self.accounts.stepped(self.cursor.at.epoch, wait_s)
+        self.receiver.standing.waited_s += wait_s
+
+    def interrupt(self, error: BaseException) -> None:
+        """Whoever waits for a batch, or comes to wait, gets this error."""
+        self.receiver.outbox.interrupt(error)
+
+    def nudge(self) -> None:
+        """Whoever waits for a batch looks up, and waits on."""
+        self.receiver.outbox.nudge()
+
+    # --- the end ---
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Leave the job; batches that are still looked at stay whole."""
+        if self._on_close is not None:
+            self._on_close(self)
+        server, self._metrics_server = self._metrics_server, None
+        if server is not None:
+            server.close(timeout_s)
+        self.receiver.close(timeout_s)

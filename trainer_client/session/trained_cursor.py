@@ -1,0 +1,138 @@
+"""The cursor: the first batch that was not yet trained on, and what moves it.
+
+Rules: it moves by what was trained on, never by what was read. All ranks stand at one place, which attaching at a
+cursor checks. An evaluation stream has no cursor to move: each opening gives the same epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from shared.rounds import rounds as rounds_of
+from shared.rounds import rounds_left
+from shared.wire.parts import Cursor
+from trainer_client.core.upcoming import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shared.wire.messages import Attached
+    from trainer_client.network.receiver import Receiver
+    from trainer_client.session.epoch_account import Accounts
+
+__all__ = ["TrainedCursor"]
+
+
+class TrainedCursor:
+    """Where one feed stands."""
+
+    def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
+        self._receiver = receiver
+        self._spec = receiver.spec
+        self._ranks = receiver.settings.core.ranks
+        self._accounts = accounts
+        self._next_group = answer.next_group
+        #: The coordinator was told where this rank stands, and agreed.
+        self._stated = False
+        #: An iterator that came to its end counted its epoch, and nothing was opened since: `count` has nothing to add.
+        self._all_counted = False
+        self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+
+    def start(self) -> Position:
+        """Where a reader that is opened now begins; a rank among others says first where it stands."""
+        self._all_counted = False
+        if not self._stated and self._ranks.world > self._ranks.replicas and not self._spec.evaluation:
+            self._reattach(self.at)
+        return self.at
+
+    # --- what was trained on ---
+
+    def count(self, rounds: int) -> None:
+        """So many more rounds were trained on."""
+        if self._spec.evaluation or self._all_counted:
+            return
+        for _ in range(rounds):
+            self._count_one()
+
+    def _count_one(self) -> None:
+        at, batches = self.at, self._batches()
+        one = next(rounds_of(at.number, batches, at.group, self._ranks.world))
+        self._accounts.trained(at.epoch, at.number)
+        self._move(Position(at.epoch, one.stop, at.group), batches)
+        if one.stop >= batches:
+            self._log_epoch(at.epoch, batches)
+
+    def count_to_end(self, start: Position, rounds: int) -> None:
+        """A reader that began at `start` came to the end of its epoch: if nobody counted meanwhile, this counts it."""
+        if self.at != start:
+            return
+        self._accounts.trained(start.epoch, start.number, rounds)
+        self._log_epoch(start.epoch, self._receiver.batches(start.epoch, start.group))
+        if not self._spec.evaluation:
+            self._all_counted = True
+            self._move(Position(start.epoch + 1, 0, self._next_group), 1)
+
+    def _move(self, to: Position, batches: int) -> None:
+        self.at = to if to.number < batches else Position(to.epoch + 1, 0, self._next_group)
+        self._receiver.standing.trained_to = (self.at.epoch, self.at.number)
+
+    def _log_epoch(self, epoch: int, batches: int) -> None:
+        """An epoch is over: a line for people."""
+        account = self._accounts.close(epoch)
+        if account is not None:
+            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
+            self._receiver.log.info("epoch done", epoch=epoch, **fields)
+
+    # --- what is left ---
+
+    def rounds_left(self) -> int:
+        """Rounds from here to the end of the epoch."""
+        return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
+
+    def most_rounds(self) -> int:
+        """No epoch has more rounds than this."""
+        group = max(self.at.group, self._next_group)
+        return rounds_left(0, -(-self._spec.most_batches // group) * group, group, self._ranks.world)
+
+    def _batches(self) -> int:
+        return self._receiver.batches(self.at.epoch, self.at.group)
+
+    # --- saving and restoring ---
+
+    def state(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "job": self._spec.job,
+            "stream": self._spec.stream,
+            "plan_digest": self._spec.plan_digest,
+            "epoch": self.at.epoch,
+            "number": self.at.number,
+            "group": self.at.group,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a cursor that `state` gave; refused if it is of another plan, or if other ranks stand elsewhere."""
+        mine = self.state()
+        for name in ("job", "stream", "plan_digest"):
+            if state.get(name) != mine[name]:
+                raise SettingsError(
+                    expected=f"a cursor of {name} {mine[name]}",
+                    got=str(state.get(name)),
+                    where="restore",
+                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
+                )
+        self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
+
+    def rewind(self) -> None:
+        """Go to the very beginning: a model without a checkpoint has trained on nothing."""
+        if (self.at.epoch, self.at.number) != (0, 0):
+            self._reattach(Position(0, 0, self.at.group))
+
+    def _reattach(self, at: Position) -> None:
+        self._stated = True
+        self._accounts.forget()
+        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._spec.plan_digest))
+        self._next_group = answer.next_group
+        self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)
