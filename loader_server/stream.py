@@ -21,6 +21,7 @@ from loader_server.planning import Plan, PlanSettings
 from loader_server.sources.index.make import open_index
 from loader_server.sources.source import SOURCES, Identifying
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.find import table_names
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -125,11 +126,12 @@ class JobFile:
                 where=where,
                 remedy="Name the kind of source.",
             )
-        own = {field.name for field in dataclasses.fields(PlanSettings)}
-        tables = {key: value for key, value in table.items() if isinstance(value, dict) and key not in own}
         classes = (StreamSettings, PlanSettings, SOURCES[kind].settings)
+        own = {field.name for one in classes for field in dataclasses.fields(one)}
+        named = tuple(sorted(_named_transforms(table) - own))
+        tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}
-        settings, plan, source = read_tables(classes, flat, where, also_known=tuple(settings_tables(table)))
+        settings, plan, source = read_tables(classes, flat, where, also_known=named)
         if settings.evaluation and plan.epoch_parts > 1:
             raise SettingsError(
                 expected="an evaluation stream without parts, as it gives the same epoch each time",
@@ -140,10 +142,10 @@ class JobFile:
         return StreamRecipe(name=name, where=where, settings=settings, plan=plan, source=source, tables=tables)
 
 
-def settings_tables(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The transforms of a stream that may have a sub-table."""
+def _named_transforms(table: Mapping[str, Any]) -> set[str]:
+    """What the sub-tables of a stream's transforms may be called; nothing, where its list of them is none."""
     names = table.get("transforms", ())
-    return tuple(name for name in names if ":" not in str(name)) if isinstance(names, list) else ()
+    return table_names(map(str, names)) if isinstance(names, list) else set()
 
 
 class _Lengths:
@@ -157,8 +159,7 @@ class _Lengths:
         self.segments = np.union1d(index.segments, np.array(sources, np.int64))
         # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
         # augmentation can go on from a checkpoint.
-        shaping = (step.identity for step in chain.steps if step.declaration is not None and step.declaration.lengths)
-        self.fingerprint = fingerprint(index.fingerprint, repr(chain.fields), *shaping)
+        self.fingerprint = fingerprint(index.fingerprint, repr(chain.fields), *chain.shaping)
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
         if self._chain.measured:

@@ -340,7 +340,7 @@ def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, 
     """Decode and transform a sample whose bytes are whole; a SampleError says why it cannot be used."""
     try:
         decoded = stream.source.decode(sample, raw)
-        return stream.chain.apply(decoded, stream.chain.generator(stream.seed, epoch, sample))
+        return stream.chain.apply(decoded, seed=stream.seed, epoch=epoch, number=sample)
     except (StokerError, MemoryError):
         raise
     except BaseException as error:

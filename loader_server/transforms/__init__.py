@@ -1,1 +1,28 @@
-"""Transforms: what a raw sample becomes before it is put into a batch."""
+"""Transforms: what a raw sample becomes before it is put into a batch.
+
+A module that holds a transform imports all that it needs from here, a built-in one as well as a user's own;
+`docs/transforms.md` shows how to write one.
+"""
+
+from __future__ import annotations
+
+from loader_server.transforms.declare import Outputs, transform
+from shared.config import amount, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
+from shared.errors import SampleError, SettingsError
+
+__all__ = [
+    "Outputs",
+    "SampleError",
+    "SettingsError",
+    "amount",
+    "byte_count",
+    "choice",
+    "duration_s",
+    "flag",
+    "number",
+    "setting",
+    "text",
+    "texts",
+    "transform",
+    "whole",
+]

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.transforms.declare import Declaration
-from shared.config import choice, setting, text
-from shared.errors import SampleError, SettingsError
-from shared.wire.layout import Field
+from loader_server.transforms import SampleError, SettingsError, choice, setting, text, transform
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,22 +32,26 @@ class CharactersSettings:
     )
 
 
+@transform(
+    {"text": ("int32", None)},
+    lengths={"text": lambda lengths: lengths["text"]},
+    settings=CharactersSettings,
+    draws=False,
+)
 class Characters:
     """The transform: `text`, a string, becomes int32 `[characters]`."""
 
-    def __init__(self, settings: CharactersSettings, where: str) -> None:
+    def __init__(self, settings: CharactersSettings) -> None:
         twice = sorted({c for c in settings.alphabet if settings.alphabet.count(c) > 1})
         if twice:
             raise SettingsError(
                 expected="an alphabet that names each character once",
                 got=f"{twice[0]!r} more than once",
-                where=where,
+                where="alphabet",
                 remedy="Remove one of them.",
             )
         self._masks = settings.unknown == "mask"
         self._numbers = _numbers(settings.alphabet)
-        field = Field(key="text", dtype="int32", shape=(None,))
-        self.declaration = Declaration(outputs=(field,), lengths={"text": lambda lengths: lengths["text"]})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the transcript by its numbers."""

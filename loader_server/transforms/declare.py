@@ -1,9 +1,9 @@
-"""How a transform says what it makes, so that batches can be planned before anything is built.
+"""How a transform says what it makes and what it needs, so that batches can be planned before anything is built.
 
-A transform is called with `(sample, rng)`: it changes the dict `sample` in place, or returns another one. It says
-what it makes by a decorator:
+A transform is called with `(sample, rng)`: it changes the dict `sample` in place, or returns another one. A decorator
+declares it:
 
-    from loader_server.transforms.declare import transform
+    from loader_server.transforms import transform
 
     @transform()                                       # changes values, but no key, dtype, shape or length
     def noise(sample, rng):
@@ -14,17 +14,25 @@ what it makes by a decorator:
 
 An output is its dtype, then its axes; None is the padded one, and only the first may be.
 
-A length is exact, or an upper bound: the batch carries the real one as `<key>_length`. Lengths that hang on `rng`
+A length is exact, or an upper bound: the batch carries the real one as `<key>_length`. Lengths that depend on `rng`
 need an upper bound. Functions of lengths are called with int64 arrays, one number a sample: of the keys made so far
-and of the raw sample (`audio` in frames, `audio_rate` in hertz, `text` in characters). A transform without the
-decorator is measured while indexing.
+and of the raw sample (`audio` in frames, `audio_rate` in hertz, `text` in characters). With `measured=True`, and
+without the decorator, outputs and lengths are found while indexing.
+
+A transform draws random numbers unless it says `draws=False`. Its `settings` are a frozen dataclass of `setting(...)`
+fields, read from its table in the job file. A function with settings is called with `(sample, rng, settings=...)`. A
+class is constructed once in each process, with its settings if it has any, and the instance is called; where outputs
+depend on settings, it sets `self.outputs`. `packages` are installed packages whose version changes the bytes.
 
 Rules: pure; what is declared is checked when it is declared. This module does not know which transforms there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -34,7 +42,16 @@ from numpy.typing import NDArray
 from shared.errors import SettingsError
 from shared.wire.layout import DTYPES, Field
 
-__all__ = ["Declaration", "LengthRule", "Lengths", "Transform", "declaration_of", "transform"]
+__all__ = [
+    "Declaration",
+    "LengthRule",
+    "Lengths",
+    "Outputs",
+    "Transform",
+    "declaration_of",
+    "placing",
+    "transform",
+]
 
 Lengths: TypeAlias = Mapping[str, NDArray[np.int64]]
 LengthRule: TypeAlias = Callable[[Lengths], NDArray[np.int64]]
@@ -43,53 +60,146 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
+class Outputs:
     """What a transform makes: the fields that are new or differ, the lengths that differ, the keys that are gone."""
 
-    outputs: tuple[Field, ...] = ()
+    fields: tuple[Field, ...] = ()
     lengths: Mapping[str, LengthRule] = field(default_factory=dict)
     removes: tuple[str, ...] = ()
 
+    @staticmethod
+    def of(
+        outputs: Mapping[str, tuple[Any, ...]] | None = None,
+        *,
+        lengths: Mapping[str, LengthRule] | None = None,
+        per_second: Mapping[str, float] | None = None,
+        removes: tuple[str, ...] = (),
+    ) -> Outputs:
+        """As `transform` takes them; for classes whose outputs depend on their settings."""
+        fields = tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items())
+        return Outputs(fields=fields, lengths=dict(lengths or {}), removes=tuple(removes))
 
-def transform(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a transform says of itself. Without outputs it is measured while indexing."""
+
+    outputs: Outputs | None = None
+    draws: bool = True
+    settings: type[Any] | None = None
+    packages: tuple[str, ...] = ()
+
+
+def transform(  # noqa: PLR0913 - what a transform may say of itself, each by name
     outputs: Mapping[str, tuple[Any, ...]] | None = None,
     *,
     lengths: Mapping[str, LengthRule] | None = None,
     per_second: Mapping[str, float] | None = None,
     removes: tuple[str, ...] = (),
+    measured: bool = False,
+    draws: bool = True,
+    settings: type[Any] | None = None,
+    packages: Iterable[str] = (),
 ) -> Callable[[_F], _F]:
     """Declare a transform; `per_second` is how many steps of a key make a second, where its length was changed."""
+    given = outputs or lengths or per_second or removes
 
     def declare(function: _F) -> _F:
-        where = f"the declaration of {function.__module__}:{function.__qualname__}"
-        fields = tuple(_field(key, spec, (per_second or {}).get(key), where) for key, spec in (outputs or {}).items())
-        made = Declaration(outputs=fields, lengths=dict(lengths or {}), removes=tuple(removes))
-        function.declaration = made  # type: ignore[attr-defined]
+        with placing(f"the declaration of {_name_of(function)}"):
+            _refuse_both(given if measured else None)
+            _refuse_unread(function, settings)
+            made = Outputs.of(outputs, lengths=lengths, per_second=per_second, removes=removes)
+            function.declaration = Declaration(  # type: ignore[attr-defined]
+                outputs=None if measured else made, draws=draws, settings=settings, packages=_names(packages)
+            )
         return function
 
     return declare
 
 
-def declaration_of(function: Transform) -> Declaration | None:
-    """What a transform declares; None where it has to be measured."""
+def declaration_of(function: object) -> Declaration:
+    """What a transform declares; one that declares nothing is measured, and may draw."""
     found = getattr(function, "declaration", None)
-    return found if isinstance(found, Declaration) else None
+    return found if isinstance(found, Declaration) else Declaration()
 
 
-def _field(key: str, spec: tuple[Any, ...], per_second: float | None, where: str) -> Field:
+@contextlib.contextmanager
+def placing(where: str) -> Iterator[None]:
+    """Say where, in errors of settings that do not know it, or know only the last part."""
+    try:
+        yield
+    except SettingsError as error:
+        known = error.where.startswith(where)
+        place = error.where if known else f"{where}, {error.where}" if error.where else where
+        raise SettingsError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from None
+
+
+def _name_of(function: object) -> str:
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(function))}"
+
+
+def _refuse_both(given: object) -> None:
+    if given:
+        raise SettingsError(
+            expected="either outputs or measured=True",
+            got="both",
+            where="",
+            remedy="What is declared need not be measured: leave one of them out.",
+        )
+
+
+def _refuse_unread(function: Callable[..., Any], settings: type[Any] | None) -> None:
+    """Settings have to be readable from a job file, and the transform has to take them."""
+    if settings is None:
+        return
+    if not _is_of_settings(settings):
+        raise SettingsError(
+            expected="settings that are a frozen dataclass of setting(…) fields",
+            got=repr(settings),
+            where="",
+            remedy='Write for instance @dataclass(frozen=True) and level: float = setting(number(0), "loudness").',
+        )
+    if not inspect.isclass(function) and "settings" not in inspect.signature(function).parameters:
+        raise SettingsError(
+            expected="a function (sample, rng, settings), as it declares settings",
+            got=f"{function.__name__}{inspect.signature(function)}",
+            where="",
+            remedy="Add the parameter settings, or write a class.",
+        )
+
+
+def _is_of_settings(kind: object) -> bool:
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return False
+    frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen and all({"parse", "help"} <= field.metadata.keys() for field in dataclasses.fields(kind))
+
+
+def _names(packages: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(packages, str) or not all(isinstance(name, str) and name for name in packages):
+        raise SettingsError(
+            expected="packages that are a tuple of names, as pip knows them",
+            got=repr(packages),
+            where="",
+            remedy='Write for instance packages=("soxr",).',
+        )
+    return tuple(packages)
+
+
+def _field(key: str, spec: tuple[Any, ...], per_second: float | None) -> Field:
     dtype, *axes = spec if isinstance(spec, tuple) and spec else (None,)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise SettingsError(
             expected=f'"{key}" as (dtype, axes …) with a dtype of {", ".join(sorted(DTYPES))}',
             got=repr(spec),
-            where=where,
+            where="",
             remedy='Write for instance ("float32", None, 80).',
         )
     if not all(_is_axis(axis, first=place == 0) for place, axis in enumerate(axes)):
         raise SettingsError(
             expected=f'axes of "{key}" that are whole numbers, the first one or None',
             got=repr(tuple(axes)),
-            where=where,
+            where="",
             remedy="Only the first axis of a sample's value can be padded.",
         )
     return Field(key=key, dtype=dtype, shape=tuple(axes), per_second=per_second)

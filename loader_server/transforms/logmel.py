@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import soxr
 
-from loader_server.transforms.declare import Declaration
-from shared.config import duration_s, number, setting, whole
-from shared.errors import SettingsError
-from shared.wire.layout import Field
+from loader_server.transforms import Outputs, SettingsError, duration_s, number, setting, transform, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,15 +42,16 @@ class LogMelSettings:
     high_hz: float = setting(number(0), "upper edge of the highest band; 0: half the rate", default=0.0)
 
 
+@transform(settings=LogMelSettings, draws=False, packages=("soxr",))
 class LogMel:
     """The transform: `audio` becomes float32 `[frames, bands]`."""
 
-    def __init__(self, settings: LogMelSettings, where: str) -> None:
+    def __init__(self, settings: LogMelSettings) -> None:
         self._rate = settings.rate
         self._window = round(settings.window * settings.rate)
         self._hop = round(settings.hop * settings.rate)
         high_hz = settings.high_hz or settings.rate / 2
-        self._refuse_impossible(settings, high_hz, where)
+        self._refuse_impossible(settings, high_hz)
         self._fft = 1 << (self._window - 1).bit_length()
         # Symmetric Hann without its zero ends, as Kaldi and torchaudio avoid wasting two points of a short window.
         self._taper = np.hanning(self._window + 2)[1:-1].astype(np.float32)
@@ -61,22 +59,25 @@ class LogMel:
         self._bands = settings.bands
         filters = mel_matrix(self._fft, settings.rate, settings.bands, (settings.low_hz, high_hz))
         self._strips = _strips(filters * np.float32(self._fft**2))  # makes up for the scale of _spectrum
-        audio = Field(key="audio", dtype="float32", shape=(None, settings.bands), per_second=settings.rate / self._hop)
-        self.declaration = Declaration(outputs=(audio,), lengths={"audio": self._length})
+        self.outputs = Outputs.of(
+            {"audio": ("float32", None, settings.bands)},
+            lengths={"audio": self._length},
+            per_second={"audio": settings.rate / self._hop},
+        )
 
-    def _refuse_impossible(self, settings: LogMelSettings, high_hz: float, where: str) -> None:
+    def _refuse_impossible(self, settings: LogMelSettings, high_hz: float) -> None:
         if self._window < 2 or self._hop < 1:
             raise SettingsError(
                 expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
                 got=f"{self._window} and {self._hop}",
-                where=where,
+                where="window and hop",
                 remedy='Write for instance window = "25 ms" and hop = "10 ms".',
             )
         if not settings.low_hz < high_hz <= settings.rate / 2:
             raise SettingsError(
                 expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
                 got=f"low_hz = {settings.low_hz:g} and high_hz = {high_hz:g}",
-                where=where,
+                where="low_hz and high_hz",
                 remedy="Lower them, or raise the rate.",
             )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
 from loader_server.sources.source import SOURCES
-from loader_server.transforms.chain import BUILT_INS
+from loader_server.transforms.find import settings_of_built_ins
 from shared.config import JobSettings, StreamSettings, byte_count, duration_s
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def settings_table() -> str:
         ("`[streams.<name>]`", StreamSettings),
         ("`[streams.<name>]`, batching", PlanSettings),
         *((f'`[streams.<name>]` with `source = "{name}"`', kind.settings) for name, kind in SOURCES.items()),
-        *((f"`[streams.<name>.{name}]`", kind) for name, (kind, _) in BUILT_INS.items()),
+        *((f"`[streams.<name>.{name}]`", kind) for name, kind in settings_of_built_ins().items()),
     ]
     return "\n\n".join(_table(title, kind) for title, kind in parts)
 

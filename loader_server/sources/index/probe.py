@@ -19,7 +19,6 @@ import soundfile
 
 from loader_server.sources.plain_wav import plain_wav
 from loader_server.sources.rows import BadRow, Row
-from loader_server.transforms.chain import generator_for
 from shared.errors import DataError, SampleError
 from shared.wire.layout import Field
 
@@ -144,7 +143,7 @@ def _measure(row: Row, chunk: Chunk, chain: Chain, number: int, found: Probed) -
     sample: dict[str, Any] = {"audio": audio, "audio_rate": rate, **dict(zip(chunk.others, row.others, strict=True))}
     if chunk.has_text:
         sample["text"] = row.text
-    fields, lengths = chain.measure(sample, generator_for(0, 0, number), path)
+    fields, lengths = chain.measure(sample, number, path)
     if not found.fields:
         found.fields.extend(fields)
     refuse_other_fields(tuple(found.fields), fields, path)

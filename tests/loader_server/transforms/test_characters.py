@@ -13,7 +13,7 @@ RNG = np.random.default_rng(0)
 
 def numbers_of(text, **settings):
     sample = {"text": text}
-    Characters(CharactersSettings(**settings), "job.toml")(sample, RNG)
+    Characters(CharactersSettings(**settings))(sample, RNG)
     return sample["text"]
 
 

@@ -1,0 +1,258 @@
+"""Finds the transforms that a stream names, and makes them ready to be called.
+
+Rules: a built-in transform and a user's own are found, declared, given settings and fingerprinted in the same way; only
+what their code is known by differs, for ours goes by the version of its bytes. A class is constructed once in each
+process for each of its settings. Must not know what a chain makes of transforms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from loader_server.building.blame import told
+from loader_server.transforms.declare import Outputs, declaration_of, placing
+from loader_server.transforms.generators import RefusingGenerator
+from loader_server.transforms.own_code import own_code
+from shared.config import nearest, read_table
+from shared.errors import SettingsError, StokerError
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+
+    from loader_server.transforms.declare import Declaration, Transform
+    from loader_server.transforms.own_code import OwnCode
+    from shared.config import Table
+
+__all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]
+
+#: An instance of a dataclass of settings, which is hashable, as it is frozen; None where there is none.
+_Settings: TypeAlias = Any
+
+#: The built-in transforms, by their names in a job file.
+BUILT_INS: Mapping[str, str] = {
+    "logmel": "loader_server.transforms.logmel:LogMel",
+    "characters": "loader_server.transforms.characters:Characters",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTransform:
+    """One transform of a stream, ready to be called with a sample and a generator."""
+
+    name: str
+    call: Transform
+    #: None: they are measured while indexing.
+    outputs: Outputs | None
+    #: Of its settings and, where it is a user's own, its source.
+    identity: str
+    #: The versions of the installed packages that its bytes depend on.
+    packages: Mapping[str, str]
+    #: What it gets in place of a generator; None: it draws.
+    refusing: RefusingGenerator | None = field(repr=False, compare=False)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it gets a generator of the sample's own."""
+        return self.refusing is None
+
+
+def find_transforms(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> tuple[NamedTransform, ...]:
+    """The transforms of these names, in this order, with their settings from the tables named for them."""
+    targets = [_target(name, f"{where}, transforms") for name in names]  # first: a table may be right, its name wrong
+    owned = _tables_by_transform(names, tables, where)
+    return tuple(_made(name, target, owned.get(name), where) for name, target in zip(names, targets, strict=True))
+
+
+def settings_of_built_ins() -> dict[str, type[Any]]:
+    """The settings of each built-in transform that has some."""
+    declared = {name: declaration_of(_target(name, "the built-in transforms")).settings for name in BUILT_INS}
+    return {name: settings for name, settings in declared.items() if settings is not None}
+
+
+# --- tables ---
+
+
+def table_names(names: Iterable[str]) -> set[str]:
+    """What the table of one of these transforms may be called: its full name, or what stands after the colon."""
+    return {part for name in names for part in (name, _short(name))}
+
+
+def _short(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> dict[str, Table]:
+    found: dict[str, Table] = {}
+    for key, table in tables.items():
+        name = _owner(key, names, where)
+        if name in found:
+            raise SettingsError(
+                expected=f"one table for {name}",
+                got=f'two, called "{_short(name)}" and "{name}"',
+                where=where,
+                remedy="Put its settings into one of them.",
+            )
+        if not isinstance(table, dict):
+            raise SettingsError(
+                expected=f"a table of settings of {name}",
+                got=repr(table),
+                where=f"{where}, {key}",
+                remedy="Write its settings below a heading of their own, [streams.<name>.<transform>].",
+            )
+        found[name] = table
+    return found
+
+
+def _owner(key: str, names: tuple[str, ...], where: str) -> str:
+    """The transform that a table belongs to."""
+    owners = [key] if key in names else [name for name in dict.fromkeys(names) if _short(name) == key]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise SettingsError(
+            expected="a table of one transform",
+            got=f'"{key}", which may be {" or ".join(owners)}',
+            where=where,
+            remedy=f'Write the full name in quotes: "{owners[0]}".',
+        )
+    raise SettingsError(
+        expected="settings of a transform of this stream" + nearest(key, sorted(table_names(names))),
+        got=f"the table {key}",
+        where=where,
+        remedy=f"Its transforms are {', '.join(names) or 'none'}.",
+    )
+
+
+# --- one transform ---
+
+
+def _made(name: str, target: Callable[..., Any], table: Table | None, where: str) -> NamedTransform:
+    declaration, place = declaration_of(target), f"{where}, {name}"
+    settings = _settings(name, declaration, table, place)
+    call = _ready(target, settings, name, place)
+    outputs = getattr(call, "outputs", None)
+    code = own_code(_modules(name, target)) if name not in BUILT_INS else None
+    return NamedTransform(
+        name=name,
+        call=call,
+        outputs=outputs if isinstance(outputs, Outputs) else declaration.outputs,
+        identity=_identity(settings, code),
+        packages={**(code.packages if code else {}), **_versions(declaration.packages, name, place)},
+        refusing=None if declaration.draws else RefusingGenerator(name, where),
+    )
+
+
+def _target(name: str, where: str) -> Callable[..., Any]:
+    """The function or class of a name."""
+    place, _, attribute = BUILT_INS.get(name, name).partition(":")
+    if not place or not attribute:
+        raise SettingsError(
+            expected=f"{', '.join(BUILT_INS)} or module:function" + nearest(name, BUILT_INS),
+            got=f'"{name}"',
+            where=where,
+            remedy="Name a built-in transform, or a function or class of a module that can be imported.",
+        )
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:
+        raise SettingsError(
+            expected=f'the module "{place}" to be importable',
+            got=f"{type(error).__name__}: {error}",
+            where=where,
+            remedy="Install it, or start the loader in the folder that holds it.",
+        ) from error
+    target: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(target):
+        raise SettingsError(
+            expected=f'a function "{attribute}" in {place}' + nearest(attribute, dir(module)),
+            got="nothing of that name" if target is None else f"a {type(target).__name__}",
+            where=where,
+            remedy="Mend the name.",
+        )
+    return target
+
+
+def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:
+    if declaration.settings is not None:
+        with _making(name, where):
+            made: _Settings = read_table(declaration.settings, table or {}, where)
+            return made
+    if table is not None:
+        raise SettingsError(
+            expected=f"no table for {name}, which declares no settings",
+            got=f"one with {', '.join(table) or 'nothing in it'}",
+            where=where,
+            remedy="Declare them with @transform(settings=…), as docs/transforms.md shows, or remove the table.",
+        )
+    return None
+
+
+def _ready(target: Callable[..., Any], settings: _Settings, name: str, where: str) -> Transform:
+    """What is called for each sample."""
+    if isinstance(target, type):
+        with _making(name, where):
+            return _callable(_instance(target, settings))
+    return functools.partial(target, settings=settings) if settings is not None else target
+
+
+@functools.cache
+def _instance(kind: Callable[..., Any], settings: Hashable) -> object:
+    return kind(settings) if settings is not None else kind()
+
+
+def _callable(instance: object) -> Transform:
+    if not callable(instance):
+        raise TypeError("its instances cannot be called with (sample, rng)")
+    return instance
+
+
+@contextlib.contextmanager
+def _making(name: str, where: str) -> Iterator[None]:
+    """Errors of a transform's own code that reads its settings, or constructs it, are errors of the job file."""
+    try:
+        with placing(where):
+            yield
+    except StokerError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            expected=f"the transform {name} to be made from its settings",
+            got=told(error),
+            where=where,
+            remedy="Mend its settings, or the transform.",
+        ) from error
+
+
+def _modules(name: str, target: Callable[..., Any]) -> list[str]:
+    """Where a user's transform is looked for, and where it is defined."""
+    place = name.partition(":")[0]
+    return sorted({place, getattr(inspect.unwrap(target), "__module__", None) or place})
+
+
+def _identity(settings: _Settings, code: OwnCode | None) -> str:
+    told_settings = repr(sorted(asdict(settings).items())) if settings is not None else ""
+    if code is None:
+        return told_settings
+    return fingerprint(code.sources, told_settings) if told_settings else code.sources
+
+
+def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str]:
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise SettingsError(
+                expected=f"the package {package}, which the bytes of {name} depend on",
+                got="none of that name is installed",
+                where=where,
+                remedy=f"Run pip install {package}, or mend packages=… in the transform's declaration.",
+            ) from None
+    return versions
