@@ -65,7 +65,7 @@ def _command(
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Train a small model on made-up recordings, from nothing to the end, in under three minutes."
-    command = _command(commands, "demo", _demo, about, "loader-server demo --keep digits")
+    command = _command(commands, "demo", _run_demo, about, "loader-server demo --keep digits")
     command.add_argument(
         "--keep", type=Path, default=Path(".demo"), metavar="DIR", help="folder for corpus, job file and model (.demo)"
     )
@@ -77,7 +77,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     return command
 
 
-def _demo(options: argparse.Namespace) -> int:
+def _run_demo(options: argparse.Namespace) -> int:
     from loader_server.demo.acts import DemoOptions, run
 
     return run(
@@ -104,7 +104,7 @@ def _whole(text: str) -> int:
 
 def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Make the index of each stream's source: where each sample is, and how long."
-    command = _command(commands, "index", _index, about, "loader-server index job.toml --strict")
+    command = _command(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument(
@@ -115,10 +115,10 @@ def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     return command
 
 
-def _index(options: argparse.Namespace) -> int:
+def _make_indexes(options: argparse.Namespace) -> int:
     from loader_server.commands import index
 
-    job = _job(options.job)
+    job = _read_job(options.job)
     reports = index.index_streams(
         job, options.stream or list(job.recipes), strict=options.strict, processes=options.processes
     )
@@ -131,7 +131,7 @@ def _index(options: argparse.Namespace) -> int:
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Show what the settings come to: buckets, rows, padding, steps, and what is dropped."
-    command = _command(commands, "plan", _plan, about, "loader-server plan job.toml --plot lengths.png")
+    command = _command(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", default="train", help="the stream (default: train)")
     command.add_argument(
@@ -145,10 +145,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     return command
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _show_plan(options: argparse.Namespace) -> int:
     from loader_server.commands import plan
 
-    job = _job(options.job)
+    job = _read_job(options.job)
     plan.show(
         job,
         plan.PlanQuestion(
@@ -156,7 +156,7 @@ def _plan(options: argparse.Namespace) -> int:
             group=options.group or job.settings.group or 1,
             epoch=options.epoch,
             find=options.find,
-            other=_job(options.diff) if options.diff else None,
+            other=_read_job(options.diff) if options.diff else None,
             plot=options.plot,
             as_json=options.json,
         ),
@@ -169,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Run the loader side of one machine: a coordinator, and one worker a core."
-    command = _command(commands, "run", _run, about, "loader-server run job.toml --workers 4")
+    command = _command(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one a core"
@@ -185,13 +185,13 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
     command.add_argument("--insecure", action="store_true", help="serve beyond loopback without keys")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run_machine(options: argparse.Namespace) -> int:
     from loader_server.commands import index
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
     from shared.endpoints import check_endpoint
     from shared.metrics.scrape_targets import remove_dead_targets
 
-    job = _job(options.job)
+    job = _read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
     index.index_missing(job)
@@ -234,7 +234,11 @@ def _on_stop(stop: Callable[[], None]) -> None:
 def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Run the coordinator alone: who is alive, and how far the job is."
     command = _command(
-        commands, "coordinator", _coordinator, about, "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400"
+        commands,
+        "coordinator",
+        _run_coordinator,
+        about,
+        "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
     )
     command.add_argument("job", type=Path, help="the job file")
     _add_listen(command)
@@ -247,7 +251,7 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command = _command(
         commands,
         "worker",
-        _worker,
+        _run_worker,
         about,
         "loader-server worker job.toml --coordinator tcp://loader-1:7400 --listen tcp://0.0.0.0:7410",
     )
@@ -273,9 +277,9 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
 
-def _coordinator(options: argparse.Namespace) -> int:
+def _run_coordinator(options: argparse.Namespace) -> int:
     from loader_server import metrics
-    from loader_server.coordinator.service import coordinator_of
+    from loader_server.coordinator.service import open_coordinator
     from loader_server.machine.processes import end_with_parent, say_ready
     from shared.endpoints import check_endpoint
     from shared.keys import ServerKeys
@@ -284,10 +288,10 @@ def _coordinator(options: argparse.Namespace) -> int:
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
-    job = _job(options.job)
+    job = _read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    coordinator = coordinator_of(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
+    coordinator = open_coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
     _on_stop(coordinator.stop)
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
@@ -297,7 +301,7 @@ def _coordinator(options: argparse.Namespace) -> int:
     return 0
 
 
-def _worker(options: argparse.Namespace) -> int:
+def _run_worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
     from loader_server.building.deadline import let_deadlines_end_us
     from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
@@ -312,7 +316,7 @@ def _worker(options: argparse.Namespace) -> int:
     allow_many_files()
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
-    job = _job(options.job)
+    job = _read_job(options.job)
     listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
     worker = Worker(
@@ -342,7 +346,7 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     about = (
         "Show how a running job stands: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
     )
-    command = _command(commands, "status", _status, about, "loader-server status tcp://127.0.0.1:7400 --json")
+    command = _command(commands, "status", _show_status, about, "loader-server status tcp://127.0.0.1:7400 --json")
     command.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
     command.add_argument("--keys", default="", help="folder with the job's keys")
     command.add_argument("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer")
@@ -351,7 +355,7 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     return command
 
 
-def _status(options: argparse.Namespace) -> int:
+def _show_status(options: argparse.Namespace) -> int:
     from loader_server.commands import status
 
     status.show(
@@ -365,7 +369,7 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "List the samples that are known to kill the process that decodes them, or have some used again. "
         "Run it on the coordinator's machine; the coordinator may run or not."
     )
-    command = _command(commands, "forgive", _forgive, about, "loader-server forgive job.toml --all")
+    command = _command(commands, "forgive", _list_or_forgive, about, "loader-server forgive job.toml --all")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument(
         "identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"
@@ -376,11 +380,11 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     return command
 
 
-def _forgive(options: argparse.Namespace) -> int:
+def _list_or_forgive(options: argparse.Namespace) -> int:
     from loader_server.commands import forgive
 
     forgive.run(
-        _job(options.job),
+        _read_job(options.job),
         forgive.ForgiveOptions(
             identities=options.identity, every=options.all, stream=options.stream, as_json=options.json
         ),
@@ -390,7 +394,7 @@ def _forgive(options: argparse.Namespace) -> int:
 
 def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Make a folder of keys, for loaders and trainers that talk across machines."
-    command = _command(commands, "keys", _keys, about, "loader-server keys ./keys")
+    command = _command(commands, "keys", _make_keys, about, "loader-server keys ./keys")
     command.add_argument("folder", type=Path, help="the folder to make")
     return command
 
@@ -404,7 +408,7 @@ A machine with `loader-server run` needs what the first two need. Who comes in, 
 the time: put a public key into the folder of its role, or take it out."""
 
 
-def _keys(options: argparse.Namespace) -> int:
+def _make_keys(options: argparse.Namespace) -> int:
     from shared.keys import make_keys
 
     make_keys(options.folder)
@@ -412,7 +416,7 @@ def _keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def _job(path: Path) -> JobFile:
+def _read_job(path: Path) -> JobFile:
     from loader_server.stream import JobFile
 
     job = JobFile(path)

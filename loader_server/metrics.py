@@ -75,7 +75,7 @@ def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterato
 
 
 def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
-    yield MetricSamples(names.CONNECTIONS, {(port,): count for port, count in doors.open_now().items()})
+    yield MetricSamples(names.CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
     changes = doors.changes.items()
     yield MetricSamples(
         names.CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}

@@ -19,7 +19,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HUGE_PAGE", "anonymous", "collapse", "keep_from_children", "mapped"]
+__all__ = ["HUGE_PAGE", "collapse", "keep_from_children", "map_anonymous", "map_file"]
 
 HUGE_PAGE = 2**21
 
@@ -39,19 +39,19 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def mapped(fd: int, nbytes: int) -> NDArray[np.uint8]:
+def map_file(fd: int, nbytes: int) -> NDArray[np.uint8]:
     """The first bytes of a file, to be read and written, aligned to huge pages; the descriptor may be closed."""
-    return _aligned(nbytes, mmap.MAP_SHARED, fd)
+    return _map_aligned(nbytes, mmap.MAP_SHARED, fd)
 
 
-def anonymous(nbytes: int) -> NDArray[np.uint8]:
+def map_anonymous(nbytes: int) -> NDArray[np.uint8]:
     """Memory of this process alone, in huge pages from the first byte on."""
-    memory = _aligned(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    memory = _map_aligned(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     _libc.madvise(memory.ctypes.data, nbytes, _MADV_HUGEPAGE)
     return memory
 
 
-def _aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
+def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
     reserved = nbytes + HUGE_PAGE
     quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     base = _map(None, reserved, _PROT_NONE, quietly, -1)

@@ -49,7 +49,7 @@ class ServerKeys:
     @classmethod
     def read(cls, folder: str | Path, role: Role) -> ServerKeys:
         """The pair that this role serves with."""
-        return cls(Path(folder), *_pair(Path(folder), role))
+        return cls(Path(folder), *_load_pair(Path(folder), role))
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
         """Only clients that the context's guard knows get in; without a guard all would who know our public key."""
@@ -71,7 +71,7 @@ class ClientKeys:
     def read(cls, folder: str | Path, role: Role, *, to: Role) -> ClientKeys:
         """The pair that this role shows, and the public half of whom it asks."""
         folder = Path(folder)
-        return cls(folder, *_pair(folder, role), _load(folder / f"{to}.key")[0])
+        return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
@@ -106,7 +106,7 @@ class AllowedKeys:
     def follow(self) -> bool:
         """Look whether the folder has changed, and read it again if so; whether it had."""
         try:
-            files = dict(_states(self._folder))
+            files = dict(_list_key_files(self._folder))
         except OSError as error:  # a file system that is away takes nobody's key
             if str(error) != self._problem:
                 self._log.warning("allowed keys cannot be looked at: those read before count", error=str(error))
@@ -128,7 +128,7 @@ class AllowedKeys:
                 self._log.warning(f"key has no role: put it into one of the folders {', '.join(ROLES)}", file=path)
                 continue
             try:
-                key = _load(path)[0].decode()
+                key = _load_key(path)[0].decode()
             except SettingsError as error:
                 self._log.warning("key is left out", error=str(error))
                 continue
@@ -138,18 +138,18 @@ class AllowedKeys:
         self._log.info("allowed keys were read", **counts)
 
 
-def _states(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
+def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
     """The key files in a folder and in those right below it, each with what changes when it is written."""
-    below = [Path(entry.path) for entry in _entries(folder) if entry.is_dir()]
+    below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
     for one in (folder, *below):
-        for entry in _entries(one):
+        for entry in _list_entries(one):
             if entry.name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):  # taken out just now, or a link to nowhere
                     state = entry.stat()
                     yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -181,7 +181,7 @@ def make_keys(folder: str | Path) -> None:
             (folder / "allowed" / role / f"{role}.key").write_bytes((folder / f"{role}.key").read_bytes())
 
 
-def _pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
+def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     path = folder / f"{role}.key_secret"
     if not path.exists() and any((folder / f"{name}.key_secret").exists() for name in ("server", "client")):
         raise SettingsError(
@@ -190,13 +190,13 @@ def _pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
             where=str(folder),
             remedy=_REMEDY,
         )
-    public, secret = _load(path)
+    public, secret = _load_key(path)
     if secret is None:
         raise _unreadable(path, "no secret key in it")
     return public, secret
 
 
-def _load(path: Path) -> tuple[bytes, bytes | None]:
+def _load_key(path: Path) -> tuple[bytes, bytes | None]:
     import zmq.auth  # noqa: PLC0415
 
     try:

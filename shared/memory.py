@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.huge_pages import HUGE_PAGE, anonymous, collapse, keep_from_children, mapped
+from shared.huge_pages import HUGE_PAGE, collapse, keep_from_children, map_anonymous, map_file
 from shared.wire.parts import SharedSlots
 
 if TYPE_CHECKING:
@@ -60,19 +60,19 @@ class SlotMemory:
         #: Why no worker can be let in; empty: they can.
         self.why_not_shared = ""
         try:
-            self._bytes: NDArray[np.uint8] | None = self._shareable(size)
+            self._bytes: NDArray[np.uint8] | None = self._make_shareable(size)
         except (AttributeError, OSError) as error:  # no memfd in this Python, or none from this kernel
             self._close_file()
             self.why_not_shared = f"no shared memory can be made: {error}"
-            self._bytes = anonymous(size)
+            self._bytes = map_anonymous(size)
         self._collapsed = [0] * slots
 
-    def _shareable(self, size: int) -> NDArray[np.uint8]:
+    def _make_shareable(self, size: int) -> NDArray[np.uint8]:
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, size)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.pwrite(self._fd, self._nonce, 0)
-        return mapped(self._fd, size)
+        return map_file(self._fd, size)
 
     @property
     def shareable(self) -> bool:
@@ -85,7 +85,7 @@ class SlotMemory:
         start = _PAGE + slot * self.slot_bytes
         return self._bytes[start : start + self.slot_bytes]
 
-    def was_written(self, slot: int, nbytes: int) -> None:
+    def note_written(self, slot: int, nbytes: int) -> None:
         """So many bytes of the slot have pages now: the next writing of them is to be faster."""
         done = self._collapsed[slot]
         if nbytes >= done + HUGE_PAGE:
@@ -134,7 +134,7 @@ class OpenedSlots:
         with _no_forks:
             fd = _open_slots(offer)
             try:
-                self._bytes: NDArray[np.uint8] | None = _locked(fd, offer)
+                self._bytes: NDArray[np.uint8] | None = _map_and_lock(fd, offer)
             finally:
                 os.close(fd)
 
@@ -165,7 +165,7 @@ def _open_slots(offer: SharedSlots) -> int:
         os.close(seen)
 
 
-def _locked(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
+def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
     """The slots, mapped for this process alone; the lock lasts as long as the mapping."""
     size = _PAGE + offer.slots * offer.slot_bytes
     if not _cannot_shrink(fd):
@@ -174,7 +174,7 @@ def _locked(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
         raise OSError("the offered file has another size than its slots")
     if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:
         raise OSError("the offered file carries another nonce: another process stands behind that number here")
-    memory = mapped(fd, size)
+    memory = map_file(fd, size)
     keep_from_children(memory)
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offer.lock_byte, 1, 0)
     try:

@@ -33,7 +33,7 @@ class Silence:
         """Until when it is borne."""
         return float("inf") if self._since_s is None else self._since_s + self._borne * timeout_s
 
-    def is_too_long(self, now_s: float, timeout_s: float) -> bool:
+    def lose_patience(self, now_s: float, timeout_s: float) -> bool:
         """Whether to connect anew; asked for the first time, it begins now."""
         if self._since_s is None:
             self._since_s = now_s

@@ -32,8 +32,8 @@ __all__ = [
     "connect_dealer",
     "connect_sealed_dealer",
     "connect_watched_dealer",
-    "connection_events",
-    "drained",
+    "read_connection_events",
+    "read_waiting",
     "send_now",
     "watch_connection",
 ]
@@ -74,7 +74,7 @@ class Watched:
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
     """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` tells the port that it got."""
-    router = _router(context, endpoint)
+    router = _make_router(context, endpoint)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST)
     if keys is not None:
         keys.serve(router)
@@ -99,14 +99,14 @@ def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> 
     made anew is let in though the one before it may still seem to be up, or it would never be. Who steals an identity
     gets what cannot be opened, until the trainer that misses it connects anew.
     """
-    router = _router(context, beside)
+    router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
     router.setsockopt(zmq.PLAIN_SERVER, 1)
     router.bind(beside.rpartition(":")[0] + ":*")
     return router
 
 
-def _router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     router = context.socket(zmq.ROUTER)
     _set_common(router, endpoint)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -123,7 +123,7 @@ def connect_dealer(
 ) -> zmq.Socket[bytes]:
     """A DEALER to one peer, under an identity of this incarnation alone."""
     dealer = context.socket(zmq.DEALER)
-    with _closed_if_it_fails(dealer):
+    with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
         dealer.connect(endpoint)
     return dealer
@@ -132,7 +132,7 @@ def connect_dealer(
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
     """A DEALER to a ROUTER for what is sealed, under an identity that the other side was told on another way."""
     dealer = context.socket(zmq.DEALER)
-    with _closed_if_it_fails(dealer):
+    with _close_on_failure(dealer):
         _set_up(dealer, endpoint, None, identity)
         dealer.setsockopt(zmq.PLAIN_USERNAME, identity.hex().encode())
         dealer.connect(endpoint)
@@ -142,21 +142,21 @@ def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str
 def connect_watched_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The same, and a socket that tells when its connection comes and goes; read it with `connection_events`.
+    """The same, and a socket that tells when its connection comes and goes; read it with `read_connection_events`.
 
     The watch stands before the connection is begun: a loopback handshake is over before a busy thread could look.
     """
     dealer = context.socket(zmq.DEALER)
-    with _closed_if_it_fails(dealer):
+    with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
         monitor = watch_connection(dealer)
-        with _closed_if_it_fails(monitor):
+        with _close_on_failure(monitor):
             dealer.connect(endpoint)
     return dealer, monitor
 
 
 @contextlib.contextmanager
-def _closed_if_it_fails(socket: zmq.Socket[bytes]) -> Iterator[None]:
+def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
     """Whoever keeps the error keeps its frames, and they would keep the socket open: its context would never end."""
     try:
         yield
@@ -199,7 +199,7 @@ def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
-def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
+def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
     """What happened to the connection since the last look."""
     with contextlib.suppress(zmq.Again):
         while True:
@@ -207,7 +207,7 @@ def connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
             yield Watched(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
-def drained(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Frame]]:
+def read_waiting(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Frame]]:
     """Multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
     Of a message that is longer than any of ours the rest is thrown away. A frame knows whether more follow; asking the

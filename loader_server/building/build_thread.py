@@ -79,7 +79,7 @@ class BuildThread:
         wake: Callable[[], None],
     ) -> None:
         self.outcomes: deque[Outcome] = deque()
-        #: Jobs taken and not yet ended.
+        #: Builds taken and not yet ended.
         self.load = 0
         self._builders = builders
         self._crash_trial = crash_trial
@@ -101,7 +101,7 @@ class BuildThread:
             )
         self._builds.put(build)
 
-    def taken(self) -> list[Outcome]:
+    def take_outcomes(self) -> list[Outcome]:
         """The outcomes since the last call."""
         done = []
         while self.outcomes:
@@ -121,23 +121,23 @@ class BuildThread:
 
     def _run(self) -> None:
         while (build := self._builds.get()) is not None:
-            self.outcomes.append(self._outcome(build))
+            self.outcomes.append(self._carry_out(build))
             self._wake()
 
-    def _outcome(self, build: Build) -> Outcome:
+    def _carry_out(self, build: Build) -> Outcome:
         convictions: list[Conviction] = []
         try:
             if build.cancelled:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
-            prepared = builder.prepare(build.want) if build.pending is None else self._readers.result(build.pending)
-            for one in self._convictions(build, builder, prepared) if build.want.attempt > 0 else ():
+            prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
+            for one in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(one)  # noqa: PERF402 - those before an error count
-            return self._built(build, builder, prepared, tuple(convictions))
+            return self._build(build, builder, prepared, tuple(convictions))
         except BaseException as error:
             return Outcome(build, error=error, convictions=tuple(convictions))
 
-    def _convictions(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
+    def _try_samples(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
         """Try the samples that a worker may have died of; what others convict meanwhile is not tried."""
         assert prepared.raw is not None
         samples = (
@@ -145,9 +145,9 @@ class BuildThread:
             for sample, raw in zip(prepared.samples.tolist(), prepared.raw, strict=True)
             if raw is not None and not build.cancelled and not builder.is_culprit(sample)
         )
-        return self._crash_trial.convictions(builder.stream, build.want.epoch, samples)
+        return self._crash_trial.try_samples(builder.stream, build.want.epoch, samples)
 
-    def _built(
+    def _build(
         self, build: Build, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]
     ) -> Outcome:
         if build.cancelled:

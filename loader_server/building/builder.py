@@ -126,9 +126,9 @@ class Builder:
 
     def batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has."""
-        return self._epoch(epoch, group).batches
+        return self._get_epoch(epoch, group).batches
 
-    def _epoch(self, epoch: int, group: int) -> EpochPlan:
+    def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
         key = (epoch, group)
         with self._lock:
             plan = self._epochs.get(key)
@@ -141,7 +141,7 @@ class Builder:
     def prepare(self, want: Want, begin: Callable[[int], None] = _unwatched) -> Prepared:
         """Look the want up and read its samples, each after saying which; for a thread that reads ahead."""
         began_ns = time.perf_counter_ns()
-        epoch = self._epoch(want.epoch, want.group)
+        epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
             raise DataError(
                 expected=f"a batch number below {epoch.batches}",
@@ -233,7 +233,7 @@ class Builder:
         assert prepared.raw is not None
         samples = prepared.samples.tolist()
         for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
-            values = self._values(sample, raw, arrays, batch)
+            values = self._decode_or_mask(sample, raw, arrays, batch)
             if values is None:
                 self._mask(arrays, row, sample)
             else:
@@ -261,7 +261,7 @@ class Builder:
         places = zip(prepared.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
         segments: dict[int, int] = {}
         for (sample, row, offset), raw in zip(places, prepared.raw, strict=True):
-            values = self._values(sample, raw, arrays, batch)
+            values = self._decode_or_mask(sample, raw, arrays, batch)
             if row not in segments:
                 arrays["tag"][row] = sample
             segments[row] = segments.get(row, 0) + 1
@@ -275,7 +275,7 @@ class Builder:
             arrays["weight"][row] = 1
         return int(arrays["weight"].sum())
 
-    def _values(
+    def _decode_or_mask(
         self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None where it has to be masked."""

@@ -88,7 +88,7 @@ class _TrialProcess:
             self._process.stdin.write(f"{epoch} {sample}\n".encode())
             self._process.stdin.flush()
 
-    def wait_for_line(self, timeout_s: float) -> bytes | None:
+    def wait_for_answer(self, timeout_s: float) -> bytes | None:
         """What it says; b"" if it ended, None if it did neither in time."""
         assert self._process.stdout is not None
         answers = self._process.stdout.fileno()
@@ -124,7 +124,7 @@ class CrashTrial:
         self._timeout_s = timeout_s
         self._child: _TrialProcess | None = None
 
-    def convictions(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
+    def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
         """Try samples one by one; those that end the process that decodes them, twice, as soon as they are found."""
         for sample, raw in samples:
             ends: list[str] = []
@@ -135,9 +135,9 @@ class CrashTrial:
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes, before: list[str]) -> str:
         """How a child ended that had this sample in hand; empty if it did not."""
-        child = self._ready(stream, sample)
+        child = self._get_ready_child(stream, sample)
         child.hand(epoch, sample, raw)
-        answer = child.wait_for_line(self._timeout_s)
+        answer = child.wait_for_answer(self._timeout_s)
         if answer == _PASSED:
             return ""
         self._child = None
@@ -149,7 +149,7 @@ class CrashTrial:
             raise _failed(stream, sample, f"{', '.join([*before, end])}, which came from outside")
         return end
 
-    def _ready(self, stream: Stream, sample: int) -> _TrialProcess:
+    def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
         """A child that has opened what this worker has open."""
         if self._child is not None and self._child.stream != stream.name:
             self.close()
@@ -158,7 +158,7 @@ class CrashTrial:
                 child = _TrialProcess(self._job_path, stream.name)
             except OSError as error:
                 raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
-            said = child.wait_for_line(_READY_TIMEOUT_S)
+            said = child.wait_for_answer(_READY_TIMEOUT_S)
             problem = _unready(said, stream)
             if problem:
                 end = child.end(_LAST_MOMENT_S)
@@ -195,13 +195,13 @@ def _failed(stream: Stream, sample: int, got: str) -> MachineError:
 # --- the child ---
 
 
-def _main(job_path: str, name: str, parent: str, handed: str) -> None:
+def _serve_trials(job_path: str, name: str, parent: str, handed: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
     answers = os.dup(1)
     os.dup2(2, 1)  # what a transform prints must not be taken for an answer
     try:
-        stream = _opened(job_path, name)
+        stream = _open(job_path, name)
     except BaseException as error:
         os.write(answers, json.dumps({"error": told(error)}).encode())
         return
@@ -214,11 +214,11 @@ def _main(job_path: str, name: str, parent: str, handed: str) -> None:
         os.write(answers, _PASSED)
 
 
-def _opened(job_path: str, name: str) -> Stream:
+def _open(job_path: str, name: str) -> Stream:
     job = JobFile(job_path)
     job.make_importable()
     return job.open(name)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _serve_trials(*sys.argv[1:])

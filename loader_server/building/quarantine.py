@@ -35,9 +35,9 @@ class Quarantine:
         #: What a full disk cut off ends with the next line.
         self._torn = b""
         self.counts: Counter[str] = Counter()
-        self._file = self._opened()
+        self._file = self._open_file()
 
-    def _opened(self) -> int | None:
+    def _open_file(self) -> int | None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -74,7 +74,7 @@ class PendingRead(Generic[T]):
 
 
 class ReadAhead:
-    """`submit` reads in a thread; `result` waits for that, no longer than the deadline allows."""
+    """`submit` reads in a thread; `wait_for` waits for that, no longer than the deadline allows."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -99,7 +99,7 @@ class ReadAhead:
             self._tasks.put(pending)
         return pending
 
-    def result(self, pending: PendingRead[T]) -> T:
+    def wait_for(self, pending: PendingRead[T]) -> T:
         """What was read; ReadError past the deadline. For one thread, which is the only one that waits."""
         while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.huge_pages import HUGE_PAGE, anonymous
+from shared.huge_pages import HUGE_PAGE, map_anonymous
 from shared.wire.payload import encode_payload
 from shared.wire.sealing import TAG_BYTES
 
@@ -61,16 +61,16 @@ class SendBuffers:
         with self._lock:
             fit = [at for at, one in enumerate(self._free) if one.nbytes == size]
             buffer = self._free.pop(fit[-1]) if fit else None  # the last one may still be in the processor's cache
-            return (buffer if buffer is not None else self._made(size))[:nbytes]
+            return (buffer if buffer is not None else self._make(size))[:nbytes]
 
-    def _made(self, size: int) -> NDArray[np.uint8]:
+    def _make(self, size: int) -> NDArray[np.uint8]:
         self._keep_within(self._most_bytes - size)
-        buffer = anonymous(size)
+        buffer = map_anonymous(size)
         self.mapped_bytes += size
-        weakref.finalize(buffer, self._gone, size).atexit = False
+        weakref.finalize(buffer, self._note_gone, size).atexit = False
         return buffer
 
-    def _gone(self, size: int) -> None:
+    def _note_gone(self, size: int) -> None:
         with self._lock:
             self.mapped_bytes -= size
 

@@ -61,7 +61,7 @@ def run(job: JobFile, options: ForgiveOptions) -> None:
             where="--stream",
             remedy="Name a stream of the job file.",
         )
-    holder = _holder(job)
+    holder = _open_holder(job)
     try:
         if options.identities or options.every:
             _forget(holder, options)
@@ -71,7 +71,7 @@ def run(job: JobFile, options: ForgiveOptions) -> None:
         holder.close()
 
 
-def _holder(job: JobFile) -> _Holder:
+def _open_holder(job: JobFile) -> _Holder:
     path = job.state / "journal.sqlite"
     if not path.exists():
         return _OpenJournal(None)
@@ -134,7 +134,7 @@ class _OpenJournal:
         """None: the job has never run."""
         self._journal = journal
         self._convictions = Convictions()
-        for fact in journal.facts() if journal is not None else ():
+        for fact in journal.read_facts() if journal is not None else ():
             if isinstance(fact, CulpritFound):
                 self._convictions.add(fact.stream, fact.identity, fact.ends)
 

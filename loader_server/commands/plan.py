@@ -44,19 +44,19 @@ class PlanQuestion:
 
 def show(job: JobFile, asked: PlanQuestion) -> None:
     """Print the plan of one stream; with `find` where a sample is; with `other` what differs there."""
-    stream = _opened(job, asked.stream)
+    stream = _open(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
     if asked.plot is not None:
         plan_report.plot(stream.plan, asked.plot)
     if asked.find:
         answer = _found(stream, asked)
-        tables = (_seats(answer),)
+        tables = (_places_table(answer),)
     else:
         answer = _facts(stream, asked)
         tables = plan_report.tables(answer)
     if asked.other is not None:
-        other = _facts(_opened(asked.other, asked.stream), asked)
+        other = _facts(_open(asked.other, asked.stream), asked)
         changed = plan_report.diff(answer, other)
         answer = {path: list(values) for path, values in changed.items()}
         tables = (plan_report.diff_table(changed),)
@@ -66,7 +66,7 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         Console().print(*tables, sep="\n")
 
 
-def _opened(job: JobFile, name: str) -> Stream:
+def _open(job: JobFile, name: str) -> Stream:
     if name not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
@@ -98,7 +98,7 @@ def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
     return {"name": asked.find, **answer}
 
 
-def _seats(answer: dict[str, Any]) -> Table:
+def _places_table(answer: dict[str, Any]) -> Table:
     table = Table("batch", "row", "group", "bucket", "shape", "with samples")
     table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
     for seat in answer["seats"]:

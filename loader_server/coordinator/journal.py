@@ -101,7 +101,7 @@ class Journal:
         with contextlib.suppress(OSError):  # a full disk: they will have to know
             os.pwrite(self._lock, endpoint.encode(), 0)
 
-    def facts(self) -> Iterator[Fact]:
+    def read_facts(self) -> Iterator[Fact]:
         """All facts; a damaged row is left out, with a warning."""
         try:
             rows = self._database.execute("SELECT key, body, digest FROM facts ORDER BY rowid").fetchall()

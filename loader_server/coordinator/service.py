@@ -23,7 +23,7 @@ from loader_server.machine.guard import Guard
 from shared.errors import ProtocolError
 from shared.hashing import fingerprint
 from shared.logs import Log
-from shared.sockets import Waker, bind_router, drained, send_now
+from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.messages import Forgiven, Members
 from shared.wire.permissions import TO_COORDINATOR
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from shared.keys import ServerKeys
     from shared.wire.messages import Message
 
-__all__ = ["Coordinator", "coordinator_of"]
+__all__ = ["Coordinator", "open_coordinator"]
 
 
 #: A turn that took so many times its usual pause was a stall; everybody's next heartbeat comes within as many.
 _STALL_TICKS = 4
 
 
-def coordinator_of(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
+def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
     """The coordinator of a job file, with the journal in its state folder."""
     journal = Journal(job.state / "journal.sqlite")
     try:
@@ -80,7 +80,7 @@ class Coordinator:
         self.streams = streams
         self._journal = journal
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
-        for fact in journal.facts():
+        for fact in journal.read_facts():
             self._state.recover(fact)
         self.writer = JournalWriter(journal)
         self._tick_s = settings.heartbeat_timeout_s / 4
@@ -140,7 +140,7 @@ class Coordinator:
         self.guard.look(now_s)
         self.doors.turn(now_s)
         instructions: list[Instruction] = []
-        for identity, *frames in drained(self._router, 4096):
+        for identity, *frames in read_waiting(self._router, 4096):
             try:
                 message = decode(frames[0].buffer if frames else b"")
             except VersionError as error:
@@ -175,11 +175,11 @@ class Coordinator:
             if isinstance(message, Forgiven) and not is_kept:
                 message = refusals.not_kept(message.count)
             if message is not last:  # what goes to many is put into a frame once
-                last, frame = message, self._frame(message)
+                last, frame = message, self._encode(message)
             if frame:
                 self._send_frame(order.peer, frame)
 
-    def _frame(self, message: Message) -> bytes:
+    def _encode(self, message: Message) -> bytes:
         """Empty where it cannot be said: a defect, but of this one answer only."""
         try:
             return encode(message)

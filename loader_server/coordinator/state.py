@@ -141,7 +141,7 @@ class CoordinatorState:
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
-        problem = self._stranger(attach, stream)
+        problem = self._check_belongs(attach, stream)
         if problem is not None:
             self._refuse(peer, problem)
             return
@@ -152,7 +152,7 @@ class CoordinatorState:
             return
         cursor = self._cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
-        answer = self._unfit(attach, cursor, batches, stream) or self._disagreement(attach, cursor, stream, now_s)
+        answer = self._check_fits(attach, cursor, batches, stream) or self._check_agrees(attach, cursor, stream, now_s)
         if isinstance(answer, m.NotAttached):
             self._refuse(peer, answer)
         elif answer is not None:
@@ -167,9 +167,9 @@ class CoordinatorState:
             self.counts.stale += 1
             return
         trainer.peer, trainer.heard_s = peer, now_s
-        self._out.append(Send(peer, self._attached(trainer)))
+        self._out.append(Send(peer, self._grant(trainer)))
 
-    def _stranger(self, attach: m.Attach, stream: StreamTrainers | None) -> m.NotAttached | None:
+    def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
             return refusals.another_job(attach, self._settings.job)
         if stream is None:
@@ -190,7 +190,7 @@ class CoordinatorState:
         said = attach.cursor
         return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
 
-    def _unfit(
+    def _check_fits(
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
@@ -207,7 +207,7 @@ class CoordinatorState:
             return refusals.no_such_batch(attach, cursor, batches)
         return None
 
-    def _disagreement(
+    def _check_agrees(
         self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
         """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
@@ -250,7 +250,7 @@ class CoordinatorState:
             self._take_over(stream, trainer)
         stream.add(trainer)
         self.counts.attaches += 1
-        self._out.append(Send(peer, self._attached(trainer)))
+        self._out.append(Send(peer, self._grant(trainer)))
 
     def _take_over(self, stream: StreamTrainers, trainer: AttachedTrainer) -> None:
         """Whoever else has one of its ranks is told to stop, and may not come back."""
@@ -264,7 +264,7 @@ class CoordinatorState:
         for rank, order in list(stream.succession.after(attach.incarnation, trainer.ranks)):
             self._keep(RankTaken(attach.stream, rank, order))
 
-    def _attached(self, trainer: AttachedTrainer) -> m.Attached:
+    def _grant(self, trainer: AttachedTrainer) -> m.Attached:
         stream = self._streams[trainer.attach.stream]
         view, group = stream.view, trainer.cursor.group
         next_group = self._settings.group or (group if view.evaluation else stream.group)
@@ -285,11 +285,11 @@ class CoordinatorState:
             workers=self._workers.members.workers,
         )
 
-    def _progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
+    def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
         trainer = stream.trainers.get(progress.incarnation) if stream is not None else None
         if stream is None or trainer is None:
-            self._out.append(Send(peer, self._unknown_trainer(progress, stream)))
+            self._out.append(Send(peer, self._answer_unknown(progress, stream)))
             return
         trainer.hear(peer, progress, now_s)
         stream.move(trainer, (progress.epoch, progress.number))
@@ -298,7 +298,7 @@ class CoordinatorState:
         members = self._workers.members
         self._out.append(Send(peer, members if progress.members != members.version else m.Noted()))
 
-    def _unknown_trainer(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
+    def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation:
             return refusals.unknown_trainer()
         holder = stream.holder(progress.rank)
@@ -330,7 +330,7 @@ class CoordinatorState:
         if is_news:
             self._tell_members()
 
-    def _beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
+    def _take_beat(self, peer: bytes, beat: m.Beat, now_s: float) -> None:
         worker = self._workers.get(beat.incarnation)
         if worker is None:
             self._out.append(Send(peer, refusals.unknown_worker()))
@@ -353,7 +353,7 @@ class CoordinatorState:
 
     # --- culprits ---
 
-    def _culprit(self, _peer: bytes, found: m.Culprit, _now_s: float) -> None:
+    def _take_culprit(self, _peer: bytes, found: m.Culprit, _now_s: float) -> None:
         if found.stream not in self._streams or (found.stream, found.identity) in self._convictions:
             return
         what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
@@ -393,7 +393,7 @@ class CoordinatorState:
         for stream in self._streams.values():
             stream.remove_silent(since_s)
 
-    def _status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
+    def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
@@ -413,14 +413,14 @@ class CoordinatorState:
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
         m.Attach: _attach,
-        m.Progress: _progress,
+        m.Progress: _take_progress,
         m.Detach: _detach,
         m.Register: _register,
-        m.Beat: _beat,
+        m.Beat: _take_beat,
         m.Leave: _leave,
-        m.Culprit: _culprit,
+        m.Culprit: _take_culprit,
         m.Forgive: _forgive,
-        m.StatusQuery: _status,
+        m.StatusQuery: _answer_status,
     }
 
 

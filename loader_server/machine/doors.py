@@ -72,7 +72,7 @@ class Doors:
         port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._ports[port] = name
         self._routers.append(router)
-        self._listeners.append(_listener(port))
+        self._listeners.append(_hold_listener(port))
         changes = self.changes[name] = Counter(dict.fromkeys(_CHANGES.values(), 0))
         self._monitors[router.get_monitor_socket(sum(_CHANGES))] = changes
 
@@ -80,7 +80,7 @@ class Doors:
         """What is to be polled."""
         return list(self._monitors)
 
-    def open_now(self) -> dict[str, int]:
+    def count_connections(self) -> dict[str, int]:
         """How many connections each port has; for any thread."""
         found = Counter(port for _, port in descriptors_by_port())
         return {name: found[port] - 2 for port, name in self._ports.items()}  # what listens, and our hold on it
@@ -103,7 +103,7 @@ class Doors:
         return changes["accepted"] + changes["no_descriptor"] > before
 
     def _judge(self) -> None:
-        used, most = _descriptors()
+        used, most = _count_descriptors()
         if not self._is_shut and used >= _SHUT * most:
             self._log.warning("too many connections: nobody is let in until some end", open_files=used, most=most)
             self._shut()
@@ -136,7 +136,7 @@ class Doors:
             listener.close()
 
 
-def _listener(port: int) -> posix.socket:
+def _hold_listener(port: int) -> posix.socket:
     """Our own hold on the socket that libzmq listens with."""
     for fd, at in descriptors_by_port():
         if at == port:
@@ -144,7 +144,7 @@ def _listener(port: int) -> posix.socket:
     raise AssertionError(f"nobody listens at {port}")
 
 
-def _descriptors() -> tuple[int, int]:
+def _count_descriptors() -> tuple[int, int]:
     """How many this process has open, and how many it may."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most if most != resource.RLIM_INFINITY else 2**20

@@ -127,16 +127,16 @@ class Supervisor:
     def start(self) -> None:
         """Start all; they run when this returns."""
         self._start(self.coordinator)
-        self._await_ready([self.coordinator])
+        self._wait_until_ready([self.coordinator])
         for worker in self.workers:
             self._start(worker)
-        self._await_ready(self.workers)
+        self._wait_until_ready(self.workers)
 
     def run(self) -> None:
         """Keep them running until `stop`, then end them."""
         try:
             while not self._stopping:
-                self._wait()
+                self._wait_for_events()
                 self._mend()
         finally:
             self.close()
@@ -177,7 +177,7 @@ class Supervisor:
         child.pidfd = os.pidfd_open(child.process.pid)
         child.started_s = time.monotonic()
 
-    def _await_ready(self, children: Sequence[Child]) -> None:
+    def _wait_until_ready(self, children: Sequence[Child]) -> None:
         until_s = time.monotonic() + _READY_TIMEOUT_S
         for child in children:
             if not self._read_ready(child, until_s):
@@ -205,7 +205,7 @@ class Supervisor:
 
     # --- mending ---
 
-    def _wait(self) -> None:
+    def _wait_for_events(self) -> None:
         """Until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
         now_s = time.monotonic()
         alive = [child.pidfd for child in self.children if child.pidfd >= 0]

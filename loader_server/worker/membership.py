@@ -66,9 +66,9 @@ class Membership:
         """What is to be said with a heartbeat; only those whom the coordinator knows may."""
         return list(self._unlisted.values()) if self.registered else []
 
-    def tires(self, now_s: float) -> bool:
+    def lose_patience(self, now_s: float) -> bool:
         """Whether the connection is to be made anew now; it registers on that, to be found there."""
-        if self.left or not self._silence.is_too_long(now_s, self.heartbeat_timeout_s):
+        if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):
             return False
         self.registered, self.due_s = False, now_s
         return True

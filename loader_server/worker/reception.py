@@ -171,9 +171,9 @@ class Reception:
             session.heard_s, session.key = now_s, key
         return bool(accepted)
 
-    def _hello(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
+    def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
-        refusal = self._stranger(hello, known)
+        refusal = self._objection_to_stranger(hello, known)
         if refusal is not None:
             self._sender.say(identity, refusal)
             return
@@ -199,7 +199,7 @@ class Reception:
             ),
         )
 
-    def _stranger(self, hello: m.Hello, known: Session | None) -> m.Refused | None:
+    def _objection_to_stranger(self, hello: m.Hello, known: Session | None) -> m.Refused | None:
         if hello.job != self._parts.settings.name:
             return refusals.another_job(hello, self._parts.settings.name)
         if hello.stream not in self._parts.streams:
@@ -208,7 +208,7 @@ class Reception:
             return refusals.too_many_trainers(MOST_SESSIONS)
         return None
 
-    def _want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
+    def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Whether it was accepted."""
         known = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not known or want.worker != self._parts.incarnation:
@@ -217,7 +217,7 @@ class Reception:
         if verdict is Verdict.STALE:  # an answer could be taken for that of the open ticket
             self.counts.stale += 1
             return False
-        refusal = self._objection(session, want, verdict)
+        refusal = self._objection_to_want(session, want, verdict)
         if refusal is not None:
             session.tickets.refuse(want.ticket)
             return self._refuse(identity, refusal)
@@ -236,7 +236,7 @@ class Reception:
         self._sender.say(identity, refusal)
         return False
 
-    def _objection(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
+    def _objection_to_want(self, session: Session, want: m.Want, verdict: Verdict) -> m.Unbuilt | None:
         if want.in_slot and session.shared is None:
             return refusals.not_shared(want.ticket)
         stream = self._parts.streams.get(want.stream)
@@ -249,12 +249,12 @@ class Reception:
         if session is not None and self._wants.cancel(session, message.ticket):
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
-    def _ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
+    def _answer_ping(self, identity: bytes, session: Session | None, message: m.Ping) -> None:
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
         self._sender.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build()))
 
-    def _epoch_query(self, _identity: bytes, session: Session | None, message: m.EpochQuery) -> None:
+    def _answer_epoch_query(self, _identity: bytes, session: Session | None, message: m.EpochQuery) -> None:
         stream = self._parts.streams.get(message.stream)
         if session is None or stream is None or stream.digest != message.plan_digest:
             return
@@ -276,19 +276,19 @@ class Reception:
             m.EpochAnswer(stream=question.stream, epoch=question.epoch, group=question.group, batches=batches),
         )
 
-    def _name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
+    def _answer_name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
         stream = self._parts.streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
             name = stream.source.name(message.sample)[:4000]
             self._sender.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
 
     _doors: ClassVar[dict[type[Message], Callable[..., bool | None]]] = {
-        m.Hello: _hello,
-        m.Want: _want,
+        m.Hello: _greet,
+        m.Want: _take_want,
         m.Cancel: _cancel,
-        m.Ping: _ping,
-        m.EpochQuery: _epoch_query,
-        m.NameQuery: _name_query,
+        m.Ping: _answer_ping,
+        m.EpochQuery: _answer_epoch_query,
+        m.NameQuery: _answer_name_query,
     }
 
     # --- what became of their wants ---

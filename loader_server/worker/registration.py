@@ -16,7 +16,7 @@ import zmq
 from loader_server.worker.membership import Membership
 from shared.errors import ProtocolError, RefusedError
 from shared.logs import Log
-from shared.sockets import connect_dealer, drained
+from shared.sockets import connect_dealer, read_waiting
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shared.keys import ClientKeys
 
-__all__ = ["Registration", "advertised"]
+__all__ = ["Registration", "find_reachable_endpoint"]
 
 _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
 
@@ -33,7 +33,7 @@ _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound on
 _SOME_OTHER_HOST = "192.0.2.1"
 
 
-def advertised(endpoint: str, coordinator: str) -> str:
+def find_reachable_endpoint(endpoint: str, coordinator: str) -> str:
     """The endpoint that trainers can reach: a worker that listens everywhere names the address that it has towards the
     coordinator, or, where that is on this host, towards the world.
     """
@@ -43,10 +43,10 @@ def advertised(endpoint: str, coordinator: str) -> str:
         return endpoint
     target = coordinator.partition("://")[2].rpartition(":")[0]
     local = target in _EVERYWHERE or target == "localhost" or target.startswith("127.")
-    return f"{scheme}://{_address_towards(_SOME_OTHER_HOST if local else target)}:{port}"
+    return f"{scheme}://{_find_address_towards(_SOME_OTHER_HOST if local else target)}:{port}"
 
 
-def _address_towards(host: str) -> str:
+def _find_address_towards(host: str) -> str:
     """Our address on the way there; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -86,11 +86,11 @@ class Registration:
     def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
         """Say what is due, take in what was said; the culprits that were told of."""
         culprits: list[m.Culprits] = []
-        for frames in drained(self.socket) if spoken_to else ():
+        for frames in read_waiting(self.socket) if spoken_to else ():
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
-        if self.membership.tires(now_s):
+        if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
             sent = self._send(load() if self.membership.registered else self._register)

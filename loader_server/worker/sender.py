@@ -21,7 +21,7 @@ import zmq
 from loader_server.wants.budget import Budget
 from shared.endpoints import port_of
 from shared.hashing import digest64
-from shared.sockets import bind_router, bind_sealed_router, drained, send_now
+from shared.sockets import bind_router, bind_sealed_router, read_waiting, send_now
 from shared.wire.codec import encode
 
 if TYPE_CHECKING:
@@ -122,24 +122,25 @@ class Sender:
         """Read what came to the ROUTER of sealed payloads, where nobody has anything to say; how many messages."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
-        return sum(1 for _ in drained(self._sealed_router))
+        return sum(1 for _ in read_waiting(self._sealed_router))
 
     def say(self, identity: bytes, message: Message) -> None:
         """Send it with the next `flush`, unless the other side does not read."""
-        if self._hears(identity):
+        if not self._leave_out(identity):
             self._queue(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
         """The same, of a message that is encoded."""
-        if self._hears(identity):
+        if not self._leave_out(identity):
             self._queue(identity, frame)
 
-    def _hears(self, identity: bytes) -> bool:
+    def _leave_out(self, identity: bytes) -> bool:
+        """Whether nothing more is said to this connection for now, which is counted."""
         peer = self._peers.get(identity)
         if (peer is None or peer.waiting <= _MARK_BYTES) and self.reads(identity):
-            return True
+            return False
         self.left_out += 1
-        return False
+        return True
 
     def answer(self, identity: bytes, message: Message) -> None:
         """Send with the next `flush` what an open ticket is owed, come what may."""
@@ -169,7 +170,7 @@ class Sender:
         peer.unmarked += peer.waiting
         peer.waiting = 0
         mark = frames.pop() if peer.unmarked >= _MARK_BYTES else None
-        if not self._sent(self.router, [identity, *frames], more=mark is not None):
+        if not self._send(self.router, [identity, *frames], more=mark is not None):
             del self._peers[identity]
             return False
         if mark is not None:
@@ -192,7 +193,7 @@ class Sender:
         """A batch by TCP: sealed where the trainer listens for that, else on the connection of all messages."""
         assert outcome.sent is not None
         assert outcome.payload is not None
-        if outcome.sealed is not None and self._pushed_sealed(outcome, header, session):
+        if outcome.sealed is not None and self._push_sealed(outcome, header, session):
             self._buffers.give_back(outcome.payload)
             return
         if not header.digest:  # left out because it was to be sealed
@@ -211,7 +212,7 @@ class Sender:
         if not self._send_behind(self.router, head, outcome.sent, session.incarnation, buffer):
             log.debug("trainer is gone", number=header.number)
 
-    def _pushed_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
+    def _push_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
         sealer = outcome.build.sealer
         assert outcome.sealed is not None
         if sealer is None or session.sealer is not sealer or self._sealed_router is None:
@@ -231,7 +232,7 @@ class Sender:
         trainer: int,
         buffer: NDArray[np.uint8] | None,
     ) -> bool:
-        if not self._sent(socket, head, more=True):
+        if not self._send(socket, head, more=True):
             return False
         self._batches.take(trainer, sent.nbytes)
         settle = partial(self._batches.give_back, trainer, sent.nbytes)
@@ -254,7 +255,7 @@ class Sender:
         self._unread.append(_Unread(tracker, settle, nbytes, buffer))
 
     @staticmethod
-    def _sent(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> bool:
+    def _send(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> bool:
         try:
             send_now(socket, frames, more=more)
         except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet

@@ -27,12 +27,12 @@ from loader_server.machine.guard import Guard
 from loader_server.stream import JobFile
 from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts
-from loader_server.worker.registration import Registration, advertised
+from loader_server.worker.registration import Registration, find_reachable_endpoint
 from loader_server.worker.sender import Sender
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.memory import boot_id
-from shared.sockets import Waker, drained
+from shared.sockets import Waker, read_waiting
 from shared.wire import messages as m
 from shared.wire.payload import require_library
 from shared.wire.permissions import TO_WORKER
@@ -132,14 +132,14 @@ class Worker:
             m.Register(
                 worker=settings.name,
                 incarnation=self.incarnation,
-                endpoint=advertised(self.endpoint, settings.coordinator),
+                endpoint=find_reachable_endpoint(self.endpoint, settings.coordinator),
                 boot_id=boot_id(),
                 uid=os.getuid(),
-                builder=self._fingerprint(),
+                builder=self._builder_fingerprint(),
             ),
         )
 
-    def _fingerprint(self) -> str:
+    def _builder_fingerprint(self) -> str:
         """Of the plans and of all that shapes the bytes: workers of a job have it in common."""
         return fingerprint(
             *(part for name, stream in sorted(self._streams.items()) for part in (name, stream.digest, stream.builder))
@@ -196,13 +196,13 @@ class Worker:
             self._look_s = now_s
         self.doors.turn(now_s)
         if self._sender.router in ready:
-            for identity, *frames in drained(self._sender.router):
+            for identity, *frames in read_waiting(self._sender.router):
                 key = self.guard.key_of(identity)
                 for frame in frames:
                     self._reception.receive(identity.bytes, key, frame.buffer, now_s)
         self.counts.garbage += self._sender.drop_strays(ready)
         self._forget_gone(now_s)
-        for outcome in self._thread.taken():
+        for outcome in self._thread.take_outcomes():
             self._answer(outcome)
         self._reception.answer_questions()
         self._sender.take_back()
@@ -220,13 +220,13 @@ class Worker:
         return self._sender.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
-        for culprits in self._registration.turn(now_s, self._beat, spoken_to=spoken_to):
+        for culprits in self._registration.turn(now_s, self._make_beat, spoken_to=spoken_to):
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
         if self._draining:
             self._registration.leave()
 
-    def _beat(self) -> m.Beat:
+    def _make_beat(self) -> m.Beat:
         load = self.load = m.Beat(
             worker=self.settings.name,
             incarnation=self.incarnation,

@@ -86,7 +86,7 @@ class Message:
 KINDS: dict[str, type[Message]] = {}
 
 
-def _message(kind: type[Message]) -> type[Message]:
+def _declare(kind: type[Message]) -> type[Message]:
     kind.kind = kind.__name__
     kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     KINDS[kind.kind] = kind
@@ -433,10 +433,10 @@ class Cancelled(Message):
     ticket: Ticket = wire(record(Ticket))
 
 
-for _kind in (
+for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, StatusQuery, Status,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip
-    _message(_kind)
+    _declare(_class)

@@ -24,7 +24,7 @@ from tests.support.disk import small_disk
 from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
 from tests.support.peer import Peer, peers
 from tests.support.proxy import DOWN, UP, Proxy
-from tests.support.scraping import scraped, targets
+from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -269,8 +269,8 @@ def test_with_a_full_disk_training_goes_on_and_nothing_is_lacking_once_there_is_
             state = disk.folder / "tones"
 
             def lacking() -> float:
-                of_coordinator = targets(state / "targets")["coordinator"]["address"]
-                return scraped(of_coordinator)["stoker_journal_waiting_facts", ()]
+                of_coordinator = read_targets(state / "targets")["coordinator"]["address"]
+                return fetch_metrics(of_coordinator)["stoker_journal_waiting_facts", ()]
 
             trainer, at = make(loaders.endpoint), 0
             assert isinstance(trainer.ask(attach(**JOB)), m.Attached)
@@ -289,7 +289,7 @@ def test_with_a_full_disk_training_goes_on_and_nothing_is_lacking_once_there_is_
             wait_until(lambda: lacking() == 0, "all is written")
             loaders.coordinator().kill()
         journal = Journal(state / "journal.sqlite")
-        assert Advanced("train", 0, at) in set(journal.facts())
+        assert Advanced("train", 0, at) in set(journal.read_facts())
         journal.close()
 
 

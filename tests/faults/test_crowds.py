@@ -12,7 +12,7 @@ import trainer_client
 from shared.keys import make_keys
 from tests.support import crowd
 from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.scraping import scraped, targets
+from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_everybody_else_is_served(loaders: Loaders, folder: Path, kind: str, sha
     assert _servers(loaders) == servers, "nobody had to be replaced"
     assert "out of descriptors" not in loaders.text()
     gone = "unfinished" if kind == "TCP" else "not_understood"
-    seen = [scraped(target["address"]) for target in targets(folder / ".stoker/tones/targets").values()]
+    seen = [fetch_metrics(target["address"]) for target in read_targets(folder / ".stoker/tones/targets").values()]
     for one in seen:
         assert one["stoker_connection_changes_total", (("kind", gone), ("port", "messages"))] > 200
         assert one["stoker_connections", (("port", "messages"),)] < 50

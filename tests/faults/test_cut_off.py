@@ -20,7 +20,7 @@ from shared.wire import messages as m
 from tests.support.fleet import Fleet, fleet
 from tests.support.loaders import wait_until, write_job
 from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds, said
-from tests.support.scraping import scraped, targets
+from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -73,10 +73,10 @@ def _as_before(behind: Behind) -> Iterator[None]:
 def _metered(endpoint: str, folder: Path, **how: Any) -> Iterator[tuple[trainer_client.Feed, Callable[..., float]]]:
     """A feed of the evaluation stream, whose epochs are alike, and how to look a metric of it up."""
     with trainer_client.connect(endpoint, stream="dev", metrics_port=0, metrics_targets=folder, **how) as feed:
-        (target,) = targets(folder).values()
+        (target,) = read_targets(folder).values()
 
         def value(declared: Any) -> float:
-            return sum(value for (name, _), value in scraped(target["address"]).items() if name == declared.name)
+            return sum(value for (name, _), value in fetch_metrics(target["address"]).items() if name == declared.name)
 
         yield feed, value
 
@@ -310,11 +310,15 @@ def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, t
 def test_wants_that_are_sent_once_more_later_are_dropped_by_the_worker_and_counted(behind, tmp_path):
     behind.proxy.ways[UP].seen = []
     (far,) = (
-        one for one in targets(behind.fleet.job.parent / ".stoker/tones/targets").values() if one.get("worker") == "far"
+        one
+        for one in read_targets(behind.fleet.job.parent / ".stoker/tones/targets").values()
+        if one.get("worker") == "far"
     )
 
     def stale() -> float:
-        return sum(value for (name, _), value in scraped(far["address"]).items() if name == names.STALE_WANTS.name)
+        return sum(
+            value for (name, _), value in fetch_metrics(far["address"]).items() if name == names.STALE_WANTS.name
+        )
 
     with _metered(behind.fleet.endpoint, tmp_path) as (feed, _):
         assert _read(feed)[0] == behind.calm

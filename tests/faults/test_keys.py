@@ -20,7 +20,7 @@ from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.shared.wire.examples import EXAMPLES
 from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.scraping import scraped, targets, total
+from tests.support.scraping import fetch_metrics, read_targets, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,8 +103,8 @@ def speak(loaders: Loaders, folder: Path, worker: str) -> Iterator[Speak]:
 
 def counted(folder: Path, server: Role, name: str, **labels: str) -> float:
     """What servers of a role have counted."""
-    found = [one for one in targets(folder / ".stoker/tones/targets").values() if one["role"] == server]
-    return sum(total(scraped(one["address"]), name, **labels) for one in found)
+    found = [one for one in read_targets(folder / ".stoker/tones/targets").values() if one["role"] == server]
+    return sum(total(fetch_metrics(one["address"]), name, **labels) for one in found)
 
 
 @pytest.mark.fault(26)

@@ -15,7 +15,7 @@ import trainer_client
 from shared.keys import make_keys
 from shared.sockets import MAX_REQUEST
 from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.scraping import scraped, targets, total
+from tests.support.scraping import fetch_metrics, read_targets, total
 from tests.support.zmtp import GREETING, frame, ping, raw_client, ready, reset
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def _disturb(endpoints: list[str], chance: random.Random) -> None:
 
 def _counted(loaders: Loaders, name: str, **labels: str) -> list[float]:
     """A counter's sum at each server."""
-    found = targets(loaders.log.parent / ".stoker/tones/targets").values()
-    return [total(scraped(target["address"]), name, **labels) for target in found]
+    found = read_targets(loaders.log.parent / ".stoker/tones/targets").values()
+    return [total(fetch_metrics(target["address"]), name, **labels) for target in found]
 
 
 def _epoch(feed: trainer_client.Feed) -> list[tuple[int, int]]:

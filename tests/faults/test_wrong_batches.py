@@ -11,7 +11,7 @@ from shared.metrics import names
 from tests.support.fleet import Fleet, fleet
 from tests.support.loaders import write_job
 from tests.support.odd_worker import LIES
-from tests.support.scraping import scraped, targets
+from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,8 @@ def _read(endpoint: str, folder: Path, **how: object) -> tuple[list[tuple[int, i
     """An epoch's numbers and digests, and what Prometheus sees of it."""
     with trainer_client.connect(endpoint, metrics_port=0, metrics_targets=folder, **how) as feed:
         read = [(batch.number, batch.digest) for batch in feed]
-        (target,) = targets(folder).values()
-        values = {name: value for (name, _), value in scraped(target["address"]).items()}
+        (target,) = read_targets(folder).values()
+        values = {name: value for (name, _), value in fetch_metrics(target["address"]).items()}
     return read, values
 
 

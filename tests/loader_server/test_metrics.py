@@ -14,7 +14,7 @@ from loader_server.metrics import worker_metrics
 from shared.metrics.names import BUILD_SECONDS, metrics_of
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.scraping import Scrape, scraped, targets
+from tests.support.scraping import Scrape, fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,11 +42,11 @@ def _folder(job: Path) -> Path:
 
 
 def _of(job: Path, name: str) -> Scrape:
-    return scraped(targets(_folder(job))[name]["address"])
+    return fetch_metrics(read_targets(_folder(job))[name]["address"])
 
 
 def _workers(job: Path) -> list[Scrape]:
-    return [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == "worker"]
+    return [fetch_metrics(one["address"]) for one in read_targets(_folder(job)).values() if one["role"] == "worker"]
 
 
 def _sum(scrapes: list[Scrape], name: str, **labels: str) -> float:
@@ -73,7 +73,7 @@ def read(loaders: Loaders) -> dict[str, int]:
 
 
 def test_each_process_says_where_it_is_and_who(loaders: Loaders, job: Path) -> None:
-    found = targets(_folder(job))
+    found = read_targets(_folder(job))
     assert sorted((one["job"], one["role"]) for one in found.values()) == [
         ("tones", "coordinator"),
         ("tones", "worker"),
@@ -89,7 +89,7 @@ def test_every_declared_metric_of_a_role_is_served(loaders: Loaders, job: Path, 
     declared = {metric.name for metric in metrics_of(role)}  # type: ignore[arg-type]
 
     def served() -> set[str]:
-        scrapes = [scraped(one["address"]) for one in targets(_folder(job)).values() if one["role"] == role]
+        scrapes = [fetch_metrics(one["address"]) for one in read_targets(_folder(job)).values() if one["role"] == role]
         return {name for scrape in scrapes for name, _ in scrape if name.startswith("stoker_")}
 
     wait_until(lambda: served() >= declared, f"a {role} serves {sorted(declared - served())}")
@@ -148,34 +148,34 @@ def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: P
 
 
 def test_a_worker_that_is_killed_takes_its_target_over(loaders: Loaders, job: Path) -> None:
-    before = targets(_folder(job))
+    before = read_targets(_folder(job))
     victim = loaders.workers()[0]
     name = victim.cmdline()[victim.cmdline().index("--name") + 1]
     victim.kill()
     wait_until(
-        lambda: targets(_folder(job))[f"worker-{name}"]["address"] != before[f"worker-{name}"]["address"],
+        lambda: read_targets(_folder(job))[f"worker-{name}"]["address"] != before[f"worker-{name}"]["address"],
         "the worker is back at another address",
     )
-    assert targets(_folder(job)).keys() == before.keys()
+    assert read_targets(_folder(job)).keys() == before.keys()
     assert _of(job, f"worker-{name}")["stoker_wants_waiting", ()] == 0
 
 
 def test_targets_go_with_their_processes_and_dead_ones_at_the_next_start(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples=8, longest_s=0.3)
     with running(job, workers=1) as loaders:
-        names = targets(_folder(job)).keys()
+        names = read_targets(_folder(job)).keys()
         loaders.workers()[0].send_signal(signal.SIGTERM)  # ends in good order, and is started again
     assert len(names) == 2
-    assert targets(_folder(job)) == {}
+    assert read_targets(_folder(job)) == {}
     stale = _folder(job) / "trainer-0.json"
     stale.write_text('[{"targets": ["127.0.0.1:1"], "labels": {"role": "trainer"}}]')
     with running(job, workers=1):
-        assert targets(_folder(job)).keys() == names
+        assert read_targets(_folder(job)).keys() == names
 
 
 def test_ports_follow_the_coordinator_s(tmp_path: Path) -> None:
     port = 20_000 + os.getpid() % 10_000  # below those that the system gives away
     job = write_job(tmp_path, samples=8, longest_s=0.3, job=f"metrics_port = {port}")
     with running(job, workers=2):
-        addresses = sorted(one["address"] for one in targets(_folder(job)).values())
+        addresses = sorted(one["address"] for one in read_targets(_folder(job)).values())
     assert addresses == [f"127.0.0.1:{port + offset}" for offset in range(3)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.huge_pages import HUGE_PAGE, collapse, mapped
+from shared.huge_pages import HUGE_PAGE, collapse, map_file
 
 SIZE = 3 * HUGE_PAGE + 4096
 
@@ -27,7 +27,7 @@ def maps() -> int:
 
 
 def test_two_mappings_are_aligned_and_the_same_memory(fd):
-    one, two = mapped(fd, SIZE), mapped(fd, SIZE)
+    one, two = map_file(fd, SIZE), map_file(fd, SIZE)
     assert one.ctypes.data % HUGE_PAGE == two.ctypes.data % HUGE_PAGE == 0
     assert one.ctypes.data != two.ctypes.data
     one[::4096] = 7
@@ -38,7 +38,7 @@ def test_two_mappings_are_aligned_and_the_same_memory(fd):
 def test_it_outlives_its_descriptor_and_goes_with_the_last_view():
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, SIZE)
-    array = mapped(descriptor, SIZE)
+    array = map_file(descriptor, SIZE)
     os.close(descriptor)
     view = array[HUGE_PAGE : HUGE_PAGE + 8].view(np.int64)
     view[0] = 5
@@ -55,10 +55,10 @@ def test_address_space_is_given_back(fd):
     def in_use() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0])
 
-    mapped(fd, SIZE)
+    map_file(fd, SIZE)
     before = in_use()
     for _ in range(50):
-        mapped(fd, SIZE)
+        map_file(fd, SIZE)
     assert in_use() - before < 50 * SIZE // 4096 // 10
 
 
@@ -66,14 +66,14 @@ def test_a_file_that_cannot_be_mapped_is_an_error_and_leaves_nothing():
     before = maps()
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="cannot map"):
-        mapped(reading, SIZE)
+        map_file(reading, SIZE)
     os.close(reading)
     os.close(writing)
     assert maps() == before
 
 
 def test_put_together_pages_hold_what_was_written(fd):
-    one, two = mapped(fd, SIZE), mapped(fd, SIZE)
+    one, two = map_file(fd, SIZE), map_file(fd, SIZE)
     content = np.arange(SIZE, dtype=np.int64).view(np.uint8)[:SIZE]
     one[:] = content
     done = collapse(one)  # older kernels refuse: then nothing has changed
@@ -85,5 +85,5 @@ def test_put_together_pages_hold_what_was_written(fd):
 
 
 def test_less_than_a_huge_page_is_left_alone(fd):
-    array = mapped(fd, SIZE)
+    array = map_file(fd, SIZE)
     assert not collapse(array[4096:8192])

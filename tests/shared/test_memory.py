@@ -268,7 +268,7 @@ def test_a_trainer_without_memfd_has_slots_of_its_own(how, monkeypatch):
     elif how == "refused":
         monkeypatch.setattr(os, "memfd_create", enosys)
     elif how == "no mapping":
-        monkeypatch.setattr("shared.memory.mapped", enosys)
+        monkeypatch.setattr("shared.memory.map_file", enosys)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if how == "no descriptors":
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -283,7 +283,7 @@ def test_a_trainer_without_memfd_has_slots_of_its_own(how, monkeypatch):
     assert not memory.is_locked(16)
     for slot in range(3):
         memory.slot(slot)[:] = slot + 1
-        memory.was_written(slot, 5000)
+        memory.note_written(slot, 5000)
     assert [int(memory.slot(slot)[-1]) for slot in range(3)] == [1, 2, 3]
     assert memory.slot(2).ctypes.data % 64 == 0
     memory.close()

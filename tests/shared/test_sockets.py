@@ -21,8 +21,8 @@ from shared.sockets import (
     connect_dealer,
     connect_sealed_dealer,
     connect_watched_dealer,
-    connection_events,
-    drained,
+    read_connection_events,
+    read_waiting,
 )
 from tests.support.loaders import wait_until
 from tests.support.open_doors import let_all_in
@@ -93,7 +93,7 @@ def test_a_frame_that_is_too_long_ends_its_connection_only(context):
     seen = []
     while Watched(up=False) not in seen:
         assert monitor.poll(20_000)
-        seen += list(connection_events(monitor))
+        seen += list(read_connection_events(monitor))
     assert seen[0] == Watched(up=True)
     good.send(bytes(MAX_REQUEST))
     assert router.poll(20_000)
@@ -134,10 +134,10 @@ def test_a_connection_is_watched(context):
     router, endpoint = bound(context)
     _, monitor = connect_watched_dealer(context, endpoint, None, b"me")
     assert monitor.poll(20_000)
-    assert list(connection_events(monitor)) == [Watched(up=True)]
+    assert list(read_connection_events(monitor)) == [Watched(up=True)]
     router.close()
     assert monitor.poll(20_000)
-    assert list(connection_events(monitor)) == [Watched(up=False)]
+    assert list(read_connection_events(monitor)) == [Watched(up=False)]
 
 
 def test_draining_takes_a_turn_not_all(context):
@@ -148,11 +148,11 @@ def test_draining_takes_a_turn_not_all(context):
     got = []
     while len(got) < 5:
         assert router.poll(20_000)
-        turn = list(drained(router, 2))
+        turn = list(read_waiting(router, 2))
         assert len(turn) <= 2
         got += [frames[1].bytes[0] for frames in turn]
     assert got == list(range(5))
-    assert list(drained(router)) == []
+    assert list(read_waiting(router)) == []
 
 
 # --- those who say too much ---
@@ -169,13 +169,13 @@ def test_who_says_too_much_and_is_reset_does_not_end_the_server():
     """With a limit of unread messages it did: a PING among the last that were read failed an assertion of libzmq."""
     code = (
         "import sys, zmq\n"
-        "from shared.sockets import drained, bind_router\n"
+        "from shared.sockets import read_waiting, bind_router\n"
         "router = bind_router(zmq.Context(), 'tcp://127.0.0.1:*', None)\n"
         "print(router.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)\n"
         "sys.stdin.readline()\n"
         "heard = 0\n"
         "while router.poll(500):\n"
-        "    heard += len(list(drained(router)))\n"
+        "    heard += len(list(read_waiting(router)))\n"
         "print(heard)\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -203,11 +203,11 @@ def test_of_a_message_without_end_only_the_beginning_is_kept(context):
     dealer.send_multipart([b"%d" % number for number in range(10_000)])
     dealer.send(b"after")
     assert router.poll(20_000)
-    got = [[frame.bytes for frame in frames] for frames in drained(router)]
+    got = [[frame.bytes for frame in frames] for frames in read_waiting(router)]
     assert got[0] == [b"me", *(b"%d" % number for number in range(4095))]
     assert got[1:] == [], "and that is enough for a turn"
     assert router.poll(20_000)
-    assert [[frame.bytes for frame in frames] for frames in drained(router)] == [[b"me", b"after"]]
+    assert [[frame.bytes for frame in frames] for frames in read_waiting(router)] == [[b"me", b"after"]]
 
 
 # --- waking ---

@@ -58,7 +58,7 @@ class _OddSender(sender.Sender):
 def _become(oddity: str) -> None:
     kind, _, value = oddity.partition("=")
     if kind == "at":
-        service.advertised = lambda *_: value
+        service.find_reachable_endpoint = lambda *_: value
     elif kind == "sealed":
         port, _, file = value.partition(":")
         _OddSender.told_port, _OddSender.file = int(port), Path(file)

@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Scrape", "scraped", "targets", "total"]
+__all__ = ["Scrape", "fetch_metrics", "read_targets", "total"]
 
 #: Values by name and sorted labels.
 Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def scraped(address: str) -> Scrape:
+def fetch_metrics(address: str) -> Scrape:
     """All samples at an address."""
     text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
     return {
@@ -32,7 +32,7 @@ def total(scrape: Scrape, name: str, **labels: str) -> float:
     return sum(value for (one, had), value in scrape.items() if one == name and labels.items() <= dict(had).items())
 
 
-def targets(folder: Path) -> dict[str, dict[str, Any]]:
+def read_targets(folder: Path) -> dict[str, dict[str, Any]]:
     """The labels and `address` of each target file, by its name."""
     found = {}
     for path in sorted(folder.glob("*.json")):

@@ -45,9 +45,9 @@ class Registrar:
             builder=self._builder,
         )
         self._socket.send(encode(said))
-        return self._heard()
+        return self._hear()
 
-    def _heard(self) -> m.Message:
+    def _hear(self) -> m.Message:
         while True:
             assert self._socket.poll(20_000), "the coordinator answers"
             message = decode(self._socket.recv())

@@ -102,7 +102,7 @@ class Attachment:
 
     def _renew(self, now_s: float) -> None:
         """Make the connection anew where nothing comes on it."""
-        if (self.attached or self._open) and self._silence.is_too_long(now_s, self._timeout_s):
+        if (self.attached or self._open) and self._silence.lose_patience(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
             self._out.append(i.RenewCoordinator())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import ProtocolError
-from shared.sockets import connect_dealer, drained
+from shared.sockets import connect_dealer, read_waiting
 from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class CoordinatorClient:
 
     def read(self) -> Iterator[Message]:
         """What the coordinator said."""
-        for frames in drained(self.socket):
+        for frames in read_waiting(self.socket):
             try:
                 yield decode(frames[0].buffer)
             except ProtocolError:

@@ -313,7 +313,7 @@ class Receiver:
         )
 
     def _offer(self, order: i.Offer) -> None:
-        self.memory.was_written(order.slot, order.header.nbytes)
+        self.memory.note_written(order.slot, order.header.nbytes)
         self._offers.append(order)
 
     def _flush_offers(self) -> None:

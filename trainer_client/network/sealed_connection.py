@@ -16,7 +16,7 @@ import zmq
 from shared.endpoints import at_port
 from shared.errors import ProtocolError
 from shared.logs import Log
-from shared.sockets import connect_sealed_dealer, drained
+from shared.sockets import connect_sealed_dealer, read_waiting
 from shared.wire.codec import decode
 from shared.wire.messages import Pushed
 from shared.wire.parts import Seal
@@ -110,7 +110,7 @@ class SealedConnection:
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
         """Headers, each with its payload."""
         assert self.socket is not None
-        for frames in drained(self.socket, _TURN):
+        for frames in read_waiting(self.socket, _TURN):
             header = self._opened(frames[0].bytes)
             if header is None or len(frames) != 2:
                 self.garbage += 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import ProtocolError
-from shared.sockets import connect_watched_dealer, connection_events, drained, send_now
+from shared.sockets import connect_watched_dealer, read_connection_events, read_waiting, send_now
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Pong, Pushed, Welcome
 from shared.wire.payload import PayloadEncoding, decode_payload
@@ -84,14 +84,14 @@ class WorkerConnection:
 
     def changes(self) -> Iterator[bool]:
         """The connection came up (true) or went (false)."""
-        for event in connection_events(self.monitor):
+        for event in read_connection_events(self.monitor):
             if not event.up and self.sealed is not None:
                 self.sealed.forget()
             yield event.up
 
     def read(self, now_s: float) -> Iterator[tuple[Message, memoryview | SealedPayload | None]]:
         """Messages, each with its payload if it has one; a Pong that goes before payloads waits for them."""
-        for frames in drained(self.socket, _TURN):
+        for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):
                 if isinstance(message, Welcome):
                     self._take_in(message)

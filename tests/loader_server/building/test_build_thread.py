@@ -34,7 +34,7 @@ class Verdicts:
         self.after_each: Callable[[int], object] = bool
         self.closed = 0
 
-    def convictions(
+    def try_samples(
         self, stream: MemoryStream, epoch: int, samples: Iterable[tuple[int, bytes]]
     ) -> Iterator[Conviction]:
         for sample, raw in samples:
@@ -81,7 +81,7 @@ class Bench:
             self.thread.submit(build)
         for _ in builds:
             assert self.woken.acquire(timeout=20)
-        done = self.thread.taken()
+        done = self.thread.take_outcomes()
         assert [outcome.build for outcome in done] == list(builds)
         assert self.thread.load == 0
         return done
@@ -268,4 +268,4 @@ def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callab
     gate.set()
     assert made.thread.close(20.0)
     assert made.trial.closed == 1
-    assert len(made.thread.taken()) == 1
+    assert len(made.thread.take_outcomes()) == 1

@@ -66,7 +66,7 @@ def hanging(gate: threading.Event, sample: int = 3) -> Callable[[Callable[[int],
 
 def test_what_was_read_comes_back(patient: ReadAhead) -> None:
     reads = [patient.submit(lambda begin, n=n: begin(n) or n * n, name) for n in range(20)]
-    assert [patient.result(pending) for pending in reads] == [n * n for n in range(20)]
+    assert [patient.wait_for(pending) for pending in reads] == [n * n for n in range(20)]
     assert patient.hanging == 0
 
 
@@ -77,15 +77,15 @@ def test_what_was_raised_is_raised_where_it_is_waited_for(readers: ReadAhead, er
 
     pending = readers.submit(work, name)
     with pytest.raises(type(error)) as caught:
-        readers.result(pending)
+        readers.wait_for(pending)
     assert caught.value is error
-    assert readers.result(readers.submit(lambda begin: "next", name)) == "next"
+    assert readers.wait_for(readers.submit(lambda begin: "next", name)) == "next"
 
 
 def test_a_read_past_its_deadline_is_an_error_that_names_the_sample(readers: ReadAhead, gate: threading.Event) -> None:
     pending = readers.submit(hanging(gate), name)
     with pytest.raises(ReadError, match=r"sample-3: expected to read the sample within 0.05 s \(build_timeout\)"):
-        readers.result(pending)
+        readers.wait_for(pending)
 
 
 def test_each_sample_has_the_whole_time(patient: ReadAhead, gate: threading.Event) -> None:
@@ -112,9 +112,9 @@ def test_each_sample_has_the_whole_time(patient: ReadAhead, gate: threading.Even
 def test_what_comes_late_but_before_anybody_looked_is_taken(readers: ReadAhead, gate: threading.Event) -> None:
     late, other = (readers.submit(hanging(gate, sample), name) for sample in (1, 2))
     with pytest.raises(ReadError, match="sample-2"):
-        readers.result(other)
+        readers.wait_for(other)
     gate.set()
-    assert readers.result(late) == "late"
+    assert readers.wait_for(late) == "late"
 
 
 def test_hanging_threads_are_replaced_also_if_nobody_waits_for_them_and_end_when_they_come_back(
@@ -123,25 +123,25 @@ def test_hanging_threads_are_replaced_also_if_nobody_waits_for_them_and_end_when
     before = threads()
     for _ in range(before):  # of jobs that were cancelled
         readers.submit(hanging(gate), name)
-    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+    assert readers.wait_for(readers.submit(lambda begin: "read", name)) == "read"
     assert (readers.hanging, threads()) == (before, 2 * before)
     gate.set()
     wait_until(lambda: readers.hanging == 0 and threads() == before, "the spare threads have ended")
-    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+    assert readers.wait_for(readers.submit(lambda begin: "read", name)) == "read"
 
 
 def test_so_many_hang_and_no_more(readers: ReadAhead, gate: threading.Event) -> None:
     before = threads()
     for _ in range(16):
         with pytest.raises(ReadError, match="had not ended"):
-            readers.result(readers.submit(hanging(gate), name))
+            readers.wait_for(readers.submit(hanging(gate), name))
     refused = readers.submit(hanging(gate), name)
     with pytest.raises(ReadError, match="expected fewer than 16 reads that hang, got 16"):
-        readers.result(refused)
+        readers.wait_for(refused)
     assert threads() == before + 16
     gate.set()
     wait_until(lambda: readers.hanging == 0, "they came back")
-    assert readers.result(readers.submit(lambda begin: "read", name)) == "read"
+    assert readers.wait_for(readers.submit(lambda begin: "read", name)) == "read"
 
 
 def test_close_ends_the_threads(gate: threading.Event) -> None:

@@ -93,7 +93,7 @@ class TestWithoutACoordinator:
         assert run(capsys, job, *arguments) == (0, f"Forgotten: {count}. They are used again.\n", "")
         assert listed(capsys, job) == left
         facts = Journal(journal)
-        assert Advanced("train", 0, 7) in set(facts.facts()), "nothing else is"
+        assert Advanced("train", 0, 7) in set(facts.read_facts()), "nothing else is"
         facts.close()
 
     def test_one_that_is_not_known_is_an_error(self, capsys, job, journal):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 def facts(path: Path) -> list[object]:
     journal = Journal(path)
     try:
-        return list(journal.facts())
+        return list(journal.read_facts())
     finally:
         journal.close()
 
@@ -326,7 +326,7 @@ def test_a_coordinator_comes_back_on_a_full_file_system(disk, killed):
         process.communicate()
     disk.fill()
     journal = Journal(path)
-    assert GroupFixed("train", 4) in set(journal.facts())
+    assert GroupFixed("train", 4) in set(journal.read_facts())
     with pytest.raises(WriteError):
         journal.write([CulpritFound("train", str(number) + "x" * 4000, "SIGSEGV") for number in range(300)])
     journal.close()

@@ -15,7 +15,7 @@ from loader_server.commands.ask import ask_coordinator
 from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
-from loader_server.coordinator.service import Coordinator, coordinator_of
+from loader_server.coordinator.service import Coordinator, open_coordinator
 from loader_server.stream import JobFile
 from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
@@ -61,7 +61,7 @@ class Served:
         assert not self._thread.is_alive()
         self._guard.close()
         journal = Journal(self.path)
-        facts = list(journal.facts())
+        facts = list(journal.read_facts())
         journal.close()
         return facts
 
@@ -106,7 +106,7 @@ def test_it_answers_at_once_and_what_it_promised_is_in_the_journal(serve):
 def test_one_that_cannot_start_lets_the_journal_go(tmp_path):
     job = JobFile(write_job(tmp_path, samples=2))
     with pytest.raises(DataError, match="loader-server index"):
-        coordinator_of(job, "tcp://127.0.0.1:*", None)
+        open_coordinator(job, "tcp://127.0.0.1:*", None)
     Journal(job.state / "journal.sqlite").close()
 
 

@@ -69,9 +69,9 @@ def counted(doors, **expected):
 def test_who_comes_and_goes_is_counted(doors, endpoint):
     with raw_client(endpoint):
         counted(doors, accepted=1, admitted=1, ended=0)
-        assert doors.open_now() == {"messages": 1}
+        assert doors.count_connections() == {"messages": 1}
     counted(doors, accepted=1, admitted=1, ended=1)
-    assert doors.open_now() == {"messages": 0}
+    assert doors.count_connections() == {"messages": 0}
 
 
 @pytest.mark.fault(25)

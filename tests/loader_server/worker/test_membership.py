@@ -13,7 +13,7 @@ UNKNOWN = m.Refused(code="unknown", expected="a", got="b", remedy="c")
 
 def registered(timeout_ms=4000, *, now_s=10.0):
     one = Membership()
-    one.tires(now_s)
+    one.lose_patience(now_s)
     one.say(now_s, sent=True)
     one.hear(now_s)
     one.take_in(m.Registered(heartbeat_timeout_ms=timeout_ms), now_s)
@@ -68,30 +68,30 @@ def test_silence_is_borne_for_longer_each_time_and_it_registers_anew():
     one, now_s, gaps = registered(timeout_ms=1000, now_s=10.0), 10.0, []
     while len(gaps) < 6:
         began_s = now_s
-        while not one.tires(now_s):
+        while not one.lose_patience(now_s):
             now_s += 0.01
         assert not one.registered
         assert one.is_due(now_s)
         gaps.append(now_s - began_s)
     assert gaps == pytest.approx([1, 2, 4, 8, 8, 8], abs=0.03)
     one.hear(now_s)
-    assert not one.tires(now_s + 1.0)
-    assert one.tires(now_s + 1.01)
+    assert not one.lose_patience(now_s + 1.0)
+    assert one.lose_patience(now_s + 1.01)
 
 
 @pytest.mark.fault(43)
 def test_silence_begins_with_the_first_look():
     one = Membership()
-    assert not one.tires(100.0)
-    assert not one.tires(102.0)
-    assert one.tires(102.1)
+    assert not one.lose_patience(100.0)
+    assert not one.lose_patience(102.0)
+    assert one.lose_patience(102.1)
 
 
 def test_who_left_says_nothing_more():
     one = registered()
     one.left = True
     assert not one.is_due(1e6)
-    assert not one.tires(1e6)
+    assert not one.lose_patience(1e6)
 
 
 @pytest.mark.fault(43)

@@ -16,7 +16,7 @@ from shared.errors import SettingsError
 from shared.metrics import names
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from tests.support.loaders import wait_until
-from tests.support.scraping import scraped
+from tests.support.scraping import fetch_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_values_come_across_with_their_labels_and_help() -> None:
     seconds = MetricSamples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
     with _serve(MetricSamples.one(names.WORKERS, 3), seconds) as server:
         text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5).read().decode()
-        values = scraped(server.address)
+        values = fetch_metrics(server.address)
     assert values["stoker_workers", ()] == 3
     assert values["stoker_build_seconds_total", (("phase", "write_and_digest"), ("stream", "train"))] == 1.5
     assert values["stoker_build_seconds_total", (("phase", "plan_and_read"), ("stream", "dev"))] == 0.25
@@ -46,7 +46,7 @@ def test_a_histogram_counts_at_or_below_each_bound() -> None:
     counts = [0] * (len(names.WAIT_BOUNDS_S) + 1)
     counts[0], counts[3], counts[-1] = 2, 1, 4
     with _serve(MetricSamples(names.DATA_WAIT, {("train",): Spread(counts, 99.5)})) as server:
-        values = scraped(server.address)
+        values = fetch_metrics(server.address)
 
     def below(bound: str) -> float:
         return values["stoker_data_wait_seconds_bucket", (("le", bound), ("stream", "train"))]
@@ -63,14 +63,14 @@ def test_numbers_are_taken_when_asked() -> None:
         yield MetricSamples.one(names.ATTACHES, next(count))
 
     with MetricsServer(samples, port=0, labels=LABELS, targets_folder=None) as server:
-        seen = [scraped(server.address)["stoker_attaches_total", ()] for _ in range(2)]
+        seen = [fetch_metrics(server.address)["stoker_attaches_total", ()] for _ in range(2)]
     assert seen == [1, 2]
 
 
 def test_it_serves_on_loopback_with_the_process_s_own_numbers() -> None:
     with _serve() as server:
         assert server.address.startswith("127.0.0.1:")
-        assert scraped(server.address)["process_cpu_seconds_total", ()] > 0
+        assert fetch_metrics(server.address)["process_cpu_seconds_total", ()] > 0
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
@@ -96,7 +96,7 @@ def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch
         wait_until(lambda: threading.active_count() > before, "some are waited for")
         assert threading.active_count() <= before + 8
         wait_until(lambda: threading.active_count() == before, "nobody is waited for any longer")
-        assert scraped(server.address)["stoker_workers", ()] == 3
+        assert fetch_metrics(server.address)["stoker_workers", ()] == 3
 
 
 def test_closed_means_gone(tmp_path: Path) -> None:
@@ -105,6 +105,6 @@ def test_closed_means_gone(tmp_path: Path) -> None:
     server.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):
-        scraped(server.address)
+        fetch_metrics(server.address)
     with _serve(port=int(server.address.partition(":")[2])) as again:
         assert again.address == server.address

@@ -318,7 +318,7 @@ class Adversary:
         self._heal_coordinator()
         for worker in list(world.workers.values()):
             self._heal_worker(worker)
-        world.healed()
+        world.note_healed()
 
     def _heal_coordinator(self) -> None:
         if self._world.coordinator is not None:

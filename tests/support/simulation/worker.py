@@ -121,8 +121,8 @@ class Worker(Process):
         self._connections = 0
         self._coordinator = self._connect()
         self._timeout_s = world.setting.timeout_s
-        self._next_beat = Timer(self, self._beat)
-        self._beat()
+        self._next_beat = Timer(self, self._talk_to_coordinator)
+        self._talk_to_coordinator()
         self._look()
 
     # --- the coordinator ---
@@ -142,12 +142,12 @@ class Worker(Process):
         for said in port.read():
             self._membership.hear(now_s)
             self._membership.take_in(said, now_s)
-        self._beat()
+        self._talk_to_coordinator()
 
-    def _beat(self) -> None:
+    def _talk_to_coordinator(self) -> None:
         """As `Registration.turn` has it."""
         member, now_s = self._membership, self.scheduler.now_s
-        if member.tires(now_s):
+        if member.lose_patience(now_s):
             self._coordinator.close()
             self._coordinator = self._connect()
         if member.is_due(now_s):
@@ -187,7 +187,7 @@ class Worker(Process):
     def _say(self, identity: bytes, message: Any) -> None:
         self._server.send(identity, message)
 
-    def _hello(self, identity: bytes, former: _Session | None, hello: m.Hello) -> None:
+    def _greet(self, identity: bytes, former: _Session | None, hello: m.Hello) -> None:
         if hello.job != self.job:
             self._say(identity, m.Refused(code="job", expected=self.job, got=hello.job, remedy="Look."))
             return
@@ -237,7 +237,7 @@ class Worker(Process):
 
     # --- wants ---
 
-    def _want(self, identity: bytes, session: _Session | None, want: m.Want) -> None:
+    def _take_want(self, identity: bytes, session: _Session | None, want: m.Want) -> None:
         known = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not known or want.worker != self.incarnation:
             self._refuse(identity, want, "unknown")
@@ -245,7 +245,7 @@ class Worker(Process):
         verdict = self._wants.judge(session, want.ticket)
         if verdict is Verdict.STALE:
             return
-        code = self._objection(session, want, verdict)
+        code = self._objection_to_want(session, want, verdict)
         if code:
             session.tickets.refuse(want.ticket)
             self._refuse(identity, want, code)
@@ -257,7 +257,7 @@ class Worker(Process):
             self.world.checks.on_accepted(self, want)
         self._feed()
 
-    def _objection(self, session: _Session, want: m.Want, verdict: Verdict) -> str:
+    def _objection_to_want(self, session: _Session, want: m.Want, verdict: Verdict) -> str:
         if want.in_slot and session.memory is None:
             return "unknown"
         if self.draining:
@@ -274,27 +274,27 @@ class Worker(Process):
             self._let_go(build)
             self._say(session.address, m.Cancelled(ticket=message.ticket))
 
-    def _ping(self, identity: bytes, session: _Session | None, message: m.Ping) -> None:
+    def _answer_ping(self, identity: bytes, session: _Session | None, message: m.Ping) -> None:
         held = session.tickets.held() if session is not None else ()
         self._say(identity, m.Pong(number=message.number, tickets=held, sealed=0, waiting=0))
 
-    def _epoch_query(self, identity: bytes, _session: _Session | None, query: m.EpochQuery) -> None:
+    def _answer_epoch_query(self, identity: bytes, _session: _Session | None, query: m.EpochQuery) -> None:
         stream = self.world.streams[query.stream]
         if self.job == "job":
             batches = stream.batches(query.epoch, query.group)
             answer = m.EpochAnswer(stream=query.stream, epoch=query.epoch, group=query.group, batches=batches)
             self._say(identity, answer)
 
-    def _name_query(self, identity: bytes, _session: _Session | None, query: m.NameQuery) -> None:
+    def _answer_name_query(self, identity: bytes, _session: _Session | None, query: m.NameQuery) -> None:
         self._say(identity, m.NameAnswer(stream=query.stream, sample=query.sample, name=f"sample {query.sample}"))
 
     _doors: ClassVar[dict[type, Callable[..., None]]] = {
-        m.Hello: _hello,
-        m.Want: _want,
+        m.Hello: _greet,
+        m.Want: _take_want,
         m.Cancel: _cancel,
-        m.Ping: _ping,
-        m.EpochQuery: _epoch_query,
-        m.NameQuery: _name_query,
+        m.Ping: _answer_ping,
+        m.EpochQuery: _answer_epoch_query,
+        m.NameQuery: _answer_name_query,
     }
 
     # --- building ---
@@ -314,7 +314,7 @@ class Worker(Process):
         build = self._building = self._thread.popleft()
         build.fails = self._will_fail(build)
         if build.cancelled or build.fails:
-            self.after(0.0001, self._built, build)
+            self.after(0.0001, self._finish, build)
             return
         if self.world.is_poisoned(self, build.want):
             self.world.kill(self)
@@ -351,9 +351,9 @@ class Worker(Process):
         if piece + 1 < PIECES:
             self._go_on(build, piece + 1)
         else:
-            self.call(self._built, build)
+            self.call(self._finish, build)
 
-    def _built(self, build: _Build) -> None:
+    def _finish(self, build: _Build) -> None:
         self._building = None
         self._let_go(build)
         session = self._wants.finish(build)

@@ -164,7 +164,7 @@ class World:
         """One worker is never at fault itself, so that there is always one which can build."""
         return worker.name == "worker0" and not self.setting.doomed
 
-    def healed(self) -> None:
+    def note_healed(self) -> None:
         """All is well from now on, and has to go on."""
         self.healed_s = self.scheduler.now_s
         for place, trainer in self.evaluators.items():

@@ -12,7 +12,7 @@ import trainer_client
 from shared.metrics.names import metrics_of
 from tests.benchmarks.metrics_cost import BUDGET_US, trainer_us, worker_us
 from tests.support.loaders import Loaders, running, write_job
-from tests.support.scraping import scraped, targets
+from tests.support.scraping import fetch_metrics, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +52,9 @@ def test_a_feed_serves_all_that_is_declared_for_as_long_as_it_is_open(loaders: L
     with trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=tmp_path) as feed:
         batches = list(feed)
         feed.waited(0.25)
-        (target,) = targets(tmp_path).values()
+        (target,) = read_targets(tmp_path).values()
         assert (target["job"], target["role"], target["rank"]) == ("tones", "trainer", "0")
-        scrape = scraped(target["address"])
+        scrape = fetch_metrics(target["address"])
         nbytes = feed._session.accounts.counts.nbytes
     assert {name for name, _ in scrape if name.startswith("stoker_") and "_data_wait_seconds_" not in name} == {
         metric.name for metric in metrics_of("trainer") if metric.kind != "histogram"
@@ -71,7 +71,7 @@ def test_a_feed_serves_all_that_is_declared_for_as_long_as_it_is_open(loaders: L
     assert sum(states.values()) >= 8
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):
-        scraped(target["address"])
+        fetch_metrics(target["address"])
 
 
 def test_without_a_port_nothing_is_served(loaders: Loaders, tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_two_feeds_of_one_process_do_not_meet(loaders: Loaders, tmp_path: Path) 
         trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=tmp_path),
         trainer_client.connect(loaders.endpoint, stream="dev", metrics_port=0, metrics_targets=tmp_path),
     ):
-        assert len({target["address"] for target in targets(tmp_path).values()}) == 2
+        assert len({target["address"] for target in read_targets(tmp_path).values()}) == 2
 
 
 def test_a_port_that_is_taken_stops_the_connecting(loaders: Loaders, tmp_path: Path) -> None:
     with trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=tmp_path):
-        (target,) = targets(tmp_path).values()
+        (target,) = read_targets(tmp_path).values()
         port = int(target["address"].partition(":")[2])
         with pytest.raises(trainer_client.SettingsError, match=f"metrics_port: .* on {port}"):
             trainer_client.connect(loaders.endpoint, stream="dev", metrics_port=port)
