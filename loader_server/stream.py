@@ -1,4 +1,4 @@
-"""A stream of a job, opened: its source, its transforms and its plan, from the job file and the index.
+"""A stream of a job, opened: its sources, its transforms and its plan, from the job file and the index.
 
 Everybody who needs a stream (coordinator, workers, commands) opens it here and gets the same digest, so that a batch
 number means the same to all. Rules: nothing is written here but the plan's cache; no sockets.
@@ -18,8 +18,9 @@ import numpy as np
 
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan, PlanSettings
-from loader_server.sources.index.make import open_index
-from loader_server.sources.source import SOURCES, Identifying
+from loader_server.sources.index.folder import open_index
+from loader_server.sources.joined import OpenedSource, SourceSet
+from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from shared.config import Job, StreamSettings, parse_job, read_tables
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.index.folder import Index
     from loader_server.sources.source import Source
     from shared.config import JobSettings
 
@@ -51,15 +51,11 @@ class StreamRecipe:
     where: str
     settings: StreamSettings
     plan: PlanSettings
-    source: Any
+    sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
 
-    def chain(self, rate: int) -> Chain:
-        """Its transforms, over raw samples whose files all have this rate (0: they differ)."""
-        raw = tuple(
-            dataclasses.replace(field, per_second=float(rate)) if field.key == "audio" and rate else field
-            for field in SOURCES[self.settings.source].fields(self.source)
-        )
+    def chain(self, raw: tuple[Field, ...]) -> Chain:
+        """Its transforms, over raw samples of these fields."""
         return Chain.make(self.settings.transforms, self.tables, self.where, raw)
 
 
@@ -112,6 +108,15 @@ class JobFile:
         """Where a stream's index lives."""
         return self.state / f"index-{name}"
 
+    def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path, str]]:
+        """The sources of a stream: how to make each, where its index lives, and where it is named."""
+        folder = self.index_folder(recipe.name)
+        return [(spec, folder, recipe.where) for spec in recipe.sources]
+
+    def is_indexed(self, name: str) -> bool:
+        """Whether each of a stream's sources has an index."""
+        return all((folder / "meta.json").exists() for _, folder, _ in self.sources(self.recipes[name]))
+
     def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Stream:
         """Open a stream; its index has to be there."""
         return Stream(self, self.recipes[name], progress)
@@ -119,27 +124,22 @@ class JobFile:
     def _recipe(self, name: str) -> StreamRecipe:
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
         kind = str(table.get("source", "no source"))
-        if kind not in SOURCES:
-            raise SettingsError(
-                expected="source = " + " or ".join(f'"{known}"' for known in SOURCES),
-                got=f'"{kind}"',
-                where=where,
-                remedy="Name the kind of source.",
-            )
-        classes = (StreamSettings, PlanSettings, SOURCES[kind].settings)
+        spec = source_class(kind, where)
+        classes = (StreamSettings, PlanSettings, spec.Settings)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
         named = tuple(sorted(_named_transforms(table) - own))
         tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}
-        settings, plan, source = read_tables(classes, flat, where, also_known=named)
+        settings, plan, asked = read_tables(classes, flat, where, also_known=named)
+        sources = (SourceSpec(name=kind, dotted=dotted_name(kind, where), settings=asked, base=self.base),)
         if settings.evaluation and plan.epoch_parts > 1:
             raise SettingsError(
                 expected="an evaluation stream without parts, as it gives the same epoch each time",
                 got=f"epoch_parts = {plan.epoch_parts}",
                 where=where,
-                remedy="Leave epoch_parts out; to evaluate on less, name a smaller manifest.",
+                remedy="Leave epoch_parts out; to evaluate on less, name less data.",
             )
-        return StreamRecipe(name=name, where=where, settings=settings, plan=plan, source=source, tables=tables)
+        return StreamRecipe(name=name, where=where, settings=settings, plan=plan, sources=sources, tables=tables)
 
 
 def _named_transforms(table: Mapping[str, Any]) -> set[str]:
@@ -149,23 +149,20 @@ def _named_transforms(table: Mapping[str, Any]) -> set[str]:
 
 
 class _Lengths:
-    """The planner's view of an index: lengths after the transforms."""
+    """The planner's view of the samples: lengths after the transforms."""
 
-    def __init__(self, index: Index, chain: Chain, sources: tuple[int, ...]) -> None:
-        self._index = index
+    def __init__(self, joined: SourceSet, chain: Chain, sources: tuple[int, ...]) -> None:
+        self._joined = joined
         self._chain = chain
         self.keys = tuple(field.key for field in chain.fields if field.padded)
         #: Sources that are mixed travel in segments of their own.
-        self.segments = np.union1d(index.segments, np.array(sources, np.int64))
+        self.segments = np.union1d(joined.segments, np.array(sources, np.int64))
         # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
         # augmentation can go on from a checkpoint.
-        self.fingerprint = fingerprint(index.fingerprint, repr(chain.fields), *chain.shaping)
+        self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping)
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        if self._chain.measured:
-            return self._index.lengths(self._chain)[key][start:stop]
-        raw = {name: column[start:stop] for name, column in self._index.raw_lengths.items()}
-        return self._chain.lengths(raw)[key]
+        return self._joined.lengths(self._chain, key, start, stop)
 
 
 class Stream:
@@ -176,18 +173,13 @@ class Stream:
         self.settings = recipe.settings
         self.seed = job.settings.seed
         self.float32 = job.settings.float32
-        folder = job.index_folder(recipe.name)
-        index = open_index(folder)
-        index.refuse_other_source(recipe.settings.source, recipe.source)
-        kind = SOURCES[recipe.settings.source]
-        self.samples = index.samples
-        self.bad_rows = index.meta.bad
-        self.source: Source = kind.open(index, job.base)
-        self._identify = self.source.identity if isinstance(self.source, Identifying) else None
-        self._index = index
-        self.chain = index.bound(recipe.chain(index.rate))
-        sources = _source_starts(index, recipe) if recipe.plan.weights else (0,)
-        self.table = _Lengths(index, self.chain, sources)
+        self._joined = joined = SourceSet([_opened(*one) for one in job.sources(recipe)])
+        self.samples = joined.samples
+        self.bad_rows = joined.bad
+        self.source: Source = joined.source
+        self.chain = joined.bound(recipe.chain(self.source.fields))
+        sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
+        self.table = _Lengths(joined, self.chain, sources)
         _check_key(recipe, self.chain.fields)
         self.plan = Plan.make(
             self.table,
@@ -196,7 +188,7 @@ class Stream:
             seed=self.seed,
             progress=progress,
             per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
-            keeper=PlanKeeper(folder),
+            keeper=PlanKeeper(job.index_folder(recipe.name)),
             sources=sources,
         )
         self.packed = recipe.plan.packing is not None
@@ -223,13 +215,11 @@ class Stream:
     @property
     def opened(self) -> str:
         """The fingerprint of what is open here, this very index included: one that is made anew has another."""
-        return fingerprint(self._index.meta.folder, self.builder)
+        return fingerprint(self._joined.made, self.builder)
 
     def identity(self, sample: int) -> str:
-        """What a conviction names: what the source knows the sample by, or else its number in data like these."""
-        if self._identify is None:
-            return f"sample {sample} of {self._index.fingerprint}"
-        own = self._identify(sample)
+        """What a conviction names: what the source knows the sample by."""
+        own = self.source.identity(sample)
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
@@ -262,18 +252,24 @@ def processor_features() -> str:
     )
 
 
-def _source_starts(index: Index, recipe: StreamRecipe) -> tuple[int, ...]:
-    """The sample numbers at which the manifests of a mixture start."""
-    manifests = index.columns.get("manifest")
-    starts = np.flatnonzero(np.diff(manifests, prepend=-1)) if manifests is not None else np.zeros(1, np.int64)
-    if len(starts) != len(recipe.plan.weights):
+def _opened(spec: SourceSpec, folder: Path, where: str) -> OpenedSource:
+    index = open_index(folder)
+    index.refuse_other_source(spec.name, spec.settings)
+    source = spec.make()
+    source.open(index.indexed)
+    return OpenedSource(where=where, source=source, index=index)
+
+
+def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
+    """The sample numbers at which the parts of a mixture start."""
+    if len(joined.parts) != len(recipe.plan.weights):
         raise SettingsError(
-            expected=f"one weight for each of the {len(starts)} manifests that have samples",
+            expected=f"one weight for each of the {len(joined.parts)} sources or paths that have samples",
             got=f"{len(recipe.plan.weights)} weights",
             where=f"{recipe.where}, weights",
-            remedy="Write as many weights as paths.",
+            remedy="Write as many weights as paths, or as sources.",
         )
-    return tuple(starts.tolist())
+    return joined.parts
 
 
 def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:

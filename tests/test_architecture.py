@@ -311,7 +311,33 @@ def test_a_class_name_means_one_thing():
 
 
 #: Names that still mean two things.
-TO_RENAME = {"Audit", "Histogram", "Limits", "Line", "Log", "Pass", "Plan", "Survey", "Worker"}
+TO_RENAME = {"Audit", "Histogram", "Limits", "Line", "Log", "Pass", "Plan", "Worker"}
+
+
+#: What one format or another is about: the rest of the code has to do without.
+OF_FORMATS = frozenset(("audio", "frames", "manifest", "manifests", "rate", "text", "transcript", "transcripts", "wav"))
+#: What the index calls the file with the bytes of its strings, and what a path is read by.
+BUT_FOR = (".text.npy", "read_text", "write_text")
+FORMATLESS = ("loader_server/sources/index/", "loader_server/stream.py", "loader_server/planning/")
+
+
+def words_of(node, *, prose):
+    """The words of an identifier, and of a text: of all that is said, or of a key alone."""
+    names = [getattr(node, name, None) for name in ("id", "attr", "arg", "name")]
+    if isinstance(node, ast.Constant) and (prose or " " not in str(node.value)):
+        names.append(node.value)
+    said = [one for one in names if isinstance(one, str) and one not in BUT_FOR]
+    return {word for one in said for word in re.split(r"[^a-z]+", one.lower())}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(FORMATLESS)])
+def test_only_sources_know_what_a_sample_holds(name):
+    """The planner counts in units, frames among them, and its messages may give examples."""
+    prose = not name.startswith("loader_server/planning/")
+    refused = OF_FORMATS if prose else OF_FORMATS - {"frames"}
+    for node in ast.walk(tree(name)):
+        if not isinstance(node, ast.alias) and ast.unparse(node) not in ("text", "texts"):
+            assert not words_of(node, prose=prose) & refused, f"{name}:{getattr(node, 'lineno', '')}"
 
 
 def imported_modules(name):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["is_the_samples", "told"]
+from shared.errors import ReadError, SampleError
+
+__all__ = ["is_the_samples", "told", "undecoded"]
 
 #: Numbers that a decoder's wrong seeks bring about, and a failing disk never.
 _OF_CONTENT = frozenset((errno.EINVAL,))
@@ -31,3 +33,21 @@ def told(error: BaseException) -> str:
     except BaseException as another:
         words = f"(its text raised {type(another).__name__})"
     return f"{type(error).__name__}: {words}"[:_MOST_CHARACTERS] if words else type(error).__name__
+
+
+def undecoded(error: BaseException, name: str) -> SampleError | ReadError:
+    """What to raise where decoding a sample raised what is none of our own errors."""
+    if is_the_samples(error):
+        return SampleError(
+            reason="undecodable",
+            expected="to decode the sample",
+            got=told(error),
+            where=name,
+            remedy="Mend or remove the file, then run loader-server index.",
+        )
+    return ReadError(
+        expected="the decoder to read what it needs",
+        got=told(error),
+        where=name,
+        remedy="Make that file readable on every loader machine.",
+    )

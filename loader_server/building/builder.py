@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.building.blame import is_the_samples, told
+from loader_server.building.blame import undecoded
 from loader_server.building.culprits import KnownCulprits
 from loader_server.building.read_ahead import read_patiently
-from loader_server.sources.source import Gathering
-from shared.errors import DataError, ReadError, SampleError, StokerError
+from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
 from shared.wire.layout import Layout, layout_of
 from shared.wire.payload import round_in_place
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import Quarantine
     from loader_server.planning import EpochPlan, PlannedBatch
+    from loader_server.sources.source import Source
     from loader_server.stream import Stream
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
@@ -117,8 +117,8 @@ class Builder:
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By identity, for shapes are unhashable; the shape itself is kept, so that nobody else gets its identity.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
-        gathers = isinstance(stream.source, Gathering) and not stream.chain.steps and not stream.packed
-        self._gathering: Gathering | None = stream.source if gathers else None  # type: ignore[assignment]
+        gathers = stream.source.gathers and not stream.chain.steps and not stream.packed
+        self._gathering: Source | None = stream.source if gathers else None
 
     def reads(self, want: Want) -> bool:
         """Whether preparing this want may wait for a disk."""
@@ -172,11 +172,10 @@ class Builder:
         return known[1:]
 
     def _read(self, samples: Sequence[int], begin: Callable[[int], None]) -> list[bytes | None]:
-        read, raw = self.stream.source.read, list[bytes | None]()
-        for sample in samples:
-            begin(sample)
-            raw.append(None if self.is_culprit(sample) else read_patiently(read, sample))
-        return raw
+        culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else ()
+        wanted = [sample for sample in samples if sample not in culprits] if culprits else samples
+        raw = iter(read_patiently(self.stream.source.read, wanted, begin))
+        return [None if sample in culprits else next(raw) for sample in samples] if culprits else list(raw)
 
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""
@@ -220,7 +219,7 @@ class Builder:
             masked_cells=(space - rows) * length,
         )
 
-    def _gather(self, source: Gathering, samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int:
+    def _gather(self, source: Source, samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int:
         """Let the source write all rows at once; how many are valid: all that have a sample."""
         source.gather(samples, {key: array[: len(samples)] for key, array in arrays.items()})
         arrays["weight"][: len(samples)] = 1
@@ -344,24 +343,7 @@ def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, 
     except (StokerError, MemoryError):
         raise
     except BaseException as error:
-        raise _undecoded(error, stream.source.name(sample)) from error
-
-
-def _undecoded(error: BaseException, name: str) -> SampleError | ReadError:
-    if is_the_samples(error):
-        return SampleError(
-            reason="undecodable",
-            expected="to decode the sample",
-            got=told(error),
-            where=name,
-            remedy="Mend or remove the file, then run loader-server index.",
-        )
-    return ReadError(
-        expected="the decoder to read what it needs",
-        got=told(error),
-        where=name,
-        remedy="Make that file readable on every loader machine.",
-    )
+        raise undecoded(error, stream.source.name(sample)) from error
 
 
 def _kills(name: str) -> SampleError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shared.errors import ReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["PendingRead", "ReadAhead", "read_patiently"]
 
@@ -151,23 +151,48 @@ class ReadAhead:
             self._tasks.put(None)
 
 
-def read_patiently(read: Callable[[int], bytes], sample: int) -> bytes:
-    """Read a sample, again after pauses if the disk fails; a file that is not the indexed one fails at once."""
-    for pause_s in (*_READ_PAUSES_S, None):
+def read_patiently(
+    read: Callable[[Sequence[int]], Iterable[bytes]], samples: Sequence[int], begin: Callable[[int], object]
+) -> list[bytes]:
+    """Read samples, each after saying which; from the one on at which the disk fails again after pauses. A file that is
+    not the indexed one fails at once.
+    """
+    raw: list[bytes] = []
+    failed_at, pauses_s = -1, iter(_READ_PAUSES_S)
+    while len(raw) < len(samples):
         try:
-            return read(sample)
+            _read_on(read, samples, begin, raw)
         except ReadError:
             raise
         except OSError as error:
+            if len(raw) != failed_at:
+                failed_at, pauses_s = len(raw), iter(_READ_PAUSES_S)
+            pause_s = next(pauses_s, None)
             if pause_s is None:
                 raise ReadError(
                     expected="to read the sample",
                     got=f"{type(error).__name__}: {error}",
-                    where=str(error.filename or f"sample {sample}"),
+                    where=str(error.filename or f"sample {samples[len(raw)]}"),
                     remedy="Check the disk or mount on every loader machine; the job goes on from its checkpoint.",
                 ) from error
             time.sleep(pause_s)
-    raise AssertionError("unreachable")
+    return raw
+
+
+def _read_on(
+    read: Callable[[Sequence[int]], Iterable[bytes]],
+    samples: Sequence[int],
+    begin: Callable[[int], object],
+    raw: list[bytes],
+) -> None:
+    """Append what is still to be read: one call for all of it, and each sample's bytes by the time it is its turn."""
+    left = samples[len(raw) :]
+    begin(left[0])
+    answers = iter(read(left))
+    raw.append(next(answers))
+    for sample in left[1:]:
+        begin(sample)
+        raw.append(next(answers))
 
 
 def _too_many(hanging: int) -> ReadError:

@@ -25,7 +25,7 @@ _SHOWN = 20
 
 def index_missing(job: JobFile) -> None:
     """Make the indexes that are not there yet."""
-    missing = [name for name in job.recipes if not (job.index_folder(name) / "meta.json").exists()]
+    missing = [name for name in job.recipes if not job.is_indexed(name)]
     if missing:
         show(index_streams(job, missing), as_json=False)
 
@@ -37,19 +37,19 @@ def index_streams(
     reports = {}
     for name in names:
         recipe = job.recipes[name]
-        with progress_bar(f"index {name}") as progress:
-            reports[name] = make_index(
-                IndexRequest(
-                    folder=job.index_folder(name),
-                    source=recipe.settings.source,
-                    settings=recipe.source,
-                    base=job.base,
-                    chain=recipe.chain(rate=0),
-                    processes=processes,
-                    strict=strict,
-                    progress=progress,
+        for spec, folder, _ in job.sources(recipe):
+            title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
+            with progress_bar(f"index {title}") as progress:
+                reports[title] = make_index(
+                    IndexRequest(
+                        folder=folder,
+                        spec=spec,
+                        chain=recipe.chain(spec.make().fields),
+                        processes=processes,
+                        strict=strict,
+                        progress=progress,
+                    )
                 )
-            )
     return reports
 
 
@@ -74,7 +74,7 @@ def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
             f"in {report.folder}"
         )
         for bad in report.bad[:_SHOWN]:
-            print(f"  left out: {bad.manifest}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
+            print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
         if len(report.bad) > _SHOWN:
             print(f"  … and {len(report.bad) - _SHOWN} more: {report.bad_counts}", file=sys.stderr)
 
@@ -87,7 +87,6 @@ def _plain(report: IndexReport) -> dict[str, object]:
         "folder": str(report.folder),
         "bad": report.bad_counts,
         "bad_rows": [
-            {"manifest": str(bad.manifest), "line": bad.line, "reason": bad.reason, "detail": bad.detail}
-            for bad in report.bad
+            {"where": bad.where, "line": bad.line, "reason": bad.reason, "detail": bad.detail} for bad in report.bad
         ],
     }

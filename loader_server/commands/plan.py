@@ -92,7 +92,7 @@ def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
             expected="the name of a sample" + nearest(asked.find, names),
             got=asked.find,
             where=f"index of {stream.name}",
-            remedy="Names are paths as the manifest has them.",
+            remedy="Names are as the source has them: for recordings, paths as the manifest has them.",
         )
     answer = plan_report.find(stream.plan, sample, asked.group, asked.epoch)
     return {"name": asked.find, **answer}

@@ -141,7 +141,7 @@ def _corpus(options: DemoOptions, story: Story) -> None:
 
 
 def _index(job: JobFile, story: Story) -> None:
-    missing = [name for name in job.recipes if not (job.index_folder(name) / "meta.json").exists()]
+    missing = [name for name in job.recipes if not job.is_indexed(name)]
     began_s = time.monotonic()
     reports = index_streams(job, missing)
     rows = sum(report.rows for report in reports.values())

@@ -214,7 +214,7 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
     def steps(name: str, given: Amount | None, of: str = key, *, up: bool = False) -> int:
         if given is None:
             return 0
-        exact = given.value * _rate(name, given, of, per_second)
+        exact = given.value * _steps_a_unit(name, given, of, per_second)
         return math.ceil(exact - 1e-6) if up else math.floor(exact + 1e-6)
 
     _check_keys(settings, key, per_second)
@@ -272,18 +272,18 @@ def _not_together(name: str, other: str) -> SettingsError:
     )
 
 
-def _rate(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
+def _steps_a_unit(name: str, given: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
     if given.unit != "s":
         return 1.0
-    rate = per_second[key]
-    if rate is None:
+    steps = per_second[key]
+    if steps is None:
         raise SettingsError(
             expected=f'an amount in steps of "{key}", such as "{given.value:g} tokens"',
             got=f'"{given}"',
             where=name,
             remedy=f'The key "{key}" has no time: write {name} = "<number> tokens", or frames, characters, bytes.',
         )
-    return rate
+    return steps
 
 
 def _unknown_key(name: str, key: str, per_second: Mapping[str, float | None]) -> SettingsError:

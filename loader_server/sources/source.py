@@ -1,122 +1,187 @@
-"""What a source is, and which kinds there are: the door for further formats.
+"""The door for formats: what a source of samples is, and what it gives to the index and gets back from it.
 
-Rules: a sample is a number from 0 to `samples - 1`; reading is input and output only, decoding is CPU only, so that
-threads can read ahead. A kind names its settings, its fields, how its samples are found for the index, and how it is
-opened from one. A source that can write all rows of a batch at once says so by having `gather`.
+A source is one class that owns all that is known of its format. It lives twice. While an index is made, `survey` says
+what there is, in pieces, and `probe` looks at one piece, in whatever process: plain columns and bad rows come out.
+Later `open` gets the columns back, and samples go by number, from 0 to `samples - 1`.
+
+Rules: making a source opens nothing; reading is input and output only and any thread may do it, decoding is CPU only
+and one thread does it, so that threads can read ahead. Instances are never pickled: another process gets settings, and
+makes its own. This module knows no format, and none knows another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from loader_server.sources import manifest, synthetic
-from loader_server.sources.index.probe import RAW_FIELDS
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.index.folder import Index
-    from loader_server.sources.index.probe import Chunk
     from shared.wire.layout import Field
 
-__all__ = ["SOURCES", "Gathering", "Identifying", "Source", "SourceKind", "Survey"]
+__all__ = ["BadRow", "Found", "Indexed", "Inventory", "Source"]
 
 
-class Source(Protocol):
-    """Random access to samples by number; any thread may read."""
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is not indexed: in which file and line it stands, and why, in one word and in full."""
+
+    where: str
+    line: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What there is before anything is looked at.
+
+    `pieces` yields the rows in order, so many at most at a time, as something that can be pickled; `origin` says what
+    the index is made from, for telling later whether it still is that; `about` are further facts, which may be written
+    as JSON, and the index's fingerprint hangs on them.
+    """
+
+    total: int
+    pieces: Callable[[int], Iterator[Any]]
+    origin: list[dict[str, Any]] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a piece holds: one entry a good row in each column, and the bad rows.
+
+    `rows` has the number of each good row, and `bad` that of each bad one: its own among all rows, however these are
+    cut into pieces, and rising. Every piece has the same columns.
+    """
+
+    rows: Sequence[int]
+    numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]
+    strings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    bad: Mapping[int, BadRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """What the index knows of a source's samples: the columns that `probe` found, and what `survey` said.
+
+    `strings` are read like lists; `place` is the index's folder, for messages.
+    """
+
+    samples: int
+    numbers: Mapping[str, NDArray[np.int64]]
+    strings: Mapping[str, Any]
+    origin: list[dict[str, Any]] = field(default_factory=list)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    place: Path = Path()
+
+
+class Source:
+    """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`, `read`
+    and `name` where there is something to read and to name, and of the others what it knows better.
+    """
+
+    #: Its settings: a frozen dataclass whose fields are declared with `shared.config.setting`.
+    Settings: ClassVar[type[Any]]
+    #: How many rows a process looks at in one go: some tens of milliseconds of work.
+    piece_rows: ClassVar[int] = 256
+    #: Whether samples can be read while indexing, as transforms that declare nothing need it.
+    measurable: ClassVar[bool] = True
+    #: Columns that differ between copies of one data set, so that no fingerprint hangs on them.
+    local_columns: ClassVar[frozenset[str]] = frozenset()
+
+    #: What `open` got.
+    indexed: Indexed
+
+    def __init__(self, settings: Any, base: Path) -> None:  # noqa: ANN401 - each source has its own
+        #: As the job file says; relative paths in it start from `base`.
+        self.settings = settings
+        self.base = base
+
+    # --- while an index is made ---
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The numeric values of a raw sample; they may say more (`per_second`) once the source is open."""
+        raise NotImplementedError
+
+    def survey(self) -> Inventory:
+        """What there is; DataError where the data set as a whole cannot be used."""
+        raise NotImplementedError
+
+    def probe(self, piece: Any) -> Found:  # noqa: ANN401 - what `survey` gave
+        """Look at the rows of one piece, and at nothing else; OSError where the disk fails."""
+        raise NotImplementedError
+
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # noqa: ARG002 - for those who need it
+        """Further facts that only the columns of all samples tell: they are in `indexed.about` later."""
+        return {}
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index's columns; DataError where the data set is another one by now. A process that measures opens
+        piece after piece so.
+        """
+        self.indexed = indexed
 
     @property
     def samples(self) -> int:
         """How many there are."""
+        return self.indexed.samples
 
     @property
-    def fields(self) -> tuple[Field, ...]:
-        """The numeric values of a raw sample."""
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """The lengths of all samples, by the key of a raw sample: columns that are called `length_<key>`."""
+        columns = self.indexed.numbers
+        return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
-    def read(self, sample: int) -> bytes:
-        """The bytes of a sample; OSError where the disk fails, ReadError where the file is not the indexed one."""
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The first sample of each part that a mixture may weigh: its files, if it has several."""
+        return (0,)
+
+    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
+        """The bytes of these samples, in this order, each by the time it is asked for; several threads may be at it.
+
+        OSError where the disk fails (who asks tries again), ReadError where the bytes are not the indexed ones.
+        """
+        return (b"" for _ in samples)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The raw sample; SampleError where whole bytes cannot be decoded."""
+        raise NotImplementedError
+
+    @property
+    def gathers(self) -> bool:
+        """Whether `gather` writes whole batches at once, without reading or decoding samples one by one."""
+        return False
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the fields of these samples, one a row, their lengths (`<key>_length`), and zeros behind them: the
+        bytes that decoding each would give. `out` has as many rows as there are samples.
+        """
+        raise NotImplementedError
 
     def name(self, sample: int) -> str:
         """What people call the sample."""
+        where, line = self.place(sample)
+        return f"{where}, line {line}"
 
-    def close(self) -> None:
-        """Give back what is open."""
-
-
-@runtime_checkable
-class Identifying(Protocol):
-    """A source that knows its samples by more than their numbers."""
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file and line that somebody has to look at who wants to mend the sample."""
+        return str(self.indexed.place), sample
 
     def identity(self, sample: int) -> str:
         """What stays the same for as long as the sample does, whatever its number, and is another text once somebody
         mended it; for a file its path, size and time of change. For people too, and compared as it is.
         """
+        return f"sample {sample} of {self.indexed.fingerprint}"
 
-
-@runtime_checkable
-class Gathering(Protocol):
-    """A source whose samples need neither reading nor decoding one by one."""
-
-    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the fields of these samples, one a row, their lengths, and zeros behind them: the bytes that decoding
-        each would give. `out` has as many rows as there are samples.
-        """
-
-
-class Survey(Protocol):
-    """The samples of a source before they are indexed."""
-
-    @property
-    def total(self) -> int:
-        """How many rows there are, good or bad."""
-
-    @property
-    def origin(self) -> list[dict[str, Any]]:
-        """What the index is made from, for telling later whether it still is that."""
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """Columns beside audio and transcript."""
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there are transcripts."""
-
-    def chunks(self, rows: int) -> Iterator[Chunk]:
-        """The rows in order, in pieces that a process can probe on its own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceKind:
-    """One kind of source; its index is made by `survey`, or from `lengths` where these are known without looking."""
-
-    settings: type[Any]
-    fields: Callable[[Any], tuple[Field, ...]]
-    open: Callable[[Index, Path], Source]
-    survey: Callable[[Any, Path], Survey] | None = None
-    lengths: Callable[[Any], Iterator[dict[str, NDArray[np.int64]]]] | None = None
-
-
-def _audio(_settings: manifest.ManifestSettings) -> tuple[Field, ...]:
-    return RAW_FIELDS
-
-
-SOURCES: Mapping[str, SourceKind] = {
-    "manifest": SourceKind(
-        settings=manifest.ManifestSettings, fields=_audio, survey=manifest.survey, open=manifest.open_manifest
-    ),
-    "synthetic": SourceKind(
-        settings=synthetic.SyntheticSettings,
-        fields=synthetic.fields_of,
-        lengths=synthetic.lengths_of,
-        open=synthetic.open_synthetic,
-    ),
-}
+    def close(self) -> None:
+        """Give back what is open."""

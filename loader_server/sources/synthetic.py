@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.config import choice, number, setting, whole
 from shared.hashing import hashed, key_of
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.index.folder import Index
-
-__all__ = ["SyntheticSettings", "SyntheticSource", "fields_of", "lengths_of", "open_synthetic"]
+__all__ = ["SyntheticSettings", "SyntheticSource"]
 
 #: Different lengths are drawn by so many equally likely steps of the distribution.
 _LENGTH_BITS = 12
@@ -58,19 +56,65 @@ class SyntheticSettings:
     bands: int = setting(whole(1, 4096), "numbers in a step of features", default=80)
 
 
-def fields_of(settings: SyntheticSettings) -> tuple[Field, ...]:
-    """The one value of a sample."""
-    if settings.kind == "tokens":
-        return (Field(key="tokens", dtype="int32", shape=(None,)),)
-    return (Field(key="features", dtype="float32", shape=(None, settings.bands)),)
+class SyntheticSource(Source):
+    """Samples of so many steps; the one column is their length."""
 
+    Settings = SyntheticSettings
+    piece_rows = _PIECE
+    #: A sample follows from its number: none may be left out of the index.
+    measurable = False
+    settings: SyntheticSettings
 
-def lengths_of(settings: SyntheticSettings) -> Iterator[dict[str, NDArray[np.int64]]]:
-    """The lengths of all samples in order, by key, in pieces."""
-    key, steps = fields_of(settings)[0].key, _length_steps(settings)
-    for start in range(0, settings.samples, _PIECE):
-        samples = np.arange(start, min(start + _PIECE, settings.samples))
-        yield {key: steps[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]}
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The one value of a sample."""
+        if self.settings.kind == "tokens":
+            return (Field(key="tokens", dtype="int32", shape=(None,)),)
+        return (Field(key="features", dtype="float32", shape=(None, self.settings.bands)),)
+
+    def survey(self) -> Inventory:
+        """Ranges of numbers."""
+        total = self.settings.samples
+        return Inventory(
+            total=total,
+            pieces=lambda rows: (range(start, min(start + rows, total)) for start in range(0, total, rows)),
+        )
+
+    def probe(self, piece: range) -> Found:
+        """The lengths of these samples."""
+        samples = np.arange(piece.start, piece.stop)
+        lengths = _length_steps(self.settings)[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]
+        return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
+
+    def open(self, indexed: Indexed) -> None:
+        """Make the text that all samples are pieces of; nothing else has to be there."""
+        super().open(indexed)
+        self._key = self.fields[0].key
+        self._lengths = self.lengths[self._key]
+        self._text = _text(self.settings, 2**_TEXT_BITS + int(_length_steps(self.settings)[-1]))
+        self._steps = np.arange(len(self._text), dtype=np.int64)
+
+    def name(self, sample: int) -> str:
+        """Its number is all the name that it has."""
+        return f"synthetic {sample}"
+
+    def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
+        """The piece of the text that this sample is."""
+        start = int(_starts(np.array([sample]))[0])
+        return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
+
+    @property
+    def gathers(self) -> bool:
+        """Batches are written at once."""
+        return True
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write all rows of a batch at once, with lengths, and zeros behind them."""
+        values, lengths = out[self._key], self._lengths[samples]
+        steps = self._steps[: values.shape[1]]
+        np.take(self._text, _starts(samples)[:, None] + steps, axis=0, out=values, mode="clip")
+        values[steps >= lengths[:, None]] = 0
+        out[f"{self._key}_length"][:] = lengths
 
 
 def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int64]:
@@ -84,52 +128,6 @@ def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
     scores = (NormalDist().inv_cdf((step + 0.5) / count) for step in range(count))
     lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in scores]
     return np.maximum(np.array(lengths, np.int64), 1)
-
-
-def open_synthetic(index: Index, _base: Path) -> SyntheticSource:
-    """Open the source of an index; there is nothing else to open."""
-    settings = SyntheticSettings(**index.meta.settings)
-    return SyntheticSource(settings, index.raw_lengths[fields_of(settings)[0].key])
-
-
-class SyntheticSource:
-    """Samples of `lengths` steps, by number."""
-
-    def __init__(self, settings: SyntheticSettings, lengths: NDArray[np.int64]) -> None:
-        self.fields = fields_of(settings)
-        self._key = self.fields[0].key
-        self._lengths = lengths
-        self._text = _text(settings, 2**_TEXT_BITS + int(_length_steps(settings)[-1]))
-        self._steps = np.arange(len(self._text), dtype=np.int64)
-
-    @property
-    def samples(self) -> int:
-        """How many there are."""
-        return len(self._lengths)
-
-    def name(self, sample: int) -> str:
-        """Its number is all the name that it has."""
-        return f"synthetic {sample}"
-
-    def read(self, _sample: int) -> bytes:
-        """Nothing has to be read."""
-        return b""
-
-    def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
-        """The piece of the text that this sample is."""
-        start = int(_starts(np.array([sample]))[0])
-        return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
-
-    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once, with lengths, and zeros behind them."""
-        values, lengths = out[self._key], self._lengths[samples]
-        steps = self._steps[: values.shape[1]]
-        np.take(self._text, _starts(samples)[:, None] + steps, axis=0, out=values, mode="clip")
-        values[steps >= lengths[:, None]] = 0
-        out[f"{self._key}_length"][:] = lengths
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _starts(samples: NDArray[np.int64]) -> NDArray[np.int64]:

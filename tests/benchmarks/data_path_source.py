@@ -16,19 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server import cli
-from loader_server.sources.source import SOURCES, SourceKind
-from loader_server.sources.synthetic import SyntheticSettings, lengths_of
+from loader_server.sources.source import Found, Indexed
+from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
+from loader_server.sources.table import SOURCES
 from shared.config import choice, duration_s, setting
 from shared.wire.layout import Field
 from tests.benchmarks.data_path_payloads import BANDS, template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
-
-    from loader_server.sources.index.folder import Index
 
 __all__ = ["register"]
 
@@ -49,64 +47,47 @@ class StampedSettings(SyntheticSettings):
     pause: float = setting(duration_s, "time slept for each batch", default=0.0)
 
 
-def _fields(settings: StampedSettings) -> tuple[Field, ...]:
-    return tuple(_FIELDS.values()) if settings.kind == "both" else (_FIELDS[settings.kind],)
-
-
-def _lengths(settings: StampedSettings) -> Iterator[dict[str, NDArray[np.int64]]]:
-    for piece in lengths_of(settings):
-        (steps,) = piece.values()
-        if settings.kind == "both":
-            yield {"features": steps, "tokens": np.maximum(steps // _FRAMES_A_TOKEN, 1)}
-        else:
-            yield {settings.kind: steps}
-
-
-def _open(index: Index, _base: Path) -> Stamped:
-    settings = StampedSettings(**index.meta.settings)
-    return Stamped(settings, {field.key: index.raw_lengths[field.key] for field in _fields(settings)})
-
-
-class Stamped:
+class Stamped(SyntheticSource):
     """Samples of known lengths, whole batches at a time."""
 
-    def __init__(self, settings: StampedSettings, lengths: Mapping[str, NDArray[np.int64]]) -> None:
-        self.fields = _fields(settings)
-        self._lengths = lengths
-        self._pause_s = settings.pause
-        self._templates = {field.key: template(field.key, 2**22) for field in self.fields}
+    Settings = StampedSettings
+    settings: StampedSettings
 
     @property
-    def samples(self) -> int:
-        return len(next(iter(self._lengths.values())))
+    def fields(self) -> tuple[Field, ...]:
+        kind = self.settings.kind
+        return tuple(_FIELDS.values()) if kind == "both" else (_FIELDS[kind],)
+
+    def probe(self, piece: range) -> Found:
+        (steps,) = super().probe(piece).numbers.values()
+        lengths = {"tokens": np.maximum(steps // _FRAMES_A_TOKEN, 1)} if self.settings.kind == "both" else {}
+        lengths = {self.fields[0].key: steps} | lengths
+        return Found(rows=piece, numbers={f"length_{key}": column for key, column in lengths.items()})
+
+    def open(self, indexed: Indexed) -> None:
+        self.indexed = indexed
+        self._pause_s = self.settings.pause
+        self._of_keys = self.lengths
+        self._templates = {field.key: template(field.key, 2**22) for field in self.fields}
 
     def name(self, sample: int) -> str:
         return str(sample)
-
-    def read(self, sample: int) -> bytes:
-        raise NotImplementedError
-
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        raise NotImplementedError
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         if self._pause_s:
             time.sleep(self._pause_s)
         for key, stencil in self._templates.items():
-            values, lengths = out[key], self._lengths[key][samples]
+            values, lengths = out[key], self._of_keys[key][samples]
             np.copyto(values, stencil[: values.size].reshape(values.shape))
             values[:, 0] = samples[:, None] if values.ndim > 2 else samples
             for row in np.flatnonzero(lengths < values.shape[1]):
                 values[row, lengths[row] :] = 0
             out[f"{key}_length"][:] = lengths
 
-    def close(self) -> None:
-        pass
-
 
 def register() -> None:
     """Let job files of this process name it."""
-    SOURCES["stamped"] = SourceKind(settings=StampedSettings, fields=_fields, lengths=_lengths, open=_open)  # type: ignore[index]
+    SOURCES["stamped"] = "tests.benchmarks.data_path_source:Stamped"
 
 
 if __name__ == "__main__":

@@ -41,5 +41,5 @@ def test_a_weight_too_few_is_refused(tmp_path: Path) -> None:
     job = _mixed(tmp_path, "weights = [1]")
     file = JobFile(job)
     index_streams(file, ["train"])
-    with pytest.raises(SettingsError, match="expected one weight for each of the 2 manifests that have samples, got 1"):
+    with pytest.raises(SettingsError, match="one weight for each of the 2 sources or paths that have samples, got 1"):
         file.open("train")

@@ -15,7 +15,7 @@ from shared.wire.layout import BucketShape, Field, fields_of_batch
 from shared.wire.parts import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["GatheringSource", "MemorySource", "MemoryStream", "Steps", "memory_want"]
 
@@ -34,10 +34,12 @@ class MemorySource:
     on_read: dict[int, Callable[[], object]] = field(default_factory=dict)
     on_decode: dict[int, Callable[[], object]] = field(default_factory=dict)
     fields = RAW
+    gathers = False
 
-    def read(self, sample: int) -> bytes:
-        self.on_read.get(sample, bool)()
-        return bytes([sample + 1])
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        for sample in samples:
+            self.on_read.get(sample, bool)()
+            yield bytes([sample + 1])
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         self.on_decode.get(sample, bool)()
@@ -52,6 +54,8 @@ class MemorySource:
 
 class GatheringSource(MemorySource):
     """The same, and whole batches at once."""
+
+    gathers = True
 
     def gather(self, samples: np.ndarray, out: dict[str, np.ndarray]) -> None:
         for row, sample in enumerate(samples.tolist()):

@@ -8,12 +8,13 @@ time. The same bytes whatever the number of processes. Opening maps files and re
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.columns import Strings, mapped, open_strings
+from loader_server.sources.index.columns import mapped, open_strings
+from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
 from shared.wire.layout import Field
@@ -35,7 +36,9 @@ SEGMENT_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What `meta.json` says; `recipe` is the chain's whose outputs were measured, or empty."""
+    """What `meta.json` says: `recipe` is the chain's whose outputs were measured, or empty; `about` is what the source
+    says besides, and stands among the rest.
+    """
 
     format: int
     source: str
@@ -45,28 +48,27 @@ class Meta:
     samples: int
     numbers: list[str]
     strings: list[str]
-    others: list[str]
     measured: list[str]
     fields: list[dict[str, Any]]
     recipe: str
-    rate: int
     bad: dict[str, int]
     fingerprint: str
+    about: dict[str, Any]
+
+
+#: What else `meta.json` says is the source's.
+_OWN = tuple(field.name for field in fields(Meta) if field.name != "about")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """An open index.
-
-    `raw_lengths` are those of raw samples (audio in frames, with its rate in hertz, text in characters), `measured`
-    those after undeclared transforms, with the `fields` that came out; `rate` is 0 where files differ in it; `bad`
-    counts rows left out.
+    """An open index: the source's columns, `measured` lengths after undeclared transforms, with the `fields` that came
+    out; `meta.bad` counts rows left out.
     """
 
     folder: Path
     meta: Meta
-    columns: Mapping[str, NDArray[np.int64]]
-    strings: Mapping[str, Strings]
+    indexed: Indexed
     measured: Mapping[str, NDArray[np.int64]]
     fields: tuple[Field, ...]
 
@@ -85,38 +87,10 @@ class Index:
         """Where each segment starts, and the number of samples."""
         return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
-    @property
-    def raw_lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Lengths of raw samples by key."""
-        keys = {"frames": "audio", "rate": "audio_rate", "characters": "text"}
-        named = {keys[name]: column for name, column in self.columns.items() if name in keys}
-        return named | {key: self.columns[f"length_{key}"] for key in self._keys_with_lengths()}
-
-    def _keys_with_lengths(self) -> list[str]:
-        """Keys whose lengths the source gave under their own name."""
-        return [name.removeprefix("length_") for name in self.columns if name.startswith("length_")]
-
-    @property
-    def origin(self) -> list[dict[str, Any]]:
-        """What it was made from."""
-        return self.meta.origin
-
-    @property
-    def others(self) -> list[str]:
-        """Further columns of the source."""
-        return self.meta.others
-
-    @property
-    def rate(self) -> int:
-        """The one rate of all files, or 0."""
-        return self.meta.rate
-
-    def lengths(self, chain: Chain) -> dict[str, NDArray[np.int64]]:
-        """The length of every padded field that a chain makes, which must be the one that was measured, if any."""
-        if not chain.measured:
-            return chain.lengths(self.raw_lengths)
+    def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
+        """The length of every padded field that a chain makes, which must be the one that was measured."""
         self._refuse_other_chain(chain)
-        return dict(self.measured)
+        return self.measured
 
     def bound(self, chain: Chain) -> Chain:
         """The chain with its fields: as declared, or as found while indexing."""
@@ -159,8 +133,7 @@ def open_index(folder: Path) -> Index:
         return Index(
             folder=folder,
             meta=meta,
-            columns={name: mapped(columns / f"{name}.npy").view(np.int64) for name in meta.numbers},
-            strings={name: open_strings(columns, name) for name in meta.strings},
+            indexed=_indexed(folder, meta),
             measured={
                 key: mapped(columns / f"measured_{place}.npy").view(np.int64) for place, key in enumerate(meta.measured)
             },
@@ -168,6 +141,19 @@ def open_index(folder: Path) -> Index:
         )
     except (OSError, ValueError) as error:
         raise _damaged(folder, str(error)) from None
+
+
+def _indexed(folder: Path, meta: Meta) -> Indexed:
+    columns = folder / meta.folder
+    return Indexed(
+        samples=meta.samples,
+        numbers={name: mapped(columns / f"{name}.npy").view(np.int64) for name in meta.numbers},
+        strings={name: open_strings(columns, name) for name in meta.strings},
+        origin=meta.origin,
+        about=meta.about,
+        fingerprint=meta.fingerprint,
+        place=folder,
+    )
 
 
 def read_meta(folder: Path) -> Meta:
@@ -186,8 +172,9 @@ def read_meta(folder: Path) -> Meta:
             where=str(folder),
             remedy="It was made by another version: run loader-server index.",
         )
+    own = {name: found.pop(name) for name in _OWN if name in found}
     try:
-        return Meta(**found)
+        return Meta(**own, about=found)
     except TypeError as error:
         raise _damaged(folder, str(error)) from None
 
@@ -198,13 +185,14 @@ def _damaged(folder: Path, got: str) -> DataError:
     )
 
 
-def columns_fingerprint(columns: Path, settings: str) -> str:
-    """Of all columns but the times of change, so that copies of a data set on several machines have one fingerprint."""
-    files = sorted(file for file in columns.iterdir() if file.name != "mtime_ns.npy")
+def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
+    """Of all columns but those that are `local`, so that copies of a data set on several machines have one."""
+    files = sorted(file for file in columns.iterdir() if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)
 
 
 def meta_json(meta: Meta) -> str:
-    """The text of `meta.json`."""
-    return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)
+    """What goes into `meta.json`."""
+    said = asdict(meta)
+    return json.dumps({**said.pop("about"), **said}, indent=1, ensure_ascii=False, sort_keys=True)

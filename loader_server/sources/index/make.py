@@ -1,7 +1,8 @@
-"""Making an index: survey the source, probe its rows in order with as many processes as pay, write columns, commit.
+"""Making an index: survey the source, probe its pieces in order with as many processes as pay, write columns, commit.
 
-Rules: all or nothing, also at Ctrl-C; one indexer a folder; what comes out does not hang on the number of processes.
-A row that cannot be used is reported with its line and left out, or refused when asked to be strict.
+Rules: all or nothing, also at Ctrl-C; one indexer a folder; the output does not depend on the number of processes.
+What the source gives is written as it is; no format is known here. A row that cannot be used is reported with its line
+and left out, or refused when asked to be strict.
 """
 
 from __future__ import annotations
@@ -20,31 +21,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.columns import ColumnWriter, StringsWriter, mapped
+from loader_server.sources.index.columns import ColumnWriter, StringsWriter, mapped, open_strings
 from loader_server.sources.index.commit import COLUMNS, commit, locked, sweep
-from loader_server.sources.index.computed import computed_columns
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.index.probe import Chunk, Probed, probed, refuse_other_fields
-from loader_server.sources.source import SOURCES
+from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probed, refuse_other_fields
+from loader_server.sources.source import Indexed
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
-    from loader_server.sources.rows import BadRow
-    from loader_server.sources.source import Survey
+    from numpy.typing import NDArray
+
+    from loader_server.sources.source import BadRow, Inventory, Source
+    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
     from shared.wire.layout import Field
 
 __all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index"]
 
-#: Fewer rows than this are probed faster by one process than others start.
-_ROWS_THAT_PAY = 2000
-_CHUNK_ROWS = 256
-#: A measured row costs as much as a thousand headers.
-_MEASURED_CHUNK_ROWS = 16
-#: Chunks that wait for each process, so that none is idle and memory stays bounded.
-_CHUNKS_AHEAD = 4
+#: Fewer pieces than this are probed faster by one process than others start.
+_PIECES_THAT_PAY = 8
+#: A measured row costs as much as a thousand others.
+_MEASURED_PIECE_ROWS = 16
+_MEASURED_PIECES_THAT_PAY = 4
+#: Pieces that wait for each process, so that none is idle and memory stays bounded.
+_PIECES_AHEAD = 4
 _SHOWN_BAD_ROWS = 10
 
 
@@ -54,18 +56,16 @@ def _unseen(done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """What to index: `base` is the folder that relative paths of the settings start from, `processes` 0 means one a
-    core.
+    """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source.
 
     `chain` is needed only where it is measured; `progress` is called with rows done and rows in all.
     """
 
     folder: Path
-    settings: Any
-    base: Path
-    source: str = "manifest"
+    spec: SourceSpec
     chain: Chain | None = None
     processes: int = 0
+    piece_rows: int = 0
     strict: bool = False
     progress: Callable[[int, int], None] = field(default=_unseen)
 
@@ -88,12 +88,19 @@ class IndexReport:
 
 def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
-    kind = SOURCES[request.source]
+    source = request.spec.make()
+    _refuse_measuring(request, source)
     with locked(request.folder):
         try:
-            survey = kind.survey(request.settings, request.base) if kind.survey is not None else None
+            inventory = source.survey()
             made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=request.folder))
-            meta, bad = _surveyed(request, survey, made) if survey is not None else (_computed(request, made), [])
+            writing = _Writing(made)
+            try:
+                _write_all(request, source, inventory, writing)
+            finally:
+                writing.close()
+            _refuse_bad(request, inventory, writing)
+            meta = _meta(request, source, inventory, writing)
             commit(request.folder, made, meta)
         finally:
             sweep(request.folder)
@@ -101,70 +108,68 @@ def make_index(request: IndexRequest) -> IndexReport:
         folder=request.folder,
         fingerprint=meta.fingerprint,
         samples=meta.samples,
-        rows=survey.total if survey is not None else meta.samples,
-        bad=tuple(bad),
+        rows=inventory.total,
+        bad=tuple(writing.bad),
     )
 
 
-def _surveyed(request: IndexRequest, survey: Survey, made: Path) -> tuple[Meta, list[BadRow]]:
-    """Write what probing every row finds."""
-    writing = _Writing(survey, made)
-    try:
-        _write_all(request, survey, writing)
-    finally:
-        writing.close()
-    _refuse_bad(request, survey, writing)
-    return _meta(request, survey, made, writing), writing.bad
-
-
-def _computed(request: IndexRequest, made: Path) -> Meta:
-    """Write what the source knows without looking."""
-    if _measuring(request) is not None:
+def _refuse_measuring(request: IndexRequest, source: Source) -> None:
+    if _measuring(request) is not None and not source.measurable:
         raise DataError(
             expected="transforms that declare their outputs",
             got="one that has to be measured",
-            where=f'source = "{request.source}"',
+            where=f'source = "{request.spec.name}"',
             remedy="Declare it with @transform(…): no sample of this source is looked at while indexing.",
         )
-    return computed_columns(request.source, request.settings, made, request.progress)
 
 
 # --- probing, in one process or several, in order ---
 
 
-def _found(request: IndexRequest, survey: Survey) -> Generator[Probed, None, None]:
+def _found(request: IndexRequest, source: Source, inventory: Inventory) -> Generator[Probed, None, None]:
     chain = _measuring(request)
+    order = ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=chain)
+    rows = request.piece_rows or (min(source.piece_rows, _MEASURED_PIECE_ROWS) if chain else source.piece_rows)
+    pays = _MEASURED_PIECES_THAT_PAY if chain else _PIECES_THAT_PAY
     processes = request.processes or os.cpu_count() or 1
-    chunks = survey.chunks(_MEASURED_CHUNK_ROWS if chain else _CHUNK_ROWS)
-    if processes == 1 or survey.total <= (_MEASURED_CHUNK_ROWS * 4 if chain else _ROWS_THAT_PAY):
-        yield from (probed(chunk, chain) for chunk in chunks)
+    if processes == 1 or (not request.piece_rows and inventory.total <= rows * pays):
+        yield from map(Prober(order).probe, inventory.pieces(rows))
         return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"))
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin_probing, (order,))
     try:
-        yield from _in_order(pool, chunks, chain, processes * _CHUNKS_AHEAD)
+        yield from _in_order(pool, request, inventory.pieces(rows), processes * _PIECES_AHEAD)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_order(pool: ProcessPoolExecutor, chunks: Iterator[Chunk], chain: Chain | None, ahead: int) -> Iterator[Probed]:
-    waiting: deque[tuple[Chunk, Future[Probed]]] = deque()
-    for chunk in chunks:
+def _in_order(pool: ProcessPoolExecutor, request: IndexRequest, pieces: Iterator[Any], ahead: int) -> Iterator[Probed]:
+    waiting: deque[Future[Probed]] = deque()
+    done = 0
+    for piece in pieces:
         with _interrupts_held():
-            waiting.append((chunk, pool.submit(probed, chunk, chain)))
+            waiting.append(pool.submit(probed, piece))
         if len(waiting) > ahead:
-            yield _result(*waiting.popleft())
+            part = _result(request, waiting.popleft(), done)
+            done += _rows_of(part)
+            yield part
     while waiting:
-        yield _result(*waiting.popleft())
+        part = _result(request, waiting.popleft(), done)
+        done += _rows_of(part)
+        yield part
 
 
-def _result(chunk: Chunk, future: Future[Probed]) -> Probed:
+def _rows_of(part: Probed) -> int:
+    return len(part.found.rows) + len(part.found.bad)
+
+
+def _result(request: IndexRequest, future: Future[Probed], done: int) -> Probed:
     try:
         return future.result()
     except BrokenProcessPool:
         raise DataError(
             expected="every file to be readable or refused",
             got="one that ended the process which read it, or too little memory",
-            where=f"{', '.join(chunk.manifests)}, row {chunk.start + 1} of all or soon after",
+            where=f'source = "{request.spec.name}" below {request.spec.base}, row {done + 1} of all or soon after',
             remedy="Find and remove that file: index with processes = 1 and part of the rows.",
         ) from None
 
@@ -189,52 +194,55 @@ def _interrupts_held() -> Iterator[None]:
 class _Writing:
     """The columns while they are written."""
 
-    def __init__(self, survey: Survey, made: Path) -> None:
+    def __init__(self, made: Path) -> None:
+        self.made = made
         self.samples = 0
-        self.rates: set[int] = set()
         self.fields: tuple[Field, ...] = ()
         self.bad: list[BadRow] = []
-        self._made = made
-        self._others = survey.others
-        names = ("manifest", "line", "bytes", "mtime_ns", "frames", "rate")
-        text = ("characters",) if survey.has_text else ()
-        self.numbers = {name: ColumnWriter(made / f"{name}.npy", "int64") for name in (*names, *text)}
-        strings = ("path", *(("text",) if survey.has_text else ()), *(f"column_{n}" for n in range(len(survey.others))))
-        self.strings = {name: StringsWriter(made, name) for name in strings}
+        self.numbers: dict[str, ColumnWriter] = {}
+        self.strings: dict[str, StringsWriter] = {}
         self.measured: dict[str, ColumnWriter] = {}
 
     def write(self, part: Probed) -> None:
-        """Append what was found in one chunk."""
-        self.bad.extend(part.bad)
-        if not part.good:
+        """Append what was found in one piece."""
+        found = part.found
+        self.bad.extend(found.bad.values())
+        if not len(found.rows):
             return
-        self._write_measured(part)
-        numbers = {
-            **part.numbers,
-            "manifest": [row.manifest for row in part.good],
-            "line": [row.line for row in part.good],
-            "characters": [len(row.text) for row in part.good],
-        }
-        for name, writer in self.numbers.items():
-            writer.append(numbers[name])
-        self.strings["path"].append(row.path for row in part.good)
-        if "text" in self.strings:
-            self.strings["text"].append(row.text for row in part.good)
-        for place in range(len(self._others)):
-            self.strings[f"column_{place}"].append(row.others[place] for row in part.good)
-        self.samples += len(part.good)
-        self.rates.update(part.numbers["rate"])
+        if not self.samples:
+            self._begin(part)
+        refuse_other_fields(self.fields, part.fields, part.where)
+        for name, column in self.numbers.items():
+            column.append(found.numbers[name])
+        for name, strings in self.strings.items():
+            strings.append(found.strings[name])
+        for key, lengths in self.measured.items():
+            lengths.append(part.measured[key])
+        self.samples += len(found.rows)
 
-    def _write_measured(self, part: Probed) -> None:
-        if not self.fields:
-            self.fields = tuple(part.fields)
-            padded = [field_.key for field_ in self.fields if field_.padded]
-            self.measured = {
-                key: ColumnWriter(self._made / f"measured_{n}.npy", "int64") for n, key in enumerate(padded)
-            }
-        refuse_other_fields(self.fields, tuple(part.fields), part.good[0].path)
-        for key, writer in self.measured.items():
-            writer.append(part.measured[key])
+    def _begin(self, part: Probed) -> None:
+        """Every part has the columns of the first."""
+        self.fields = part.fields
+        padded = [field_.key for field_ in self.fields if field_.padded]
+        self.numbers = {name: ColumnWriter(self.made / f"{name}.npy", "int64") for name in part.found.numbers}
+        self.strings = {name: StringsWriter(self.made, name) for name in part.found.strings}
+        self.measured = {key: ColumnWriter(self.made / f"measured_{n}.npy", "int64") for n, key in enumerate(padded)}
+
+    def columns(self) -> dict[str, NDArray[np.int64]]:
+        """The source's own, once they are written."""
+        return {name: mapped(self.made / f"{name}.npy").view(np.int64) for name in self.numbers}
+
+    def indexed(self, inventory: Inventory, about: Mapping[str, Any]) -> Indexed:
+        """What the source gets back later."""
+        strings = {name: open_strings(self.made, name) for name in self.strings}
+        return Indexed(
+            samples=self.samples,
+            numbers=self.columns(),
+            strings=strings,
+            origin=inventory.origin,
+            about=about,
+            place=self.made.parent,
+        )
 
     def close(self) -> None:
         """Finish all files."""
@@ -244,27 +252,27 @@ class _Writing:
             writer.close()
 
 
-def _write_all(request: IndexRequest, survey: Survey, writing: _Writing) -> None:
+def _write_all(request: IndexRequest, source: Source, inventory: Inventory, writing: _Writing) -> None:
     done = 0
-    request.progress(done, survey.total)
-    with contextlib.closing(_found(request, survey)) as found:
+    request.progress(done, inventory.total)
+    with contextlib.closing(_found(request, source, inventory)) as found:
         for part in found:
             writing.write(part)
-            done += part.rows
-            request.progress(done, survey.total)
+            done += _rows_of(part)
+            request.progress(done, inventory.total)
 
 
-def _refuse_bad(request: IndexRequest, survey: Survey, writing: _Writing) -> None:
+def _refuse_bad(request: IndexRequest, inventory: Inventory, writing: _Writing) -> None:
     if writing.samples and not (request.strict and writing.bad):
         return
     counts = ", ".join(f"{count} {reason}" for reason, count in _counts(writing.bad).items()) or "no rows at all"
     shown = "; ".join(
-        f"{row.manifest}, line {row.line}: {row.reason}: {row.detail}" for row in writing.bad[:_SHOWN_BAD_ROWS]
+        f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in writing.bad[:_SHOWN_BAD_ROWS]
     )
     raise DataError(
         expected="only good rows, as --strict asks" if writing.samples else "at least one good row",
-        got=f"{len(writing.bad)} bad of {survey.total} ({counts})",
-        where=", ".join(str(facts["path"]) for facts in survey.origin),
+        got=f"{len(writing.bad)} bad of {inventory.total} ({counts})",
+        where=", ".join(str(facts.get("path")) for facts in inventory.origin) or f'source = "{request.spec.name}"',
         remedy=f"The first: {shown}. Mend them{', or leave --strict out' if writing.samples else ''}.",
     )
 
@@ -273,46 +281,45 @@ def _counts(bad: Iterable[BadRow]) -> dict[str, int]:
     return dict(sorted(Counter(row.reason for row in bad).items()))
 
 
-def _meta(request: IndexRequest, survey: Survey, made: Path, writing: _Writing) -> Meta:
+def _meta(request: IndexRequest, source: Source, inventory: Inventory, writing: _Writing) -> Meta:
     chain = _measuring(request)
-    measured = list(writing.measured)
-    settings = asdict(request.settings)
+    about = {**inventory.about, **source.conclude(writing.columns())}
     return Meta(
         format=FORMAT,
-        source=request.source,
-        settings=settings,
-        origin=survey.origin,
-        folder=made.name,
+        source=request.spec.name,
+        settings=asdict(request.spec.settings),
+        origin=inventory.origin,
+        folder=writing.made.name,
         samples=writing.samples,
         numbers=list(writing.numbers),
         strings=list(writing.strings),
-        others=list(survey.others),
-        measured=measured,
-        fields=[asdict(field_) for field_ in _with_time(writing, chain, made)],
+        measured=list(writing.measured),
+        fields=[asdict(field_) for field_ in (_with_time(source, writing, inventory, about, chain) if chain else ())],
         recipe=chain.recipe if chain else "",
-        rate=writing.rates.pop() if len(writing.rates) == 1 else 0,
         bad=_counts(writing.bad),
-        fingerprint=columns_fingerprint(
-            made, f"{FORMAT} {request.source} {sorted(settings.items())} {survey.others} {measured}"
-        ),
+        fingerprint=columns_fingerprint(writing.made, _said(source, request, inventory, writing), source.local_columns),
+        about=about,
     )
 
 
-def _with_time(writing: _Writing, chain: Chain | None, made: Path) -> tuple[Field, ...]:
+def _said(source: Source, request: IndexRequest, inventory: Inventory, writing: _Writing) -> str:
+    """What the fingerprint hangs on besides the columns, in the words of format 1."""
+    words = [str(FORMAT), request.spec.name, str(sorted(asdict(request.spec.settings).items()))]
+    words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in inventory.about.values()]
+    return " ".join([*words, str(list(writing.measured))] if source.measurable else words)
+
+
+def _with_time(
+    source: Source, writing: _Writing, inventory: Inventory, about: Mapping[str, Any], chain: Chain
+) -> tuple[Field, ...]:
     """Measured fields; one whose lengths are what the declared transforms alone would give has their steps a second."""
-    if chain is None:
-        return writing.fields
-    columns = {name: mapped(made / f"{name}.npy").view(np.int64) for name in writing.numbers}
-    raw = {
-        "audio": columns["frames"],
-        "audio_rate": columns["rate"],
-        "text": columns.get("characters", columns["frames"]),
-    }
-    assumed = chain.lengths(raw)
+    source.open(writing.indexed(inventory, about))
+    assumed = chain.lengths(source.lengths)
     time = {field_.key: field_.per_second for field_ in chain.fields}
     fields = []
     for field_ in writing.fields:
         place = list(writing.measured).index(field_.key) if field_.padded else -1
-        same = field_.key in assumed and np.array_equal(assumed[field_.key], mapped(made / f"measured_{place}.npy"))
+        measured = writing.made / f"measured_{place}.npy"
+        same = field_.key in assumed and np.array_equal(assumed[field_.key], mapped(measured))
         fields.append(replace(field_, per_second=time[field_.key] if same else None))
     return tuple(fields)

@@ -1,154 +1,132 @@
-"""Probing rows: what the index has to know of each file, from its header alone, or by decoding where lengths are
-measured.
+"""One piece of a source, looked at: what the index has to know of its samples, with lengths after the transforms where
+some of these declare nothing.
 
-Rules: a chunk of rows is probed without looking at any other, so that processes can share the work and the result
-does not hang on how many they are; a file that cannot be used makes its row bad, with the reason. Decoding here is
-decoding everywhere.
+Rules: a piece is looked at without any other, so that processes can share the work and the output does not depend on
+how many there are. A process gets names and settings and makes its own source. What a sample holds is the source's
+business, and so is what makes a row bad; a sample that the transforms refuse is bad as well.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import soundfile
 
-from loader_server.sources.plain_wav import plain_wav
-from loader_server.sources.rows import BadRow, Row
-from shared.errors import DataError, SampleError
+from loader_server.building.blame import undecoded
+from loader_server.building.read_ahead import read_patiently
+from loader_server.sources.source import BadRow, Found, Indexed
+from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
+    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
-__all__ = ["RAW_FIELDS", "Chunk", "Probed", "decoded_audio", "probed"]
-
-#: The numeric values of a raw sample: audio in frames at whatever rate its file has.
-RAW_FIELDS = (Field(key="audio", dtype="float32", shape=(None,)),)
-
-#: What soundfile raises for bytes that are no audio.
-_UNREADABLE = (soundfile.SoundFileError, ValueError)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive rows of a survey; `start` counts from its first row, and `folders` belong to the manifests."""
-
-    start: int
-    rows: tuple[Row | BadRow, ...]
-    manifests: tuple[str, ...]
-    folders: tuple[str, ...]
-    others: tuple[str, ...]
-    has_text: bool
+__all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probed", "refuse_other_fields"]
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found: the good rows, one number a row in each column, and the bad rows."""
+    """What was found; where lengths had to be measured, the fields and the lengths that came out of the transforms, and
+    where the first of these stands.
+    """
 
-    good: list[Row] = field(default_factory=list)
-    numbers: dict[str, list[int]] = field(default_factory=dict)
-    measured: dict[str, list[int]] = field(default_factory=dict)
-    fields: list[Field] = field(default_factory=list)
-    bad: list[BadRow] = field(default_factory=list)
-    rows: int = 0
+    found: Found
+    where: str = ""
+    fields: tuple[Field, ...] = ()
+    measured: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-def probed(chunk: Chunk, chain: Chain | None) -> Probed:
-    """Probe the rows of a chunk in order; `chain` is given where lengths have to be measured."""
-    found = Probed(rows=len(chunk.rows), numbers={name: [] for name in ("bytes", "mtime_ns", "frames", "rate")})
-    for place, row in enumerate(chunk.rows):
-        if isinstance(row, BadRow):
-            found.bad.append(row)
-            continue
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOrder:
+    """What a process has to know that looks at pieces; `chain` is given where lengths have to be measured."""
+
+    spec: SourceSpec
+    origin: list[dict[str, Any]]
+    about: dict[str, Any]
+    chain: Chain | None
+
+
+class Prober:
+    """Looks at pieces, with a source of its own."""
+
+    def __init__(self, order: ProbeOrder) -> None:
+        self._source = order.spec.make()
+        self._order = order
+
+    def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
+        """What one piece holds."""
+        found = self._source.probe(piece)
+        return Probed(found) if self._order.chain is None else self._measured(found, self._order.chain)
+
+    def _measured(self, found: Found, chain: Chain) -> Probed:
+        self._source.open(self._indexed(found))
+        kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
+        lengths: dict[str, list[int]] = {}
+        for place, row in enumerate(found.rows):
+            try:
+                made, steps = self._measure(place, row, chain)
+            except SampleError as error:
+                detail = f"expected {error.expected}, got {error.got}"
+                bad[row] = BadRow(*self._source.place(place), error.reason, detail)
+                continue
+            refuse_other_fields(fields or made, made, self._where(place))
+            fields = fields or made
+            kept.append(place)
+            for key, length in steps.items():
+                lengths.setdefault(key, []).append(length)
+        return Probed(_only(found, kept, bad), self._where(kept[0]) if kept else "", fields, lengths)
+
+    def _measure(self, place: int, row: int, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]]:
+        (raw,) = read_patiently(self._source.read, [place], bool)
         try:
-            _probe(row, chunk, chain, chunk.start + place, found)
-        except SampleError as error:
-            found.bad.append(_bad(row, chunk, error.reason, f"expected {error.expected}, got {error.got}"))
-        except OSError as error:
-            reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
-            found.bad.append(_bad(row, chunk, reason, f"{error.strerror}: {_place(row, chunk)}"))
-    return found
+            sample = self._source.decode(place, raw)
+        except (StokerError, MemoryError):
+            raise
+        except Exception as error:
+            raise undecoded(error, self._where(place)) from error
+        return chain.measure(sample, row, self._where(place))
+
+    def _where(self, place: int) -> str:
+        where, line = self._source.place(place)
+        return f"{self._source.name(place)} ({where}, line {line})"
+
+    def _indexed(self, found: Found) -> Indexed:
+        numbers = {name: np.asarray(column, np.int64) for name, column in found.numbers.items()}
+        about = {**self._order.about, **(self._source.conclude(numbers) if len(found.rows) else {})}
+        return Indexed(
+            samples=len(found.rows), numbers=numbers, strings=found.strings, origin=self._order.origin, about=about
+        )
 
 
-def decoded_audio(raw: bytes, where: str) -> tuple[NDArray[np.float32], int]:
-    """The audio of a file's bytes, its channels averaged, and its rate."""
-    plain = plain_wav(raw)
-    if plain is not None:
-        return plain
-    try:
-        audio, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
-    except _UNREADABLE as error:
-        raise _undecodable(where, str(error)) from None
-    mono = audio[:, 0] if audio.shape[1] == 1 else audio.mean(axis=1, dtype=np.float32)
-    return mono, int(rate)
+def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found:
+    """The good rows at these places, and all bad ones in order."""
+    numbers = {name: np.asarray(column, np.int64)[list(kept)] for name, column in found.numbers.items()}
+    strings = {name: [column[place] for place in kept] for name, column in found.strings.items()}
+    rows = [found.rows[place] for place in kept]
+    return Found(rows=rows, numbers=numbers, strings=strings, bad=dict(sorted(bad.items())))
 
 
-def _undecodable(where: str, got: str) -> SampleError:
-    return SampleError(
-        reason="undecodable",
-        expected="WAV, FLAC, OGG or MP3",
-        got=got,
-        where=where,
-        remedy="Mend or remove the file, then run loader-server index.",
-    )
+#: What this process was told to look at, and with what; that is made with the first piece, so that errors reach the
+#: caller.
+_TOLD: list[ProbeOrder] = []
+_PROBERS: list[Prober] = []
 
 
-def _probe(row: Row, chunk: Chunk, chain: Chain | None, number: int, found: Probed) -> None:
-    path = _place(row, chunk)
-    # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
-    try:
-        status = os.fstat(handle)
-        frames, rate = _header(handle, status, path)
-    finally:
-        os.close(handle)
-    if chain is not None:
-        _measure(row, chunk, chain, number, found)
-    found.good.append(row)
-    values = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "frames": frames, "rate": rate}
-    for name, value in values.items():
-        found.numbers[name].append(value)
+def begin_probing(order: ProbeOrder) -> None:
+    """Tell a process of its own which source the pieces are of."""
+    _TOLD[:] = [order]
+    _PROBERS.clear()
 
 
-def _header(handle: int, status: os.stat_result, path: str) -> tuple[int, int]:
-    if not stat.S_ISREG(status.st_mode):
-        raise _unusable("not_a_file", "a file", "something else", path)
-    if status.st_size == 0:
-        raise _unusable("empty_file", "audio", "an empty file", path)
-    try:
-        with soundfile.SoundFile(handle, closefd=False) as sound:
-            frames, rate = int(sound.frames), int(sound.samplerate)
-    except _UNREADABLE as error:
-        raise _undecodable(path, str(error)) from None
-    if frames == 0:
-        raise _unusable("empty_audio", "audio", "a file of zero samples", path)
-    return frames, rate
-
-
-def _unusable(reason: str, expected: str, got: str, path: str) -> SampleError:
-    return SampleError(reason=reason, expected=expected, got=f"{got}: {path}", where=path, remedy="Remove the row.")
-
-
-def _measure(row: Row, chunk: Chunk, chain: Chain, number: int, found: Probed) -> None:
-    path = _place(row, chunk)
-    with open(path, "rb") as file:  # noqa: PTH123
-        audio, rate = decoded_audio(file.read(), path)
-    sample: dict[str, Any] = {"audio": audio, "audio_rate": rate, **dict(zip(chunk.others, row.others, strict=True))}
-    if chunk.has_text:
-        sample["text"] = row.text
-    fields, lengths = chain.measure(sample, number, path)
-    if not found.fields:
-        found.fields.extend(fields)
-    refuse_other_fields(tuple(found.fields), fields, path)
-    for key, length in lengths.items():
-        found.measured.setdefault(key, []).append(length)
+def probed(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
+    """What one piece holds, in a process that was told of the source."""
+    if not _PROBERS:
+        _PROBERS.append(Prober(_TOLD[0]))
+    return _PROBERS[0].probe(piece)
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
@@ -176,11 +154,3 @@ def _key(field_: Field) -> str:
 
 def _shown(field_: Field) -> str:
     return f'"{field_.key}" as {field_.dtype} [{", ".join("any" if a is None else str(a) for a in field_.shape)}]'
-
-
-def _place(row: Row, chunk: Chunk) -> str:
-    return os.path.join(chunk.folders[row.manifest], row.path)  # noqa: PTH118 - a Path a row costs more than the rest
-
-
-def _bad(row: Row, chunk: Chunk, reason: str, detail: str) -> BadRow:
-    return BadRow(chunk.manifests[row.manifest], row.line, reason, detail)

@@ -15,6 +15,7 @@ from loader_server.stream import JobFile, Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
 from tests.support.loaders import ROOT, wait_until, write_job
+from tests.support.sources import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ def trial(stream: Stream) -> Iterator[CrashTrial]:
 
 
 def convicted(trial: CrashTrial, stream: Stream, *samples: int) -> dict[int, str]:
-    found = trial.try_samples(stream, 0, ((sample, stream.source.read(sample)) for sample in samples))
+    found = trial.try_samples(stream, 0, ((sample, raw_of(stream.source, sample)) for sample in samples))
     return {one.sample: one.ends for one in found}
 
 
@@ -102,7 +103,7 @@ def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
     trial: CrashTrial, stream: Stream, order: str, ends: str
 ) -> None:
     victim = NUMBER[order]
-    found = trial.try_samples(stream, 0, ((sample, stream.source.read(sample)) for sample in (0, victim, 11)))
+    found = trial.try_samples(stream, 0, ((sample, raw_of(stream.source, sample)) for sample in (0, victim, 11)))
     (one,) = found
     assert (one.sample, one.ends) == (victim, ends)
     assert one.identity == stream.identity(victim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from loader_server.building.builder import Builder
 from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
-from loader_server.sources.index.make import IndexRequest, make_index, open_index
-from loader_server.sources.source import SOURCES, Gathering, Source
-from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource, fields_of, lengths_of
+from loader_server.commands.index import index_streams
+from loader_server.sources.index.folder import open_index
+from loader_server.sources.source import Indexed
+from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
 from loader_server.stream import JobFile
 from shared.config import read_table
 from shared.errors import DataError, SettingsError
@@ -24,9 +25,6 @@ from shared.hashing import fingerprint
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 from shared.wire.parts import Ticket
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOKENS = SyntheticSettings(samples=500)
 FEATURES = SyntheticSettings(samples=200, kind="features", median_length=9, bands=5)
@@ -48,28 +46,28 @@ shapes = 4
 """
 
 
-def lengths(of: SyntheticSettings) -> np.ndarray:
-    return np.concatenate([piece[fields_of(of)[0].key] for piece in lengths_of(of)])
+def key_of(of: SyntheticSettings) -> str:
+    return SyntheticSource(of, Path()).fields[0].key
+
+
+def lengths(of: SyntheticSettings, rows: int = 2**20) -> np.ndarray:
+    source = SyntheticSource(of, Path())
+    pieces = map(source.probe, source.survey().pieces(rows))
+    return np.concatenate([piece.numbers[f"length_{key_of(of)}"] for piece in pieces])
 
 
 @functools.cache
 def opened(of: SyntheticSettings) -> SyntheticSource:
-    return SyntheticSource(of, lengths(of))
+    source = SyntheticSource(of, Path())
+    source.open(Indexed(samples=of.samples, numbers={f"length_{key_of(of)}": lengths(of)}, strings={}))
+    return source
 
 
 def job_file(folder: Path, key: str = "tokens", more: str = "") -> JobFile:
     path = folder / "job.toml"
     path.write_text(JOB.format(key=key, more=more))
     job = JobFile(path)
-    recipe = job.recipes["train"]
-    request = IndexRequest(
-        folder=job.index_folder("train"),
-        source="synthetic",
-        settings=recipe.source,
-        base=folder,
-        chain=recipe.chain(rate=0),
-    )
-    assert make_index(request).samples == 900
+    assert index_streams(job, ["train"])["train"].samples == 900
     return job
 
 
@@ -104,7 +102,7 @@ def built(of: Builder, asked: m.Want, *, dirt: int = 0) -> tuple[bytes, int, int
 
 def test_the_same_samples_on_every_machine_for_ever() -> None:
     found = opened(TOKENS)
-    parts = [found.decode(sample, found.read(sample))["tokens"].tobytes() for sample in range(TOKENS.samples)]
+    parts = [found.decode(sample, b"")["tokens"].tobytes() for sample in range(TOKENS.samples)]
     assert fingerprint(lengths(TOKENS).tobytes(), *parts) == "5d6ae71dd11bc9b1fe31d88fc3a62c83"
     features = opened(FEATURES)
     parts = [features.decode(sample, b"")["features"].tobytes() for sample in range(FEATURES.samples)]
@@ -128,10 +126,8 @@ def test_lengths_spread_as_asked() -> None:
     assert set(lengths(SyntheticSettings(samples=50, median_length=7, spread=0.0))) == {7}
 
 
-def test_lengths_do_not_hang_on_the_pieces_they_are_drawn_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = lengths(TOKENS)
-    monkeypatch.setattr("loader_server.sources.synthetic._PIECE", 7)
-    assert np.array_equal(lengths(TOKENS), whole)
+def test_lengths_do_not_hang_on_the_pieces_they_are_drawn_in() -> None:
+    assert np.array_equal(lengths(TOKENS, rows=7), lengths(TOKENS))
 
 
 def test_the_smallest_vocabulary_is_one_token() -> None:
@@ -148,7 +144,7 @@ def test_the_smallest_vocabulary_is_one_token() -> None:
 def test_gathering_a_batch_gives_the_samples_and_zeros_behind_them(
     of: SyntheticSettings, samples: list[int], spare: int
 ) -> None:
-    found, key = opened(of), fields_of(of)[0].key
+    found, key = opened(of), key_of(of)
     longest = max([1, *(len(found.decode(sample, b"")[key]) for sample in samples)]) + spare
     layout = layout_of(fields_of_batch(found.fields), BucketShape(rows=max(len(samples), 1), lengths={key: longest}))
     out = layout.arrays(np.full(layout.nbytes, 0xA5, np.uint8))
@@ -243,8 +239,8 @@ def test_transforms_see_every_sample(tmp_path: Path, transforms: str) -> None:
 def test_the_index_is_that_of_the_settings(tmp_path: Path) -> None:
     job = job_file(tmp_path)
     index = open_index(job.index_folder("train"))
-    assert list(index.raw_lengths) == ["tokens"]
-    assert np.array_equal(index.raw_lengths["tokens"], lengths(replace(TOKENS, samples=900)))
+    assert list(index.indexed.numbers) == ["length_tokens"]
+    assert np.array_equal(index.indexed.numbers["length_tokens"], lengths(replace(TOKENS, samples=900)))
     job.path.write_text(job.path.read_text().replace("samples = 900", "samples = 901"))
     with pytest.raises(DataError, match="run loader-server index"):
         JobFile(job.path).open("train")
@@ -270,8 +266,5 @@ def test_settings_that_make_no_sense_are_refused(table: dict[str, object], said:
         read_table(SyntheticSettings, table, "job.toml, [streams.train]")
 
 
-def test_it_is_a_source_that_gathers_and_a_manifest_is_none() -> None:
-    found: Source = opened(TOKENS)
-    assert isinstance(found, Gathering)
-    assert found.name(7) == "synthetic 7"
-    assert SOURCES["manifest"].lengths is None
+def test_a_sample_is_called_by_its_number() -> None:
+    assert opened(TOKENS).name(7) == "synthetic 7"

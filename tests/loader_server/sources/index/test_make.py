@@ -13,11 +13,11 @@ import soundfile
 
 import loader_server.sources.index.make as making
 from loader_server.sources.index.make import IndexRequest, make_index, open_index
-from loader_server.sources.manifest import ManifestSettings
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError
 from shared.wire.layout import Field
 from tests.support.corpora import make_corpus, utterances
+from tests.support.sources import spec_of
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
 
@@ -57,9 +57,15 @@ def users(tmp_path, monkeypatch):
 
 
 def request(manifest, **changes):
-    settings = ManifestSettings(paths=(manifest.name,))
     base = manifest.parent
-    return IndexRequest(**{"folder": base / "index", "settings": settings, "base": base, "processes": 1, **changes})
+    spec = spec_of("manifest", base, paths=[manifest.name])
+    return IndexRequest(**{"folder": base / "index", "spec": spec, "processes": 1, **changes})
+
+
+def lengths(index, manifest):
+    source = spec_of("manifest", manifest.parent, paths=[manifest.name]).make()
+    source.open(index.indexed)
+    return source.lengths
 
 
 def files(folder):
@@ -78,9 +84,9 @@ def test_an_index_knows_lengths_and_segments(corpus):
     index = open_index(report.folder)
     made = utterances(6)
     assert (index.samples, report.samples, report.rows, report.bad) == (6, 6, 6, ())
-    assert index.raw_lengths["audio"].tolist() == [len(u.audio) for u in made]
-    assert index.raw_lengths["audio_rate"].tolist() == [8000] * 6
-    assert index.raw_lengths["text"].tolist() == [len(u.text) for u in made]
+    assert lengths(index, corpus)["audio"].tolist() == [len(u.audio) for u in made]
+    assert lengths(index, corpus)["audio_rate"].tolist() == [8000] * 6
+    assert lengths(index, corpus)["text"].tolist() == [len(u.text) for u in made]
     assert index.segments.tolist() == [0, 6]
     assert index.fingerprint == report.fingerprint
     assert len(index.fingerprint) == 32
@@ -94,8 +100,8 @@ def test_segments_are_of_4096_samples(corpus, monkeypatch):
 
 def test_the_index_is_the_same_whatever_the_number_of_processes(corpus, monkeypatch, users):
     chain = users("doubled")
-    monkeypatch.setattr(making, "_ROWS_THAT_PAY", 0)
-    monkeypatch.setattr(making, "_MEASURED_CHUNK_ROWS", 1)
+    monkeypatch.setattr(making, "_MEASURED_PIECES_THAT_PAY", 0)
+    monkeypatch.setattr(making, "_MEASURED_PIECE_ROWS", 1)
     with corpus.open("a") as file:
         file.write("missing.wav,x\n")
     seen = []
@@ -154,7 +160,7 @@ def test_bad_rows_are_reported_with_line_and_reason_and_the_others_indexed(tmp_p
     assert [(row.line, row.reason) for row in report.bad] == list(enumerate(REASONS, 4))
     assert report.bad_counts == {reason: REASONS.count(reason) for reason in sorted(set(REASONS))}
     assert open_index(report.folder).meta.bad == report.bad_counts
-    assert {row.manifest for row in report.bad} == {str(tmp_path / "csv.csv")}
+    assert {row.where for row in report.bad} == {str(tmp_path / "csv.csv")}
     details = {row.reason: row.detail for row in report.bad}
     assert details["duplicate"] == f"expected each row once, got clips/00000.wav as in {tmp_path / 'csv.csv'}, line 2"
     assert details["missing_file"] == f"No such file or directory: {tmp_path / 'missing.wav'}"
@@ -183,7 +189,7 @@ def test_a_manifest_without_a_good_row_is_refused(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_interrupt_leaves_nothing_behind_and_keeps_the_old_index(corpus, processes, monkeypatch):
-    monkeypatch.setattr(making, "_ROWS_THAT_PAY", 0)
+    monkeypatch.setattr(making, "_PIECES_THAT_PAY", 0)
 
     def interrupt(done, total):
         if done:
@@ -202,7 +208,7 @@ def test_an_interrupt_leaves_nothing_behind_and_keeps_the_old_index(corpus, proc
 INTERRUPTED = """
 import pathlib, signal, sys
 import loader_server.sources.index.make as making
-from loader_server.sources.manifest import ManifestSettings
+from tests.support.sources import spec_of
 
 def progress(done, total):
     if done == 2:
@@ -210,10 +216,9 @@ def progress(done, total):
         signal.pause()
 
 if __name__ == "__main__":
-    making._ROWS_THAT_PAY, making._CHUNK_ROWS = 0, 1
     base = pathlib.Path(sys.argv[1])
-    settings = ManifestSettings(paths=("csv.csv",))
-    request = making.IndexRequest(folder=base / "index", settings=settings, base=base, processes=2, progress=progress)
+    spec = spec_of("manifest", base, paths=["csv.csv"])
+    request = making.IndexRequest(folder=base / "index", spec=spec, processes=2, piece_rows=1, progress=progress)
     try:
         making.make_index(request)
     except KeyboardInterrupt:
@@ -244,7 +249,7 @@ def test_a_new_index_replaces_the_old_one_and_what_a_killed_indexer_left(corpus)
     corpus.write_text("\n".join(corpus.read_text().splitlines()[:3]) + "\n")
     make_index(request(corpus))
     assert open_index(folder).samples == 2
-    assert old.strings["path"][5] == "clips/00005.wav"
+    assert old.indexed.strings["path"][5] == "clips/00005.wav"
     assert len(files(folder)) == 2
     assert files(folder)[1] == "meta.json"
 
@@ -277,8 +282,8 @@ def test_a_missing_index_is_refused(tmp_path):
             r"format 1, got format 9.*another version",
         ),
         (
-            lambda meta: meta.write_text(meta.read_text().replace('"rate"', '"rat"')),
-            r"expected a whole index, got .*rat",
+            lambda meta: meta.write_text(meta.read_text().replace('"recipe"', '"recip"')),
+            r"expected a whole index, got .*recip",
         ),
         (lambda meta: next(meta.parent.glob("*/frames.npy")).unlink(), r"expected a whole index, got .*frames.npy"),
         (lambda meta: next(meta.parent.glob("*/frames.npy")).write_bytes(b"x"), r"expected a whole index"),
@@ -296,10 +301,10 @@ def test_a_damaged_index_is_refused_and_can_be_made_anew(corpus, change, message
 
 def test_an_index_made_with_other_settings_is_refused(corpus):
     index = open_index(make_index(request(corpus)).folder)
-    index.refuse_other_source("manifest", ManifestSettings(paths=("csv.csv",)))
+    index.refuse_other_source("manifest", spec_of("manifest", corpus, paths=["csv.csv"]).settings)
     message = r'index made with source = "manifest", paths = \["b.csv"\], got one made with .*\["csv.csv"\]\. The'
     with pytest.raises(DataError, match=message):
-        index.refuse_other_source("manifest", ManifestSettings(paths=("b.csv",)))
+        index.refuse_other_source("manifest", spec_of("manifest", corpus, paths=["b.csv"]).settings)
 
 
 def shorten(path):
@@ -312,7 +317,7 @@ def shorten(path):
 def test_undeclared_transforms_are_measured(corpus, users):
     chain = users("doubled")
     index = open_index(make_index(request(corpus, chain=chain)).folder)
-    assert index.lengths(chain)["audio"].tolist() == [2 * len(u.audio) for u in utterances(6)]
+    assert index.measured_lengths(chain)["audio"].tolist() == [2 * len(u.audio) for u in utterances(6)]
     assert index.bound(chain).fields == (Field(key="audio", dtype="float32", shape=(None,)),)
 
 
@@ -327,7 +332,6 @@ def test_declared_chains_need_no_measuring(corpus, users):
     index = open_index(make_index(request(corpus, chain=users("logmel"))).folder)
     assert index.measured == {}
     assert index.bound(users("logmel")).fields[0].per_second == 100.0
-    assert len(index.lengths(users("logmel"))["audio"]) == 6
 
 
 def test_lengths_measured_with_other_transforms_are_refused(corpus, users):
@@ -336,7 +340,7 @@ def test_lengths_measured_with_other_transforms_are_refused(corpus, users):
         DataError,
         match=r"index: expected an index whose lengths were measured with these transforms, got one measured",
     ):
-        index.lengths(users("same"))
+        index.measured_lengths(users("same"))
     plain = open_index(make_index(request(corpus)).folder)
     with pytest.raises(DataError, match=r"got one without measured lengths\. Run loader-server index, or declare"):
         plain.bound(users("same"))
@@ -347,7 +351,7 @@ def test_lengths_measured_with_other_transforms_are_refused(corpus, users):
     [
         (
             "changing",
-            r'0000\d.wav: expected "audio" as float32 \[any\], as the samples before, got "audio" as float64 \[any\]',
+            r'0000\d.wav \(.*, line \d\): expected "audio" as float32 \[any\], as .* got "audio" as float64 \[any\]',
         ),
         (
             "changing_shape",
@@ -356,8 +360,8 @@ def test_lengths_measured_with_other_transforms_are_refused(corpus, users):
     ],
 )
 def test_a_dtype_or_shape_that_changes_is_refused_while_indexing(corpus, users, monkeypatch, name, message):
-    for chunk in (1, 16):
-        monkeypatch.setattr(making, "_MEASURED_CHUNK_ROWS", chunk)
+    for rows in (1, 16):
+        monkeypatch.setattr(making, "_MEASURED_PIECE_ROWS", rows)
         with pytest.raises(DataError, match=message):
             make_index(request(corpus, chain=users(name)))
     assert not (corpus.parent / "index").exists()

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from loader_server.sources.rows import BadRow, Columns, columns_of, read_rows
+from loader_server.sources.manifest.rows import Columns, columns_of, read_rows
+from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 

@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.index.make import IndexRequest, make_index, open_index
-from loader_server.sources.manifest import ManifestSettings
-from loader_server.sources.source import SOURCES
 from shared.errors import DataError, ReadError, SampleError
 from tests.support.corpora import make_corpus, utterances
+from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 
 def indexed(base, *paths):
-    make_index(IndexRequest(folder=base / "index", settings=ManifestSettings(paths=paths), base=base))
-    return opened(base)
+    spec = spec_of("manifest", base, paths=list(paths))
+    index_source(spec)
+    return open_source(spec)
 
 
 def opened(base):
-    return SOURCES["manifest"].open(open_index(base / "index"), base)
+    return open_source(spec_of("manifest", base, paths=["csv.csv"]))
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def write_audio(path, frames=800, rate=8000, channels=1):
 def test_every_style_and_format_gives_audio_text_and_columns(tmp_path, style, suffix):
     source = indexed(tmp_path, make_corpus(tmp_path, samples=3, style=style, suffix=suffix).name)
     for number, utterance in enumerate(utterances(3, suffix=suffix)):
-        sample = source.decode(number, source.read(number))
+        sample = decoded(source, number)
         assert source.name(number) == utterance.path
         assert sample["text"] == utterance.text
         assert (sample["audio"].dtype, sample["audio"].shape) == (np.float32, utterance.audio.shape)
@@ -60,15 +59,15 @@ def test_several_manifests_are_merged_with_paths_relative_to_each(tmp_path):
         "clips/00000.wav",
         "clips/00001.wav",
     ]
-    assert [source.decode(n, source.read(n))["text"] for n in (0, 3)] == [utterances(1)[0].text] * 2
-    assert source.decode(3, source.read(3))["duration"] == ""
+    assert [decoded(source, n)["text"] for n in (0, 3)] == [utterances(1)[0].text] * 2
+    assert decoded(source, 3)["duration"] == ""
 
 
 def test_channels_are_averaged(tmp_path):
     (tmp_path / "m.csv").write_text("audio\ntwo.wav\n")
     soundfile.write(tmp_path / "two.wav", np.tile(np.array([[0.5, 0.0]], np.float32), (100, 1)), 8000, subtype="FLOAT")
     source = indexed(tmp_path, "m.csv")
-    assert source.decode(0, source.read(0))["audio"].tolist() == [0.25] * 100
+    assert decoded(source, 0)["audio"].tolist() == [0.25] * 100
 
 
 def test_audio_has_time_where_all_files_have_one_rate(tmp_path, source):
@@ -90,8 +89,8 @@ def test_a_file_that_changed_is_named(tmp_path, source, change):
         ReadError,
         match=r"clips/00002.wav \(.*csv.csv, line 4\): expected the file that was indexed \(\d+ bytes\), got one of",
     ):
-        source.read(2)
-    assert source.read(1)
+        raw_of(source, 2)
+    assert raw_of(source, 1)
 
 
 @pytest.mark.fault(29)
@@ -99,19 +98,19 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(source, monkeypatch):
     given, read = [], os.read
     monkeypatch.setattr(os, "read", lambda handle, nbytes: b"" if given else given.append(1) or read(handle, 100))
     with pytest.raises(ReadError, match=r"expected the file that was indexed .*, got one of 100 bytes"):
-        source.read(2)
+        raw_of(source, 2)
 
 
 def test_a_file_that_comes_in_pieces_is_read_whole(tmp_path, source, monkeypatch):
     read = os.read
     monkeypatch.setattr(os, "read", lambda handle, nbytes: read(handle, min(nbytes, 1000)))
-    assert source.read(2) == (tmp_path / source.name(2)).read_bytes()
+    assert raw_of(source, 2) == (tmp_path / source.name(2)).read_bytes()
 
 
 def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
     (tmp_path / source.name(0)).unlink()
     with pytest.raises(FileNotFoundError, match=r"clips/00000.wav"):
-        source.read(0)
+        raw_of(source, 0)
 
 
 @pytest.mark.fault(7)
@@ -129,7 +128,7 @@ def test_a_file_that_is_gone_is_an_oserror_that_names_it(tmp_path, source):
 )
 def test_whole_bytes_that_cannot_be_decoded_are_a_sample_error(source, raw, reason, message):
     with pytest.raises(SampleError, match=message) as caught:
-        source.decode(1, source.read(1)[:-100] if raw is None else raw)
+        source.decode(1, raw_of(source, 1)[:-100] if raw is None else raw)
     assert caught.value.reason == reason
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 

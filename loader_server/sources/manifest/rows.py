@@ -2,7 +2,7 @@
 
 Rules: one row at a time, so that a manifest may be larger than memory; a bad row is a fact and not an exception; a
 manifest that cannot be read at all is a DataError. Knows nothing of audio: whether the named files exist is for
-`probe` to see.
+the source to see.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["AUDIO_COLUMNS", "TEXT_COLUMNS", "BadRow", "Columns", "Row", "columns_of", "read_rows"]
+__all__ = ["AUDIO_COLUMNS", "TEXT_COLUMNS", "Columns", "ManifestRow", "columns_of", "read_rows"]
 
 #: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first that is there counts.
 AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
@@ -27,17 +28,7 @@ TEXT_COLUMNS = ("text", "transcript", "sentence")
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that is not indexed, and why, in one word and in full."""
-
-    manifest: str
-    line: int
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class ManifestRow:
     """A row as the manifest says it; `manifest` counts the manifests from 0."""
 
     manifest: int
@@ -80,7 +71,7 @@ def columns_of(manifest: Path) -> Columns:
     return Columns(audio, text, tuple(name for name in names if name not in (audio, text)))
 
 
-def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, ...]) -> Iterator[Row | BadRow]:
+def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, ...]) -> Iterator[ManifestRow | BadRow]:
     """The rows of a manifest in order; `others` are the further columns of all manifests together."""
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
@@ -93,11 +84,11 @@ def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, 
             yield BadRow(str(manifest), line, "missing_column", f'expected a value for the column "{name}", got none')
             continue
         text = cells[columns.text] if columns.text else ""
-        row = Row(number, line, cells[columns.audio], text, tuple(cells.get(name, "") for name in others))
+        row = ManifestRow(number, line, cells[columns.audio], text, tuple(cells.get(name, "") for name in others))
         yield _refused(row, manifest, cells) or row
 
 
-def _refused(row: Row, manifest: Path, cells: Mapping[str, str]) -> BadRow | None:
+def _refused(row: ManifestRow, manifest: Path, cells: Mapping[str, str]) -> BadRow | None:
     try:
         "\n".join((row.path, row.text, *row.others)).encode()
     except UnicodeEncodeError:

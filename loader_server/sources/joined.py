@@ -1,0 +1,220 @@
+"""The indexed sources of one stream, seen as one: a mixture's members come one after another, samples by offset.
+
+Rules: each member has an index of its own; a single one is passed through as it is. Members may be of different kinds:
+a raw value is there for the transforms if all members have it, and where they need another, the member is named that
+lacks it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.index.probe import refuse_other_fields
+from loader_server.sources.source import Source
+from shared.errors import SettingsError
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.index.folder import Index
+    from loader_server.transforms.chain import Chain
+    from shared.wire.layout import Field
+
+__all__ = ["JoinedSource", "OpenedSource", "SourceSet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSource:
+    """A source that is open, and its index; `where` says where the job file names it."""
+
+    where: str
+    source: Source
+    index: Index
+
+
+class SourceSet:
+    """What a stream has to know of all its samples."""
+
+    def __init__(self, members: Sequence[OpenedSource]) -> None:
+        self._members = tuple(members)
+        self._starts = tuple(accumulate((one.index.samples for one in members), initial=0))
+        self.source: Source = members[0].source if len(members) == 1 else JoinedSource(self._members)
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self._starts[-1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the indexes."""
+        return _joint(one.index.fingerprint for one in self._members)
+
+    @property
+    def made(self) -> str:
+        """Another text whenever one of the indexes was made anew."""
+        return _joint(one.index.meta.folder for one in self._members)
+
+    @property
+    def bad(self) -> dict[str, int]:
+        """Rows that were left out, by reason."""
+        counts: Counter[str] = Counter()
+        for one in self._members:
+            counts.update(one.index.meta.bad)
+        return dict(counts)
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """Where each segment starts, and the number of samples: none has samples of two members."""
+        shifted = (one.index.segments + start for one, start in zip(self._members, self._starts, strict=False))
+        return np.unique(np.concatenate(list(shifted)))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The first sample of each part that may be weighed: of each member, or of a single one's files."""
+        return self._starts[:-1] if len(self._members) > 1 else self.source.parts
+
+    def bound(self, chain: Chain) -> Chain:
+        """The chain with its fields: as declared, or as found while indexing."""
+        if not chain.measured:
+            self._refuse_missing(chain)
+            return chain
+        return chain.bound(_common([(one.where, one.index.bound(chain).fields) for one in self._members]))
+
+    def _refuse_missing(self, chain: Chain) -> None:
+        """Ask for the length of one sample of each member, which needs all that the transforms count with."""
+        for one in self._members if len(self._members) > 1 else ():
+            try:
+                _lengths(one, chain, 0, 1)
+            except SettingsError as error:
+                raise SettingsError(
+                    expected=error.expected, got=error.got, where=one.where, remedy=error.remedy
+                ) from error
+
+    def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
+        """The lengths after a chain that was bound, of the samples from `start` to before `stop`."""
+        pieces = []
+        for one, first, end in zip(self._members, self._starts, self._starts[1:], strict=False):
+            if start < end and stop > first:
+                pieces.append(_lengths(one, chain, max(start - first, 0), min(stop, end) - first)[key])
+        return np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self.source.close()
+
+
+def _joint(texts: Iterable[str]) -> str:
+    several = tuple(texts)
+    return several[0] if len(several) == 1 else fingerprint(*several)
+
+
+def _timeless(field: Field) -> Field:
+    return replace(field, per_second=None)
+
+
+def _lengths(one: OpenedSource, chain: Chain, start: int, stop: int) -> Mapping[str, NDArray[np.int64]]:
+    if chain.measured:
+        return {key: column[start:stop] for key, column in one.index.measured_lengths(chain).items()}
+    return chain.lengths({key: column[start:stop] for key, column in one.source.lengths.items()})
+
+
+class JoinedSource(Source):
+    """SourceSet one after another, as one source."""
+
+    def __init__(self, members: Sequence[OpenedSource]) -> None:
+        super().__init__(None, members[0].source.base)
+        self._sources = tuple(one.source for one in members)
+        self._starts = tuple(accumulate((one.index.samples for one in members), initial=0))
+        self._fields = _common([(one.where, one.source.fields) for one in members])
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What all members have; steps a second only where all agree."""
+        return self._fields
+
+    @property
+    def samples(self) -> int:
+        """Of all members."""
+        return self._starts[-1]
+
+    def _at(self, sample: int) -> tuple[Source, int]:
+        place = bisect_right(self._starts, sample) - 1
+        return self._sources[place], sample - self._starts[place]
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """Each member is asked once for all that is wanted of it."""
+        placed = [self._at(sample) for sample in samples]
+        asked: dict[Source, list[int]] = {}
+        for source, sample in placed:
+            asked.setdefault(source, []).append(sample)
+        raw: dict[Source, Iterator[bytes]] = {}
+        for source, _ in placed:
+            if source not in raw:
+                raw[source] = iter(source.read(asked[source]))
+            yield next(raw[source])
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """As the member does."""
+        source, own = self._at(sample)
+        return source.decode(own, raw)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether all members do, and make the same."""
+        return all(one.gathers and len(one.fields) == len(self._fields) for one in self._sources)
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """OpenedSource by member, into arrays of its own, and from there into their rows."""
+        of = np.searchsorted(self._starts, samples, side="right") - 1
+        for place in np.unique(of).tolist():
+            rows = np.flatnonzero(of == place)
+            own = {key: np.empty_like(array[: len(rows)]) for key, array in out.items()}
+            self._sources[place].gather(samples[rows] - self._starts[place], own)
+            for key in (*(field.key for field in self._fields), *(f"{f.key}_length" for f in self._fields if f.padded)):
+                out[key][rows] = own[key]
+
+    def name(self, sample: int) -> str:
+        """As the member calls it."""
+        source, own = self._at(sample)
+        return source.name(own)
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """As the member says."""
+        source, own = self._at(sample)
+        return source.place(own)
+
+    def identity(self, sample: int) -> str:
+        """As the member knows it."""
+        source, own = self._at(sample)
+        return source.identity(own)
+
+    def close(self) -> None:
+        """Give back what is open in all members."""
+        for source in self._sources:
+            source.close()
+
+
+def _common(fields: Sequence[tuple[str, tuple[Field, ...]]]) -> tuple[Field, ...]:
+    """The fields that all have, with steps a second where all agree; of one dtype and shape, or else the place is named
+    where that differs.
+    """
+    (_, first), *others = fields
+    found = []
+    for field in first:
+        same = [(where, one) for where, other in others for one in other if one.key == field.key]
+        if len(same) < len(others):
+            continue
+        for where, one in same:
+            refuse_other_fields((_timeless(field),), (_timeless(one),), where)
+        found.append(field if all(one == field for _, one in same) else _timeless(field))
+    return tuple(found)
