@@ -23,6 +23,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "source_class"]
 
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
+    "lines": "loader_server.sources.lines:LinesSource",
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
