@@ -17,6 +17,7 @@ import numpy as np
 
 from loader_server.building.blame import undecoded
 from loader_server.building.culprits import KnownCulprits
+from loader_server.building.packed_rows import places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
 from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.building.deadline import Deadline
@@ -257,21 +259,19 @@ class Builder:
         if not len(prepared.samples) or planned.rows is None or planned.offsets is None:
             return 0
         assert prepared.raw is not None
-        places = zip(prepared.samples.tolist(), planned.rows.tolist(), planned.offsets.tolist(), strict=True)
-        segments: dict[int, int] = {}
-        for (sample, row, offset), raw in zip(places, prepared.raw, strict=True):
+        segments, positions = arrays[f"{key}_segment"], arrays[f"{key}_position"]
+        places = places_in_rows(planned.rows, planned.offsets)
+        for sample, place, raw in zip(prepared.samples.tolist(), places, prepared.raw, strict=True):
             values = self._decode_or_mask(sample, raw, arrays, batch)
-            if row not in segments:
-                arrays["tag"][row] = sample
-            segments[row] = segments.get(row, 0) + 1
+            if place.segment == 1:
+                arrays["tag"][place.row] = sample
             if values is None:
                 continue
-            stop = offset + len(values[key])
-            arrays[key][row, offset:stop] = values[key]
-            arrays[f"{key}_segment"][row, offset:stop] = segments[row]
-            arrays[f"{key}_position"][row, offset:stop] = np.arange(stop - offset)
-            arrays[f"{key}_length"][row] = stop
-            arrays["weight"][row] = 1
+            stop = place.offset + len(values[key])
+            arrays[key][place.row, place.offset : stop] = values[key]
+            write_marks(segments, positions, place, len(values[key]))
+            arrays[f"{key}_length"][place.row] = stop
+            arrays["weight"][place.row] = 1
         return int(arrays["weight"].sum())
 
     def _decode_or_mask(

@@ -162,8 +162,6 @@ def read_patiently(
     while len(raw) < len(samples):
         try:
             _read_on(read, samples, begin, raw)
-        except ReadError:
-            raise
         except OSError as error:
             if len(raw) != failed_at:
                 failed_at, pauses_s = len(raw), iter(_READ_PAUSES_S)

@@ -86,8 +86,3 @@ class SendBuffers:
         with self._lock:
             self._free.append(whole)
             self._keep_within(self._most_bytes)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of free buffers."""
-        return sum(one.nbytes for one in self._free)

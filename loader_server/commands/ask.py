@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 import zmq
 
 from shared.endpoints import check_endpoint
-from shared.errors import LostError, RefusedError
+from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.sockets import connect_dealer
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
+from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +43,7 @@ def ask_coordinator(
                 if isinstance(message, answer):
                     return message
                 if isinstance(message, Refused):
-                    raise _refused(message, endpoint)
+                    raise error_of(message, f"coordinator at {endpoint}")
         raise LostError(
             expected=f"a coordinator that answers within {timeout_s:g} s",
             got="no answer",
@@ -52,13 +53,3 @@ def ask_coordinator(
     finally:
         dealer.close()
         context.term()
-
-
-def _refused(message: Refused, endpoint: str) -> RefusedError:
-    return RefusedError(
-        code=message.code,
-        expected=message.expected,
-        got=message.got,
-        where=f"coordinator at {endpoint}",
-        remedy=message.remedy,
-    )

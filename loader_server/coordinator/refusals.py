@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire import messages as m
+from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from loader_server.coordinator.stream_trainers import AttachedTrainer
     from shared.errors import SettingsError
+    from shared.wire import messages as m
     from shared.wire.parts import Cursor
 
 __all__ = [
@@ -34,9 +35,6 @@ __all__ = [
     "unknown_trainer",
     "unknown_worker",
 ]
-
-#: The longest prose that a message may carry.
-_LONGEST = 4000
 
 
 # --- an attach ---
@@ -105,8 +103,7 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
 
 def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotAttached:
     """Another incarnation has taken the rank over, and this one comes back."""
-    told = superseded(attach.rank, newer)
-    return _not_attached(attach, told.code, told.expected, told.got, told.remedy)
+    return not_attached(attach.serial, superseded(attach.rank, newer))
 
 
 # --- whoever is attached or registered, or was ---
@@ -115,17 +112,17 @@ def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotA
 def superseded(rank: int, newer: AttachedTrainer | None) -> m.Refused:
     """Another incarnation has taken the rank over; None if it is not there now."""
     got = f"a newer one, {newer.attach.name}" if newer is not None else "a newer one"
-    return _refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
+    return refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
 
 
 def unknown_trainer() -> m.Refused:
     """It attached to a coordinator before this one, or has been silent for long."""
-    return _refused("unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again.")
+    return refused("unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again.")
 
 
 def unknown_worker() -> m.Refused:
     """It registered with a coordinator before this one, or has been silent for long."""
-    return _refused("unknown", "a registered worker", "one that this coordinator has not seen", "Register again.")
+    return refused("unknown", "a registered worker", "one that this coordinator has not seen", "Register again.")
 
 
 # --- workers, and people ---
@@ -135,7 +132,7 @@ def no_endpoint(register: m.Register) -> m.Refused:
     """No trainer could connect to it."""
     remedy = "Start the worker with --listen and an address of its machine that trainers can reach."
     expected = "an endpoint like tcp://10.0.0.7:7410"
-    return _refused("endpoint", expected, f"{register.endpoint!r} from {register.worker}", remedy)
+    return refused("endpoint", expected, f"{register.endpoint!r} from {register.worker}", remedy)
 
 
 def another_builder(register: m.Register) -> m.Refused:
@@ -145,24 +142,18 @@ def another_builder(register: m.Register) -> m.Refused:
         "stoker, numpy, soundfile, soxr and what own transforms import. The coordinator's log has both fingerprints."
     )
     expected = "a worker that builds the same bytes as the coordinator's machine would"
-    return _refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)
+    return refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)
 
 
 def not_kept(count: int) -> m.Refused:
     """Convictions were forgotten, and the journal cannot be written."""
     got = f"{count} convictions that are forgotten until the coordinator restarts: its journal cannot be written"
-    return _refused("journal", "to forget convictions for good", got, "Make room on the disk of the state folder.")
+    return refused("journal", "to forget convictions for good", got, "Make room on the disk of the state folder.")
 
 
 def _who(attach: m.Attach) -> str:
     return f"rank {attach.rank} ({attach.name})"
 
 
-def _refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
-    return m.Refused(code=code, expected=expected[:_LONGEST], got=got[:_LONGEST], remedy=remedy)
-
-
 def _not_attached(attach: m.Attach, code: str, expected: str, got: str, remedy: str) -> m.NotAttached:
-    return m.NotAttached(
-        serial=attach.serial, code=code, expected=expected[:_LONGEST], got=got[:_LONGEST], remedy=remedy
-    )
+    return not_attached(attach.serial, refused(code, expected, got, remedy))

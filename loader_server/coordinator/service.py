@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.coordinator import refusals
 from loader_server.coordinator.events import Instruction, Keep, Received, Send, Ticked, Warn
 from loader_server.coordinator.journal import Journal, JournalWriter
@@ -21,7 +22,6 @@ from loader_server.coordinator.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
 from shared.errors import ProtocolError
-from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
@@ -50,9 +50,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Co
         streams = {name: job.open(name) for name in job.recipes}
         settings = CoordinatorSettings(
             job=job.settings.name,
-            builder=fingerprint(
-                *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
-            ),
+            builder=builder_fingerprint(streams),
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
             max_bad=job.settings.max_bad,

@@ -70,8 +70,8 @@ class View:
         self.samples = stream.samples
         #: Samples that take no part, by reason.
         self.left_out = stream.bad_rows | stream.plan.dropped
-        self.fields = tuple(WireField(field.key, field.dtype, field.shape, field.per_second) for field in stream.fields)
-        self.shapes = tuple(WireShape(shape.rows, tuple(sorted(shape.lengths.items()))) for shape in stream.shapes)
+        self.fields = tuple(map(WireField.of, stream.fields))
+        self.shapes = tuple(map(WireShape.of, stream.shapes))
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None while they are being counted."""

@@ -186,7 +186,7 @@ class _Killing:
         self._supervisor = supervisor
         self._story = story
         self._victim: Child | None = None
-        self._killed_s = self._last_s = self._longest_s = 0.0
+        self._last_s = self._longest_s = 0.0
 
     def stepped(self, step: int, steps: int, epoch: int) -> None:
         """A step of the epoch is done."""
@@ -195,7 +195,6 @@ class _Killing:
             self._longest_s = max(self._longest_s, now_s - self._last_s)
         elif step >= max(1, steps // 2):
             self._kill(step, steps, epoch)
-            self._killed_s = now_s
         self._last_s = now_s
 
     def _kill(self, step: int, steps: int, epoch: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["BLOCK", "best_fit", "in_rows", "marks_of"]
+__all__ = ["BLOCK", "best_fit", "in_rows"]
 
 #: Samples whose rows are filled together: enough that rows come out full, few enough that partners vary.
 BLOCK = 4096
@@ -82,13 +82,3 @@ def best_fit(lengths: Integers, capacity: int) -> Integers:
                 insort(rooms, left)
             waiting.append(row)
     return row_of
-
-
-def marks_of(rows: Integers, offsets: Integers, lengths: Integers, shape: tuple[int, int]) -> tuple[Integers, Integers]:
-    """Segment ids (1, 2, … in each row; 0 is padding) and positions within the segment, both of `shape`."""
-    first = np.searchsorted(rows, rows)
-    segments, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for sample, (row, offset, length) in enumerate(zip(rows, offsets, lengths, strict=True)):
-        segments[row, offset : offset + length] = sample - first[sample] + 1
-        positions[row, offset : offset + length] = np.arange(length)
-    return segments, positions

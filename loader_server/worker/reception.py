@@ -23,7 +23,7 @@ from shared.errors import MachineError, ProtocolError, StokerError
 from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode_refusal
 from shared.wire.layout import layout_of
-from shared.wire.parts import WireShape
+from shared.wire.parts import WireShape, clipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from loader_server.worker.sender import Sender
     from shared.config import JobSettings
     from shared.logs import Log
-    from shared.wire.layout import BucketShape
     from shared.wire.messages import Message
 
 __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
@@ -52,11 +51,9 @@ class WorkerCounts:
 
     built: int = 0
     masked: int = 0
-    pushed_bytes: int = 0
     stale: int = 0
     garbage: int = 0
     refused: int = 0
-    build_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +276,7 @@ class Reception:
     def _answer_name_query(self, identity: bytes, _session: Session | None, message: m.NameQuery) -> None:
         stream = self._parts.streams.get(message.stream)
         if stream is not None and stream.digest == message.plan_digest and message.sample < stream.samples:
-            name = stream.source.name(message.sample)[:4000]
+            name = clipped(stream.source.name(message.sample))
             self._sender.say(identity, m.NameAnswer(stream=message.stream, sample=message.sample, name=name))
 
     _doors: ClassVar[dict[type[Message], Callable[..., bool | None]]] = {
@@ -318,7 +315,7 @@ class Reception:
             number=want.number,
             empty=want.empty,
             in_slot=want.in_slot,
-            shape=_wire(outcome.shape),
+            shape=WireShape.of(outcome.shape),
             nbytes=outcome.payload.nbytes,
             digest=built.digest,
             rows=built.rows,
@@ -329,8 +326,6 @@ class Reception:
         )
         self.counts.built += 1
         self.counts.masked += built.masked
-        self.counts.build_us += built.build_us
-        self.counts.pushed_bytes += outcome.payload.nbytes
         if want.in_slot:
             self._sender.answer(session.address, header)
         else:
@@ -351,7 +346,3 @@ class Reception:
 
 def _largest_bytes(stream: Stream) -> int:
     return max(layout_of(stream.fields, shape).nbytes for shape in stream.shapes)
-
-
-def _wire(shape: BucketShape) -> WireShape:
-    return WireShape(shape.rows, tuple(sorted(shape.lengths.items())))

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.worker.membership import Membership
-from shared.errors import ProtocolError, RefusedError
+from shared.errors import ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,13 +113,7 @@ class Registration:
         if isinstance(message, m.Culprits):
             return [message]
         if isinstance(message, m.Refused) and message.code != "unknown":
-            raise RefusedError(
-                code=message.code,
-                expected=message.expected,
-                got=message.got,
-                where=f"coordinator at {self._coordinator}",
-                remedy=message.remedy,
-            )
+            raise error_of(message, f"coordinator at {self._coordinator}")
         return []
 
     def leave(self) -> None:

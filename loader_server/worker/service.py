@@ -19,6 +19,7 @@ from loader_server.building.build_thread import BuildThread
 from loader_server.building.builder import Builder
 from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.deadline import Deadline
+from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
@@ -29,7 +30,6 @@ from loader_server.wants.budget import Budget
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, find_reachable_endpoint
 from loader_server.worker.sender import Sender
-from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.memory import boot_id
 from shared.sockets import Waker, read_waiting
@@ -135,14 +135,8 @@ class Worker:
                 endpoint=find_reachable_endpoint(self.endpoint, settings.coordinator),
                 boot_id=boot_id(),
                 uid=os.getuid(),
-                builder=self._builder_fingerprint(),
+                builder=builder_fingerprint(self._streams),
             ),
-        )
-
-    def _builder_fingerprint(self) -> str:
-        """Of the plans and of all that shapes the bytes: workers of a job have it in common."""
-        return fingerprint(
-            *(part for name, stream in sorted(self._streams.items()) for part in (name, stream.digest, stream.builder))
         )
 
     # --- the loop ---

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from shared.wire.permissions import Role
 
-__all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric", "metrics_of"]
+__all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric"]
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -41,11 +41,6 @@ class Metric:
 
 #: Every metric by its name.
 METRICS: dict[str, Metric] = {}
-
-
-def metrics_of(role: Role) -> tuple[Metric, ...]:
-    """What processes of this role expose."""
-    return tuple(metric for metric in METRICS.values() if role in metric.roles)
 
 
 class _Declarations:

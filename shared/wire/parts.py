@@ -1,4 +1,4 @@
-"""What messages are made of: records that stand inside them, and the checks that their fields share.
+"""What messages are made of: the records inside them, and the checks that their fields share.
 
 Rules: pure; otherwise as for messages.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text
+from shared.wire.layout import BucketShape, Field
 
 __all__ = [
     "COUNT",
@@ -33,6 +34,7 @@ __all__ = [
     "WireField",
     "WireShape",
     "WorkerAddress",
+    "clipped",
     "wire",
 ]
 
@@ -55,6 +57,11 @@ WORLD = Integer(1, 4096)
 MS = Integer(0, 10**9)
 UID = Integer(0, 2**32)
 SHARE = Integer(0, 1000)
+
+
+def clipped(prose: str) -> str:
+    """As much of a text as a message carries."""
+    return prose[: PROSE.longest]
 
 
 class Part:
@@ -92,6 +99,15 @@ class WireField(Part):
     shape: tuple[int | None, ...] = wire(Many(Maybe(SIZE), 8))
     per_second: float | None = wire(Maybe(Rate()))
 
+    @classmethod
+    def of(cls, field: Field) -> WireField:
+        """A field to be sent."""
+        return cls(field.key, field.dtype, field.shape, field.per_second)
+
+    def field(self) -> Field:
+        """The field that was received."""
+        return Field(key=self.key, dtype=self.dtype, shape=self.shape, per_second=self.per_second)
+
 
 @dataclass(frozen=True, slots=True)
 class WireShape(Part):
@@ -99,6 +115,15 @@ class WireShape(Part):
 
     rows: int = wire(Integer(1, 2**24))
     lengths: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 64))
+
+    @classmethod
+    def of(cls, shape: BucketShape) -> WireShape:
+        """A shape to be sent: equal shapes are equal bytes."""
+        return cls(shape.rows, tuple(sorted(shape.lengths.items())))
+
+    def bucket(self) -> BucketShape:
+        """The shape that was received."""
+        return BucketShape(rows=self.rows, lengths=dict(self.lengths))
 
 
 @dataclass(frozen=True, slots=True)

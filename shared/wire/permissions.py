@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shared.wire import messages as m
+from shared.wire.refusals import not_attached, refused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -56,9 +57,8 @@ def refusal(message: m.Message, allowed: Collection[Role], held: Collection[Role
     """The answer to a message that takes one of the `allowed` roles, from a key that has only those in `held`."""
     expected = f"a key in {_folders(allowed)}"
     got = f"{message.kind} with {f'a key in {_folders(held)}' if held else 'a key that is not allowed, or no longer'}"
-    if isinstance(message, m.Attach):
-        return m.NotAttached(serial=message.serial, code="role", expected=expected, got=got, remedy=_REMEDY)
-    return m.Refused(code="role", expected=expected, got=got, remedy=_REMEDY)
+    answer = refused("role", expected, got, _REMEDY)
+    return not_attached(message.serial, answer) if isinstance(message, m.Attach) else answer
 
 
 def _folders(roles: Collection[Role]) -> str:

@@ -11,10 +11,10 @@ import pytest
 import trainer_client
 from loader_server.building.build_counts import BuildCounts
 from loader_server.metrics import worker_metrics
-from shared.metrics.names import BUILD_SECONDS, metrics_of
+from shared.metrics.names import BUILD_SECONDS
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
-from tests.support.scraping import Scrape, fetch_metrics, read_targets
+from tests.support.scraping import Scrape, fetch_metrics, metrics_of, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

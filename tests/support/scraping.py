@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.metrics.names import METRICS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Scrape", "fetch_metrics", "read_targets", "total"]
+    from shared.metrics.names import Metric
+    from shared.wire.permissions import Role
+
+__all__ = ["Scrape", "fetch_metrics", "metrics_of", "read_targets", "total"]
 
 #: Values by name and sorted labels.
 Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -39,3 +44,8 @@ def read_targets(folder: Path) -> dict[str, dict[str, Any]]:
         (entry,) = json.loads(path.read_text())
         found[path.stem] = {**entry["labels"], "address": entry["targets"][0]}
     return found
+
+
+def metrics_of(role: Role) -> tuple[Metric, ...]:
+    """What processes of this role expose."""
+    return tuple(metric for metric in METRICS.values() if role in metric.roles)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.stream import JobFile
-from shared.hashing import fingerprint
 from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
@@ -30,9 +30,7 @@ class Registrar:
     def __init__(self, context: zmq.Context, coordinator: str, job: Path) -> None:
         self._socket = connect_dealer(context, coordinator, None, secrets.token_bytes(16))
         streams = {name: JobFile(job).open(name) for name in JobFile(job).recipes}
-        self._builder = fingerprint(
-            *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
-        )
+        self._builder = builder_fingerprint(streams)
 
     def register(self, incarnation: int, endpoint: str, *, boot_id: str = "") -> m.Message:
         """Register one; the coordinator's answer."""

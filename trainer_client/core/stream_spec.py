@@ -49,10 +49,8 @@ class StreamSpec:
             stream=attached.stream,
             evaluation=attached.evaluation,
             plan_digest=attached.cursor.plan_digest,
-            fields=tuple(
-                Field(key=f.key, dtype=f.dtype, shape=f.shape, per_second=f.per_second) for f in attached.fields
-            ),
-            shapes=tuple(BucketShape(rows=s.rows, lengths=dict(s.lengths)) for s in attached.shapes),
+            fields=tuple(one.field() for one in attached.fields),
+            shapes=tuple(one.bucket() for one in attached.shapes),
             most_batches=attached.most_batches,
             heartbeat_timeout_s=attached.heartbeat_timeout_ms / 1000,
         )
@@ -75,14 +73,14 @@ class StreamSpec:
         return self._layouts[shape]
 
     def _new_layout(self, wire: WireShape) -> Layout | None:
-        lengths = dict(wire.lengths)
+        asked = wire.bucket()
         padded = {one.key for one in self.fields if one.padded}
         fits = any(
-            wire.rows <= shape.rows and all(lengths[key] <= shape.lengths[key] for key in padded)
+            asked.rows <= shape.rows and all(asked.lengths[key] <= shape.lengths[key] for key in padded)
             for shape in self.shapes
-            if padded <= lengths.keys()
+            if padded <= asked.lengths.keys()
         )
-        return layout_of(self.fields, BucketShape(rows=wire.rows, lengths=lengths)) if fits else None
+        return layout_of(self.fields, asked) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
         """Whether the header announces the batch that was asked for, in a form that it may have."""

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.planning.packing import best_fit, marks_of
+from loader_server.building.packed_rows import places_in_rows, write_marks
+from loader_server.planning.packing import best_fit
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
 
@@ -35,7 +36,9 @@ def test_packed_batches_hold_every_sample_once_in_places_of_its_own(group, order
     assert len(batches) == epoch.batches <= plan.most_batches(group)
     for batch in batches:
         lengths = SPEECH[batch.samples]
-        segments, positions = marks_of(batch.rows, batch.offsets, lengths, (batch.shape.rows, 6_000))
+        segments, positions = np.zeros((2, batch.shape.rows, 6_000), np.int64)
+        for place, length in zip(places_in_rows(batch.rows, batch.offsets), lengths, strict=True):
+            write_marks(segments, positions, place, length)
         assert (segments > 0).sum() == lengths.sum()
         assert positions.max(initial=-1) < lengths.max(initial=1)
 
@@ -51,12 +54,6 @@ def test_packing_wastes_little_and_changes_partners():
         partners.append(set(batch.samples[batch.rows == seat.row]))
         assert 17 in partners[-1]
     assert partners[0] != partners[1]
-
-
-def test_segment_ids_and_positions():
-    segments, positions = marks_of(np.array([0, 0, 1]), np.array([0, 2, 0]), np.array([2, 1, 3]), (2, 4))
-    assert segments.tolist() == [[1, 1, 2, 0], [1, 1, 1, 0]]
-    assert positions.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
 
 
 @pytest.mark.parametrize("other", [{"shapes": 4}, {"shapes": "none"}, {"pad_to": "batch"}])

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from shared.metrics import names
-from shared.metrics.names import METRICS, WAIT_BOUNDS_S, Metric, metrics_of
+from shared.metrics.names import METRICS, WAIT_BOUNDS_S, Metric
+from tests.support.scraping import metrics_of
 
 ALL = sorted(METRICS.values(), key=lambda metric: metric.name)
 

@@ -48,9 +48,9 @@ def test_every_code_of_a_refusal_is_described():
     root = Path(shared.__file__).parents[1]
     files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/permissions.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
-    sent = set(re.findall(r'code="(\w+)"', source)) | set(re.findall(r'_refused\(\s*"(\w+)"', source))
+    sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_not_attached\(\s*attach,\s*"(\w+)"', source))
-    sent |= set(re.findall(r'_unbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
+    sent |= set(re.findall(r'\bunbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))
     assert sent == described

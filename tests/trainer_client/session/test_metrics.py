@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from shared.metrics.names import metrics_of
 from tests.benchmarks.metrics_cost import BUDGET_US, trainer_us, worker_us
 from tests.support.loaders import Loaders, running, write_job
-from tests.support.scraping import fetch_metrics, read_targets
+from tests.support.scraping import fetch_metrics, metrics_of, read_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,49 @@
+"""The messages that say no, and the error that one becomes for whoever gets it.
+
+Rules: pure; each says what was expected, what came and what to do, cut to what a message carries. Why something is
+refused is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.errors import RefusedError
+from shared.wire import messages as m
+from shared.wire.parts import clipped
+
+if TYPE_CHECKING:
+    from shared.wire.parts import Ticket
+
+__all__ = ["error_of", "not_attached", "refused", "unbuilt"]
+
+
+def refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
+    """A message was understood, and the answer is no."""
+    return m.Refused(code=code, expected=clipped(expected), got=clipped(got), remedy=clipped(remedy))
+
+
+def not_attached(serial: int, reason: m.Refused) -> m.NotAttached:
+    """The same for the request to attach that has this serial."""
+    return m.NotAttached(
+        serial=serial, code=reason.code, expected=reason.expected, got=reason.got, remedy=reason.remedy
+    )
+
+
+def unbuilt(  # noqa: PLR0913, PLR0917 - a message
+    ticket: Ticket, code: str, expected: str, got: str, where: str, remedy: str
+) -> m.Unbuilt:
+    """A want is answered without a batch."""
+    return m.Unbuilt(
+        ticket=ticket,
+        code=code,
+        expected=clipped(expected),
+        got=clipped(got),
+        where=clipped(where),
+        remedy=clipped(remedy),
+    )
+
+
+def error_of(said: m.Refused | m.NotAttached | m.Unbuilt, where: str) -> RefusedError:
+    """What the other side said, as an error."""
+    return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)
