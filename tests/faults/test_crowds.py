@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 import trainer_client
+from loader_server.commands.status import ask
 from shared.keys import make_keys
 from tests.support import crowd
 from tests.support.loaders import Loaders, running, wait_until, write_job
@@ -62,10 +64,11 @@ def _epoch(feed: trainer_client.Feed) -> list[tuple[int, int]]:
 def test_everybody_else_is_served(loaders: Loaders, folder: Path, kind: str, shared_memory: bool) -> None:
     how = {"stream": "dev", "keys": str(folder / "keys"), "shared_memory": shared_memory}
     ports = _ports(loaders)
+    endpoints = [loaders.endpoint, ask(loaders.endpoint, keys=how["keys"])["workers"][0]["endpoint"]]
     assert len(ports) == 5
     servers = _servers(loaders)
     shut = loaders.text().count("too many connections")
-    strangers = crowd.of_tcp if kind == "TCP" else crowd.of_zeromq
+    strangers = crowd.of_tcp if kind == "TCP" else functools.partial(crowd.of_zeromq, refused_at=endpoints)
     with crowd.room_for_files(16_000), trainer_client.connect(loaders.endpoint, **how) as feed:
         calm = _epoch(feed)
         with strangers(ports, _STRANGERS):

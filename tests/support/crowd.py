@@ -81,12 +81,22 @@ class _Crowd:
 
 
 @contextlib.contextmanager
-def of_zeromq(ports: Iterable[int], each: int) -> Iterator[None]:
-    """So many connections without a key to each port: by PUSH, since a DEALER connects but once to an endpoint."""
+def of_zeromq(ports: Iterable[int], each: int, refused_at: Iterable[str]) -> Iterator[None]:
+    """So many connections without a key to each port, of which these endpoints have refused a good part by then: by
+    PUSH, since a DEALER connects but once to an endpoint.
+    """
     with zmq.Context() as context, context.socket(zmq.PUSH) as crowd:
         crowd.linger = 0
         crowd.reconnect_ivl, crowd.reconnect_ivl_max = 1000, 10_000
+        refusals = crowd.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         for port in ports:
             for _ in range(each):
                 crowd.connect(f"tcp://127.0.0.1:{port}")
+        left = dict.fromkeys(refused_at, each // 4)
+        while max(left.values()) > 0:
+            assert refusals.poll(20_000), left
+            _, endpoint = refusals.recv_multipart()
+            left[endpoint.decode()] = left.get(endpoint.decode(), 0) - 1
+        crowd.disable_monitor()
+        refusals.close(0)
         yield
