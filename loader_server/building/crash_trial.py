@@ -144,7 +144,7 @@ class CrashTrial:
         if answer is None:
             child.end()
             return f"no end in {self._timeout_s:g} s"
-        end, convicts = judged(child.end(_LAST_MOMENT_S))
+        end, convicts = judged(child.end(self._timeout_s))  # it may have closed its answers long before it ends
         if not convicts:
             raise _failed(stream, sample, f"{', '.join([*before, end])}, which came from outside")
         return end

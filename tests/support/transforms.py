@@ -112,13 +112,19 @@ def _leaves_a_child() -> None:
     os.abort()
 
 
+def _closes_all_files() -> None:
+    """Nobody hears of it any more, and it takes its time to end."""
+    os.closerange(3, 256)
+    time.sleep(0.6)
+
+
 _ORDERS = {
     "abort": os.abort,
     "segv": lambda: ctypes.string_at(0),
     "exit": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda: threading.Event().wait(),
-    "close": lambda: os.closerange(3, 256),
+    "close": _closes_all_files,
     "leave": _leaves_a_child,
     "quit": lambda: sys.exit(3),
     "print": lambda: print("passed", flush=True),

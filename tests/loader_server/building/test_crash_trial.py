@@ -40,7 +40,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
 
 @pytest.fixture
 def trial(stream: Stream) -> Iterator[CrashTrial]:
-    trial = CrashTrial(stream.path, timeout_s=1.0)
+    trial = CrashTrial(stream.path, timeout_s=2.0)
     yield trial
     trial.close()
 
@@ -96,7 +96,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
         ("segv", "signal SIGSEGV, signal SIGSEGV"),
         ("exit", "exit 0, exit 0"),
         ("close", "exit 1, exit 1"),
-        ("hang", "no end in 1 s, no end in 1 s"),
+        ("hang", "no end in 2 s, no end in 2 s"),
     ],
 )
 def test_two_ends_of_its_own_convict_a_sample_and_nobody_beside_it(
