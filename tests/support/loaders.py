@@ -51,12 +51,13 @@ order = "sorted"
 
 def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
     """Wait for a condition of other processes, which cannot wake us; say what did not come about."""
-    event = threading.Event()
+    event, pause_s = threading.Event(), 0.005
     until_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > until_s:
             raise AssertionError(f"after {timeout_s:g} s still not: {what}")
-        event.wait(0.01)
+        event.wait(pause_s)
+        pause_s = min(0.04, 1.5 * pause_s)  # looking costs the others time
 
 
 def write_job(
