@@ -267,7 +267,7 @@ TRAINER_CLIENT = (
 #: What a module imports that holds a transform.
 TRANSFORMS = (
     *("Outputs", "SampleError", "SettingsError", "setting", "transform"),
-    *("amount", "byte_count", "choice", "duration_s", "flag", "number", "text", "texts", "whole"),
+    *("Amount", "amount", "byte_count", "choice", "duration_s", "flag", "number", "text", "texts", "whole"),
 )
 
 

@@ -7,10 +7,11 @@ A module that holds a transform imports all that it needs from here, a built-in 
 from __future__ import annotations
 
 from loader_server.transforms.declare import Outputs, transform
-from shared.config import amount, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
+from shared.config import Amount, amount, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
 from shared.errors import SampleError, SettingsError
 
 __all__ = [
+    "Amount",
     "Outputs",
     "SampleError",
     "SettingsError",
