@@ -16,8 +16,8 @@ An output is its dtype, then its axes; None is the padded one, and only the firs
 
 A length is exact, or an upper bound: the batch carries the real one as `<key>_length`. Lengths that depend on `rng`
 need an upper bound. Functions of lengths are called with int64 arrays, one number a sample: of the keys made so far
-and of the raw sample (`audio` in frames, `audio_rate` in hertz, `text` in characters). With `measured=True`, and
-without the decorator, outputs and lengths are found while indexing.
+and of the raw sample (of recordings: `audio` in frames, `audio_rate` in hertz, `text` in characters). With
+`measured=True`, and without the decorator, outputs and lengths are found while indexing.
 
 A transform draws random numbers unless it says `draws=False`. Its `settings` are a frozen dataclass of `setting(...)`
 fields, read from its table in the job file. A function with settings is called with `(sample, rng, settings=...)`. A

@@ -12,6 +12,7 @@ from loader_server.building.builder import values_of
 from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from shared.errors import SettingsError
+from shared.wire.layout import Field
 from tests.support.loaders import write_job
 
 OWN = """
@@ -40,6 +41,7 @@ class Words:
         sample["text"] = np.array([self.numbers.get(word, 0) for word in sample["text"].split()], np.int32)
 """
 
+RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)
 TRANSFORMS = ("my.augment:noise", "logmel", "my.augment:Words")
 TABLES = """
 [streams.train."my.augment:noise"]
@@ -79,7 +81,7 @@ def opened(job, name="train"):
 
 
 def values(stream, epoch=0, sample=0):
-    return values_of(stream, epoch, sample, stream.source.read(sample))
+    return values_of(stream, epoch, sample, next(iter(stream.source.read([sample]))))
 
 
 def test_own_and_built_in_transforms_get_their_tables(job):
@@ -99,7 +101,7 @@ def test_own_and_built_in_transforms_get_their_tables(job):
 def test_a_stream_that_is_like_another_has_its_tables_too(job):
     names = (TRANSFORMS[0], "logmel")
     made = job("[streams.train.noise]\nlevel = 3\n[streams.dev.logmel]\nbands = 20", names)
-    train, dev = (made.recipes[name].chain(8000) for name in ("train", "dev"))
+    train, dev = (made.recipes[name].chain(RAW) for name in ("train", "dev"))
     assert [chain.steps[0].call.keywords["settings"].level for chain in (train, dev)] == [3, 3]
     assert [chain.fields[0].shape[1] for chain in (train, dev)] == [40, 20]
 
@@ -115,12 +117,12 @@ def test_a_stream_that_is_like_another_has_its_tables_too(job):
 )
 def test_tables_that_do_not_fit_are_refused_before_anything_is_read(job, tables, message):
     with pytest.raises(SettingsError, match=message):
-        job(tables).recipes["train"].chain(8000)
+        job(tables).recipes["train"].chain(RAW)
 
 
 def test_a_value_in_place_of_a_table_is_refused(job):
     with pytest.raises(SettingsError, match=r"noise: expected a table of settings of my.augment:noise, got 0\.5"):
-        job("", settings="noise = 0.5").recipes["train"].chain(8000)
+        job("", settings="noise = 0.5").recipes["train"].chain(RAW)
 
 
 def test_a_setting_of_the_stream_is_never_taken_for_a_table(job):
@@ -129,4 +131,4 @@ def test_a_setting_of_the_stream_is_never_taken_for_a_table(job):
     ]
     assert recipe.plan.order == "sorted"
     with pytest.raises(SettingsError, match=r"expected no table for my\.orders:order, which declares no settings"):
-        recipe.chain(8000)
+        recipe.chain(RAW)
