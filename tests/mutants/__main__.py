@@ -25,7 +25,7 @@ from tests.mutants.sampling import Sample, draw, mutants_in
 from tests.mutants.trial import Crew, Verdict, try_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 _ROOT = Path(__file__).parents[2]
 
@@ -39,8 +39,8 @@ def _samples(options: argparse.Namespace) -> dict[str, Sample]:
     }
 
 
-def _cover(crew: Crew, say: Callable[[str], None]) -> Cover:
-    files = files_of_tests(_ROOT)
+def _cover(crew: Crew, only: Collection[str], say: Callable[[str], None]) -> Cover:
+    files = files_of_tests(_ROOT, only)
     changed = [file for file in files if not is_fresh(_ROOT, file)]
     for number, file in enumerate(crew.each(functools.partial(measure, _ROOT), changed), 1):
         say(f"measured {number} of {len(changed)}: {file}")
@@ -83,7 +83,11 @@ def main() -> None:
     parser.add_argument("--pure", type=int, default=200, help="mutants in pure modules")
     parser.add_argument("--shells", type=int, default=100, help="mutants in the shells around them")
     parser.add_argument("--seed", type=int, default=1, help="another one gives another sample")
-    parser.add_argument("--only", default="", help="a module or a folder, from the root")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="a module or a folder, from the root; tried with its own tests and those that import it",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
@@ -91,7 +95,8 @@ def main() -> None:
     samples = _samples(options)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         crew = Crew(_ROOT, options.jobs, Path(folder))
-        cover = _cover(crew, say)
+        only = {name for kind in KINDS for name in modules_of(kind, options.only)} if options.only else set()
+        cover = _cover(crew, only, say)
         print(json.dumps({kind: _judge(samples[kind], kind, cover, crew, say) for kind in KINDS}))
 
 

@@ -17,7 +17,7 @@ from tests.mutants.plugin import MAP_TO, digest_of
 from tests.mutants.workplace import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from tests.mutants.operators import Mutant
     from tests.mutants.workplace import Workplace
@@ -52,10 +52,25 @@ class Measured:
     failing: tuple[str, ...]
 
 
-def files_of_tests(root: Path) -> list[str]:
-    """The files of tests that mutants run against."""
+def files_of_tests(root: Path, only: Collection[str] = ()) -> list[str]:
+    """The files of tests that mutants run against; of `only` some modules, those in the folders that mirror theirs, and
+    those that import one of them.
+    """
     files = (path.relative_to(root).as_posix() for path in sorted((root / "tests").rglob("test_*.py")))
-    return [name for name in files if not name.startswith(_LEFT_OUT)]
+    files = [name for name in files if not name.startswith(_LEFT_OUT)]
+    if not only:
+        return files
+    mirrored = {f"tests/{PurePosixPath(module).parent}" for module in only}
+    near = [_Nearness(module) for module in only]
+    return [
+        name
+        for name in files
+        if str(PurePosixPath(name).parent) in mirrored or _is_near(near, name, (root / name).read_text("utf-8"))
+    ]
+
+
+def _is_near(modules: Iterable[_Nearness], file: str, text: str) -> bool:
+    return any(module.steps(file, text) < _FAR for module in modules)
 
 
 def _kept(root: Path, file: str) -> Path:
