@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
@@ -18,6 +18,8 @@ from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Message
 from shared.wire.parts import Seal, Ticket
+from tests.support import transforms
+from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from shared.keys import ClientKeys
     from shared.memory import SlotMemory
 
-__all__ = ["Asker", "Desk", "a_worker", "digest_of", "write_synthetic"]
+__all__ = ["Asker", "Desk", "a_worker", "digest_of", "refused", "wait_until_begun", "welcomed", "write_synthetic"]
 
 M = TypeVar("M", bound=Message)
 
@@ -218,3 +220,22 @@ def a_worker(job: Path, *, coordinator: str = "tcp://127.0.0.1:9") -> Iterator[W
     assert not thread.is_alive()
     if ended:
         raise ended[0]
+
+
+def welcomed(one: Asker, **how: Any) -> Asker:
+    """Once it has said Hello."""
+    one.hello(**how)
+    return one
+
+
+def wait_until_begun(worker: Worker, builds: int) -> None:
+    """Wait until so many builds are in the hands of the building thread, and it builds the first one."""
+    assert transforms.AT_GATE.wait(20)
+    wait_until(lambda: worker._thread.load == builds, f"{builds} builds are begun")
+
+
+def refused(one: Asker, *wants: m.Want) -> list[tuple[Ticket, str]]:
+    """The code with which each of these wants is refused."""
+    one.say(*wants)
+    answers = [one.hear(m.Unbuilt) for _ in wants]
+    return [(answer.ticket, answer.code) for answer in answers]

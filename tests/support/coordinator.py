@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loader_server.coordinator.events import Keep, Received, Send
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
+from shared.wire.codec import decode, encode
 from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
 
 __all__ = [
@@ -20,9 +22,12 @@ __all__ = [
     "coordinator",
     "culprit",
     "forgive",
+    "kept",
     "keys",
     "progress",
+    "refused",
     "register",
+    "said",
 ]
 
 TIMEOUT_S = 2.0
@@ -100,3 +105,24 @@ def keys(*identities: str, stream: str = "train") -> tuple[int, ...]:
 
 def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
     return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4, culprits=culprits)
+
+
+def said(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:
+    """What the peer is answered; every message can cross the wire."""
+    peer = peer or b"%d" % getattr(message, "incarnation", 0)
+    orders = [one for one in state.handle(Received(peer, message), now_s) if isinstance(one, Send)]
+    for one in orders:
+        assert decode(encode(one.message)) == one.message
+    return [one.message for one in orders if one.peer == peer]
+
+
+def kept(state: CoordinatorState, message: m.Message, now_s: float = 0.0) -> list[object]:
+    """The facts that are kept for it."""
+    return [one.fact for one in state.handle(Received(b"me", message), now_s) if isinstance(one, Keep)]
+
+
+def refused(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> tuple[str, ...]:
+    """What a refusal says."""
+    (answer,) = said(state, message, now_s, peer)
+    assert isinstance(answer, m.NotAttached if isinstance(message, m.Attach) else m.Refused), answer
+    return answer.code, answer.expected, answer.got, answer.remedy

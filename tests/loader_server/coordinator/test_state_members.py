@@ -1,0 +1,245 @@
+"""The coordinator's decisions on workers, culprits, and lists that grow past what a message takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loader_server.coordinator.events import (
+    CulpritFound,
+    Forgot,
+    Keep,
+    Received,
+    Send,
+    Ticked,
+    Warn,
+)
+from loader_server.coordinator.state import CoordinatorState
+from shared.wire import messages as m
+from shared.wire.codec import MAX_FRAME, decode, encode
+from tests.support.coordinator import (
+    SETTINGS,
+    View,
+    address,
+    attach,
+    beat,
+    coordinator,
+    culprit,
+    forgive,
+    kept,
+    keys,
+    progress,
+    refused,
+    register,
+    said,
+)
+
+
+class TestWorkers:
+    def test_trainers_are_told_of_workers_that_come_and_leave(self):
+        state = coordinator()
+        said(state, attach(), peer=b"trainer")
+        out = state.handle(Received(b"worker", register()), 0.0)
+        assert [(one.peer, type(one.message)) for one in out] == [
+            (b"worker", m.Registered),
+            (b"worker", m.Culprits),
+            (b"trainer", m.Members),
+        ]
+        assert out[0].message == m.Registered(heartbeat_timeout_ms=2000)
+        assert out[-1].message == m.Members(version=2, workers=(address(),))
+        out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
+        assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
+        assert state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0) == []
+
+    def test_they_are_not_told_of_a_registration_that_came_again(self):
+        state = coordinator()
+        said(state, register())
+        said(state, attach(), peer=b"trainer")
+        again = state.handle(Received(b"anew", register()), 1.0)
+        assert {one.peer for one in again} == {b"anew"}
+        assert isinstance(again[0].message, m.Registered)
+
+    def test_nor_by_heartbeats_which_are_noted(self):
+        state = coordinator()
+        said(state, register())
+        said(state, attach(), peer=b"trainer")
+        assert state.handle(Received(b"worker", beat()), 1.0) == [Send(b"worker", m.Noted())]
+
+    @pytest.mark.fault(39)
+    @pytest.mark.parametrize("endpoint", ["bogus", "tcp://0.0.0.0:7410", "ipc:///tmp/x"])
+    def test_a_worker_that_nobody_can_connect_to_is_refused(self, endpoint):
+        state = coordinator()
+        code, expected, got, remedy = refused(state, register(endpoint=endpoint))
+        assert (code, expected) == ("endpoint", "an endpoint like tcp://10.0.0.7:7410")
+        assert got == f"{endpoint!r} from w0"
+        assert "--listen" in remedy
+        assert said(state, attach())[0].workers == ()
+        assert state.counts.refusals == 1
+
+    @pytest.mark.fault(40)
+    def test_a_worker_that_builds_other_bytes_is_refused_and_told_no_fingerprint(self):
+        state = coordinator()
+        code, expected, got, remedy = refused(state, register(builder="builder-2"))
+        assert code == "builder"
+        assert expected == "a worker that builds the same bytes as the coordinator's machine would"
+        assert got == "another builder fingerprint from w0"
+        assert "same job file" in remedy
+        assert "log has both" in remedy
+        assert "builder-" not in expected + got + remedy
+        (warning,) = [one for one in state.handle(Received(b"w", register(builder="b-2")), 0.0) if type(one) is Warn]
+        assert warning.event == "worker builds other bytes"
+        assert warning.fields == {
+            "worker": "w0", "endpoint": "tcp://127.0.0.1:11", "expected": "builder-1", "got": "b-2",
+        }  # fmt: skip
+
+    @pytest.mark.fault(47)
+    def test_two_of_one_name_are_both_there(self):
+        state = coordinator()
+        said(state, register(incarnation=1))
+        said(state, register(incarnation=2))
+        assert said(state, attach())[0].workers == (address(incarnation=1), address(incarnation=2))
+        for incarnation in (1, 2):
+            assert said(state, beat(incarnation=incarnation)) == [m.Noted()]
+        said(state, m.Leave(worker="w0", incarnation=1))
+        assert said(state, progress(0, 0, 0))[0].workers == (address(incarnation=2),)
+
+    @pytest.mark.fault(47)
+    def test_a_worker_that_starts_again_at_its_endpoint_replaces_itself(self):
+        state = coordinator()
+        said(state, register(incarnation=1, endpoint="tcp://h:1"))
+        said(state, register(incarnation=2, endpoint="tcp://h:1"))
+        said(state, m.Leave(worker="w0", incarnation=1))
+        (answer,) = said(state, attach())
+        assert [one.incarnation for one in answer.workers] == [2]
+        assert refused(state, beat(incarnation=1))[0] == "unknown"
+
+    def test_a_worker_that_nobody_knows_is_asked_to_register(self):
+        code, _, _, remedy = refused(coordinator(), beat())
+        assert (code, remedy) == ("unknown", "Register again.")
+
+    def test_one_that_is_silent_for_long_is_gone_and_trainers_are_told(self):
+        state = coordinator()
+        said(state, register(), peer=b"worker")
+        said(state, attach(), now_s=9.0, peer=b"trainer")
+        assert state.handle(Ticked(), 10.0) == []
+        assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(version=3, workers=()))]
+        assert state.counts.workers_gone == 1
+
+
+class TestCulprits:
+    @pytest.mark.fault(8)
+    def test_a_culprit_is_kept_first_and_told_to_all_workers(self):
+        state = coordinator()
+        said(state, register("w0", 1), peer=b"w0")
+        said(state, register("w1", 2), peer=b"w1")
+        keep, warn, *told = state.handle(Received(b"w0", culprit()), 0.0)
+        assert keep == Keep(CulpritFound("train", "a.flac 7 1", "SIGSEGV, SIGSEGV"))
+        assert warn.fields == {
+            "stream": "train", "identity": "a.flac 7 1", "ends": "SIGSEGV, SIGSEGV", "worker": "w0",
+        }  # fmt: skip
+        assert told == [Send(peer, m.Culprits(version=2, keys=keys("a.flac 7 1"))) for peer in (b"w0", b"w1")]
+        assert state.handle(Received(b"w1", culprit()), 0.0) == []
+
+    @pytest.mark.fault(36)
+    def test_a_worker_that_registers_is_told_of_those_of_every_stream(self):
+        state = coordinator()
+        said(state, culprit())
+        said(state, culprit("b", "dev"))
+        _, told = said(state, register())
+        assert told == m.Culprits(version=3, keys=tuple(sorted((*keys("a.flac 7 1"), *keys("b", stream="dev")))))
+
+    @pytest.mark.fault(36)
+    @pytest.mark.fault(43)
+    def test_a_worker_that_missed_a_list_is_told_again_when_it_says_so(self):
+        state = coordinator()
+        assert said(state, register())[1] == m.Culprits(version=1, keys=())
+        assert said(state, beat(culprits=1)) == [m.Noted()]
+        said(state, culprit("a"))
+        assert said(state, beat(culprits=1)) == [m.Culprits(version=2, keys=keys("a"))]
+        assert said(state, beat(culprits=2)) == [m.Noted()]
+        said(state, forgive("a"))
+        assert said(state, beat(culprits=2)) == [m.Culprits(version=3, keys=())]
+
+    def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
+        assert kept(coordinator(), culprit(stream="other")) == []
+
+    @pytest.mark.fault(52)
+    def test_they_are_bounded_and_that_is_logged(self, monkeypatch):
+        monkeypatch.setattr("loader_server.coordinator.convictions._MOST", 2)
+        state = coordinator()
+        for identity in "ab":
+            said(state, culprit(identity))
+        (warn,) = state.handle(Received(b"w0", culprit("c")), 0.0)
+        assert warn.event == "too many samples kill decoders: from here on they are not kept"
+        assert state.handle(Received(b"w0", culprit("c")), 0.0) == []  # they are said with every heartbeat
+        assert said(state, register())[1].keys == keys("a", "b")
+
+    @pytest.mark.fault(36)
+    def test_forgiven_ones_are_forgotten_and_workers_are_told_what_is_left(self):
+        state = coordinator()
+        said(state, register(), peer=b"w0")
+        for identity in "ab":
+            said(state, culprit(identity))
+        out = state.handle(Received(b"me", forgive("a")), 0.0)
+        assert out == [
+            Keep(Forgot("train", "a")),
+            Send(b"me", m.Forgiven(count=1)),
+            Send(b"w0", m.Culprits(version=4, keys=keys("b"))),
+        ]
+        assert state.handle(Received(b"me", forgive("b")), 0.0)[-1].message == m.Culprits(version=5, keys=())
+        assert said(state, forgive("b")) == [m.Forgiven(count=0)]
+        assert kept(state, culprit("a")) != [], "it may be convicted anew"
+
+    @pytest.mark.fault(36)
+    @pytest.mark.parametrize(
+        ("asked", "forgotten"),
+        [
+            (forgive(), ["dev a", "train a", "train b"]),
+            (forgive(stream="train"), ["train a", "train b"]),
+            (forgive("a"), ["dev a", "train a"]),
+            (forgive("a", "dev"), ["dev a"]),
+            (forgive("c", "train"), []),
+        ],
+    )
+    def test_one_or_all_of_one_stream_or_of_all(self, asked, forgotten):
+        state = coordinator()
+        for found in (culprit("a"), culprit("b"), culprit("a", "dev")):
+            said(state, found)
+        assert [f"{fact.stream} {fact.identity}" for fact in kept(state, asked)] == forgotten
+        assert len(state.report(0.0)["culprits"]) == 3 - len(forgotten)
+
+
+@pytest.mark.fault(52)
+class TestWhatGrows:
+    def test_a_status_of_thousands_is_cut_and_says_so(self):
+        state = coordinator()
+        for number in range(4200):
+            state.handle(Received(b"me", attach(stream="dev", incarnation=number, name="é" * 200)), 0.0)
+        state.handle(Received(b"w", register()), 0.0)
+        state.handle(Received(b"t", attach(name="the one that trains")), 0.0)
+        frame = encode(state.handle(Received(b"me", m.StatusQuery()), 0.0)[0].message)
+        report = json.loads(decode(frame).report)
+        dev = report["streams"]["dev"]
+        assert dev["attached"] == 4200 == len(dev["trainers"]) + report["cut"]["trainers"]
+        assert len(dev["trainers"]) > 100
+        assert len(report["streams"]["train"]["trainers"]) == len(report["workers"]) == 1
+
+    def test_a_list_of_workers_that_no_message_takes_is_cut_and_that_is_logged_once(self):
+        state, warnings = coordinator(), []
+        for number in range(900):
+            name = f"{number:03d}" + "𝄞" * 197
+            out = state.handle(Received(b"w", register(name, number, endpoint=f"tcp://{'h' * 60}:{number + 1}")), 0.0)
+            warnings += [one.fields for one in out if isinstance(one, Warn)]
+        (answer,) = state.handle(Received(b"me", attach()), 0.0)[-1:]
+        frame = encode(answer.message)
+        listed = decode(frame).workers
+        assert len(frame) < MAX_FRAME
+        assert listed == answer.message.workers == tuple(sorted(listed, key=lambda one: one.worker))
+        assert 800 < len(listed) < 900
+        assert [one["workers"] - one["without"] for one in warnings] == [len(listed)]
+
+    def test_a_refusal_that_lists_too_much_is_cut(self):
+        streams = {"s" * 190 + str(number): View() for number in range(1000)}
+        state = CoordinatorState(SETTINGS, streams)
+        assert len(refused(state, attach())[1]) == 4000
