@@ -23,6 +23,7 @@ from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
+from loader_server.transforms.own_code import own_code
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -30,7 +31,7 @@ from shared.wire.layout import BucketShape, Field, fields_of_batch
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,6 +73,8 @@ class JobFile:
             ) from None
         self.job: Job = parse_job(toml, str(path))
         self.base = self.path.resolve().parent
+        if any(":" in str(table.get("source")) for table in self.job.streams.values()):
+            self.make_importable()
         self.recipes = {name: self._recipe(name) for name in self.job.streams}
 
     @property
@@ -210,7 +213,9 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features())
+        return fingerprint(
+            self.digest, self.chain.fingerprint, self.float32, processor_features(), *_foreign_code(self.source.modules)
+        )
 
     @property
     def opened(self) -> str:
@@ -225,6 +230,13 @@ class Stream:
     def close(self) -> None:
         """Give back what is open."""
         self.source.close()
+
+
+def _foreign_code(modules: Sequence[str]) -> tuple[str, ...]:
+    """What a source is made of that is none of ours; ours goes by the version of its bytes, which the chain knows."""
+    foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
+    code = own_code(foreign)
+    return (code.sources, repr(sorted(code.packages.items()))) if foreign else ()
 
 
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:

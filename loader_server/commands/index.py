@@ -39,12 +39,14 @@ def index_streams(
         recipe = job.recipes[name]
         for spec, folder, _ in job.sources(recipe):
             title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
+            source = spec.make()
             with progress_bar(f"index {title}") as progress:
                 reports[title] = make_index(
                     IndexRequest(
                         folder=folder,
                         spec=spec,
-                        chain=recipe.chain(spec.make().fields),
+                        source=source,
+                        chain=recipe.chain(source.fields),
                         processes=processes,
                         strict=strict,
                         progress=progress,

@@ -198,6 +198,11 @@ class JoinedSource(Source):
         source, own = self._at(sample)
         return source.identity(own)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Those of all members."""
+        return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
+
     def close(self) -> None:
         """Give back what is open in all members."""
         for source in self._sources:

@@ -183,5 +183,10 @@ class Source:
         """
         return f"sample {sample} of {self.indexed.fingerprint}"
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose code shapes a sample's bytes; those outside of this package count as the transforms' do."""
+        return (type(self).__module__,)
+
     def close(self) -> None:
         """Give back what is open."""

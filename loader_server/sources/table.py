@@ -1,7 +1,8 @@
 """Which sources there are, by the name that a job file says, and how any process makes one.
 
 Rules: names lead to dotted names, and a module is imported only for those who use it, so that a format may need a
-library that others do without; other packages add theirs as entry points of the group `stoker.sources`.
+library that others do without; other packages add theirs as entry points of the group `stoker.sources`. A name with a
+colon is a user's own class: a `Source`, or a map-style data set.
 """
 
 from __future__ import annotations
@@ -11,24 +12,28 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loader_server.named_objects import imported
+from loader_server.sources.source import Source
 from shared.config import nearest
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.source import Source
-
-__all__ = ["SOURCES", "SourceSpec", "dotted_name", "source_class"]
+__all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "source_class"]
 
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
-    "lines": "loader_server.sources.lines:LinesSource",
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
+    "lines": "loader_server.sources.lines:LinesSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
 
 _ENTRY_POINTS = "stoker.sources"
+
+#: How a job file names a class that is none of ours, and what opens it.
+_OWN_CLASS = "package.module:Class"
+_MAP_STYLE = "loader_server.sources.map_style:MapStyleSource"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,12 @@ def dotted_name(name: str, where: str) -> str:
     known = {**others, **SOURCES}
     if name in known:
         return known[name]
+    if ":" in name.strip(":"):
+        found = imported(name, "a class", f"{where}, source")
+        return name if isinstance(found, type) and issubclass(found, Source) else _MAP_STYLE
+    names = " or ".join(f'"{one}"' for one in (*known, _OWN_CLASS))
     raise SettingsError(
-        expected="source = " + " or ".join(f'"{one}"' for one in known) + nearest(name, known),
+        expected=f"source = {names}{nearest(name, known)}",
         got=f'"{name}"',
         where=where,
         remedy="Name the kind of source.",
@@ -62,6 +71,11 @@ def dotted_name(name: str, where: str) -> str:
 def source_class(name: str, where: str) -> type[Source]:
     """The class of a source by its name in the job file."""
     return _class_at(dotted_name(name, where))
+
+
+def settings_of_sources() -> dict[str, type[Any]]:
+    """The settings of each source of this package, by what a job file names it."""
+    return {name: _class_at(dotted).Settings for name, dotted in {**SOURCES, _OWN_CLASS: _MAP_STYLE}.items()}
 
 
 def _class_at(dotted: str) -> type[Source]:

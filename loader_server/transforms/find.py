@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.metadata
 import inspect
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.building.blame import told
+from loader_server.named_objects import imported
 from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.own_code import own_code
@@ -159,24 +159,7 @@ def _target(name: str, where: str) -> Callable[..., Any]:
             where=where,
             remedy="Name a built-in transform, or a function or class of a module that can be imported.",
         )
-    try:
-        module = importlib.import_module(place)
-    except Exception as error:
-        raise SettingsError(
-            expected=f'the module "{place}" to be importable',
-            got=f"{type(error).__name__}: {error}",
-            where=where,
-            remedy="Install it, or start the loader in the folder that holds it.",
-        ) from error
-    target: Callable[..., Any] | None = getattr(module, attribute, None)
-    if not callable(target):
-        raise SettingsError(
-            expected=f'a function "{attribute}" in {place}' + nearest(attribute, dir(module)),
-            got="nothing of that name" if target is None else f"a {type(target).__name__}",
-            where=where,
-            remedy="Mend the name.",
-        )
-    return target
+    return imported(f"{place}:{attribute}", "a function", where)
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:

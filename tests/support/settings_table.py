@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
-from loader_server.sources.table import SOURCES, source_class
+from loader_server.sources.table import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
 from shared.config import JobSettings, StreamSettings, byte_count, duration_s
 
@@ -36,7 +36,7 @@ def settings_table() -> str:
         ("`[job]`", JobSettings),
         ("`[streams.<name>]`", StreamSettings),
         ("`[streams.<name>]`, batching", PlanSettings),
-        *((f'`[streams.<name>]` with `source = "{name}"`', source_class(name, "").Settings) for name in SOURCES),
+        *((f'`[streams.<name>]` with `source = "{name}"`', kind) for name, kind in settings_of_sources().items()),
         *((f"`[streams.<name>.{name}]`", kind) for name, kind in settings_of_built_ins().items()),
     ]
     return "\n\n".join(_table(title, kind) for title, kind in parts)

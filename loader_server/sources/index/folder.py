@@ -37,7 +37,7 @@ SEGMENT_SAMPLES = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
     """What `meta.json` says: `recipe` is the chain's whose outputs were measured, or empty; `about` is what the source
-    says besides, and stands among the rest.
+    says besides.
     """
 
     format: int
@@ -56,7 +56,7 @@ class Meta:
     about: dict[str, Any]
 
 
-#: What else `meta.json` says is the source's.
+#: What else `meta.json` says is the source's: it stood among the rest.
 _OWN = tuple(field.name for field in fields(Meta) if field.name != "about")
 
 
@@ -174,7 +174,7 @@ def read_meta(folder: Path) -> Meta:
         )
     own = {name: found.pop(name) for name in _OWN if name in found}
     try:
-        return Meta(**own, about=found)
+        return Meta(**own, about={**found, **found.pop("about", {})})
     except TypeError as error:
         raise _damaged(folder, str(error)) from None
 
@@ -194,5 +194,4 @@ def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> 
 
 def meta_json(meta: Meta) -> str:
     """What goes into `meta.json`."""
-    said = asdict(meta)
-    return json.dumps({**said.pop("about"), **said}, indent=1, ensure_ascii=False, sort_keys=True)
+    return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)

@@ -58,11 +58,13 @@ def _unseen(done: int, total: int) -> None:
 class IndexRequest:
     """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source.
 
-    `chain` is needed only where it is measured; `progress` is called with rows done and rows in all.
+    `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
+    rows done and rows in all.
     """
 
     folder: Path
     spec: SourceSpec
+    source: Source | None = None
     chain: Chain | None = None
     processes: int = 0
     piece_rows: int = 0
@@ -88,7 +90,7 @@ class IndexReport:
 
 def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
-    source = request.spec.make()
+    source = request.source or request.spec.make()
     _refuse_measuring(request, source)
     with locked(request.folder):
         try:
@@ -133,7 +135,7 @@ def _found(request: IndexRequest, source: Source, inventory: Inventory) -> Gener
     pays = _MEASURED_PIECES_THAT_PAY if chain else _PIECES_THAT_PAY
     processes = request.processes or os.cpu_count() or 1
     if processes == 1 or (not request.piece_rows and inventory.total <= rows * pays):
-        yield from map(Prober(order).probe, inventory.pieces(rows))
+        yield from map(Prober(order, source).probe, inventory.pieces(rows))
         return
     pool = ProcessPoolExecutor(processes, get_context("spawn"), begin_probing, (order,))
     try:

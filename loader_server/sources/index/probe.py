@@ -22,6 +22,7 @@ from shared.wire.layout import Field
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
@@ -51,11 +52,11 @@ class ProbeOrder:
 
 
 class Prober:
-    """Looks at pieces, with a source of its own."""
+    """Looks at pieces of a source."""
 
-    def __init__(self, order: ProbeOrder) -> None:
-        self._source = order.spec.make()
+    def __init__(self, order: ProbeOrder, source: Source) -> None:
         self._order = order
+        self._source = source
 
     def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
         """What one piece holds."""
@@ -125,7 +126,7 @@ def begin_probing(order: ProbeOrder) -> None:
 def probed(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
     """What one piece holds, in a process that was told of the source."""
     if not _PROBERS:
-        _PROBERS.append(Prober(_TOLD[0]))
+        _PROBERS.append(Prober(_TOLD[0], _TOLD[0].spec.make()))
     return _PROBERS[0].probe(piece)
 
 

@@ -1,0 +1,50 @@
+"""Objects that a job file names as `package.module:name`: importing them, and saying what is wrong with a name.
+
+Rules: what is wrong is an error of the job file, whatever importing raised; must not know what the objects are for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+from shared.config import nearest
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["imported"]
+
+
+def imported(name: str, what: str, where: str) -> Callable[..., Any]:
+    """The function or class of a name with a colon; `what` says what it has to be."""
+    place, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(place)
+    except Exception as error:
+        raise SettingsError(
+            expected=f'the module "{place}" to be importable{_nearest_module(place, error)}',
+            got=f"{type(error).__name__}: {error}",
+            where=where,
+            remedy="Install it, or start the loader in the folder that holds it.",
+        ) from error
+    target: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(target):
+        raise SettingsError(
+            expected=f'{what} "{attribute}" in {place}' + nearest(attribute, dir(module)),
+            got="nothing of that name" if target is None else f"a {type(target).__name__}",
+            where=where,
+            remedy="Mend the name.",
+        )
+    return target
+
+
+def _nearest_module(place: str, error: Exception) -> str:
+    """Where there is no such module: the one of the nearest name in the same package, or beside it."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or not place.startswith(error.name):
+        return ""
+    package, _, name = error.name.rpartition(".")
+    path = getattr(importlib.import_module(package), "__path__", []) if package else None
+    return nearest(name, (module.name for module in pkgutil.iter_modules(path)))

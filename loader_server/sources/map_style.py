@@ -1,0 +1,340 @@
+"""A user's own map-style class as a source: `__len__` and `__getitem__`, as people have them for PyTorch.
+
+`__getitem__` gives a dict of arrays, numbers and strings, or a tuple whose values the setting `keys` names. Besides, a
+class may have
+
+- `lengths()`, a mapping from keys to one whole number a sample: then no sample is looked at while indexing, and these
+  keys are the ones that are padded;
+- `fingerprint()`, a text that changes when the data does;
+- `identity(i)`, a text that sample i keeps for as long as it is what it is.
+
+Rules: the class is made in each process from its name and its arguments, and never pickled; one thread at a time calls
+it, the one that decodes. Without `lengths()` every sample is looked at once: a key whose first axis varies is padded. A
+key that is missing, or of another dtype or shape than before, is an error that names the sample's number. What is
+neither an array nor a number, such as a string, is for the transforms alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from loader_server.building.blame import told, undecoded
+from loader_server.named_objects import imported
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from shared.config import setting, text, texts
+from shared.errors import DataError, SampleError, SettingsError, StokerError
+from shared.wire.layout import DTYPES, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from numpy.typing import NDArray
+
+__all__ = ["ItemPiece", "MapStyleSettings", "MapStyleSource"]
+
+_Values: TypeAlias = dict[str, Any]
+
+#: Values that are for the transforms, whatever numpy would make of them.
+_NO_ARRAYS = (str, bytes, Mapping, type(None))
+
+
+def _keyword_arguments(value: object) -> dict[str, Any]:
+    """A table of plain values, sorted, so that their order in the job file does not matter."""
+    try:
+        plain = json.loads(json.dumps(value, sort_keys=True, allow_nan=False))
+    except (TypeError, ValueError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise SettingsError(
+            expected="a table of strings, numbers, lists and tables",
+            got=repr(value),
+            where="arguments",
+            remedy="Write [streams.<name>.arguments] and below it path = … .",
+        )
+    return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapStyleSettings:
+    """What a stream with a user's own class says."""
+
+    source: str = setting(text, "a class with `__len__` and `__getitem__`, such as my_data:Digits")
+    arguments: Mapping[str, Any] | None = setting(
+        _keyword_arguments, "the keyword arguments that it is made with", default=None
+    )
+    keys: tuple[str, ...] = setting(texts, "names of the values, where `__getitem__` gives a tuple", default=())
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPiece:
+    """Samples of the class from `start` to before `stop`, with their lengths where the class knows these."""
+
+    start: int
+    stop: int
+    lengths: Mapping[str, NDArray[np.int64]]
+
+
+class MapStyleSource(Source):
+    """Samples of a class. Columns: of each its number in the class, and the lengths of its arrays and strings."""
+
+    Settings = MapStyleSettings
+    piece_rows = 16
+    settings: MapStyleSettings
+
+    #: Both are made when they are first needed: the class, and what its first sample holds.
+    _made: Any = None
+    _first: _Values | None = None
+    _checked: tuple[object, object] | None = None
+
+    @property
+    def _data(self) -> Any:  # noqa: ANN401 - the user's
+        if self._made is None:
+            self._made = _made_from(self.settings)
+        return self._made
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """As the index says; before there is one, the first axis of every array counts as padded."""
+        if hasattr(self, "indexed"):
+            return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
+        return tuple(field for field in _kinds(self._first_sample()).values() if field is not None)
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Ask the class how many there are, and how long, if it knows."""
+        items, lengths = len(self._data), self._known_lengths()
+
+        def pieces(rows: int) -> Iterator[ItemPiece]:
+            for start in range(0, items, rows):
+                stop = min(start + rows, items)
+                yield ItemPiece(start, stop, {key: column[start:stop] for key, column in lengths.items()})
+
+        return Inventory(total=items, pieces=pieces, about={"data": self._fingerprint(), "items": items})
+
+    @property
+    def _tells_lengths(self) -> bool:
+        return hasattr(self._data, "lengths")
+
+    def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
+        said: Mapping[str, Any] = self._ask("lengths") if self._tells_lengths else {}
+        columns = {str(key): np.asarray(column) for key, column in said.items()}
+        for key, column in columns.items():
+            if column.shape != (len(self._data),) or not np.issubdtype(column.dtype, np.integer):
+                raise self._error(
+                    f'a whole number for each of {len(self._data)} samples as lengths of "{key}"',
+                    f"{column.dtype} {list(column.shape)}",
+                    "Mend lengths(), or remove it: then every sample is looked at.",
+                )
+        return {key: column.astype(np.int64) for key, column in columns.items()}
+
+    def _fingerprint(self) -> str:
+        return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
+
+    def _ask(self, method: str) -> Any:  # noqa: ANN401 - the user's
+        try:
+            return getattr(self._data, method)()
+        except Exception as error:
+            raise self._error(
+                f"{method}() to succeed", told(error), "Mend it, or leave it out of the class."
+            ) from error
+
+    def probe(self, piece: ItemPiece) -> Found:
+        """Look at these samples, unless the class knows their lengths."""
+        items = range(piece.start, piece.stop)
+        if self._tells_lengths:
+            columns = {f"length_{key}": column for key, column in piece.lengths.items()}
+            return Found(rows=items, numbers={"item": np.arange(piece.start, piece.stop), **columns})
+        first, bad = self._first_sample(), dict[int, BadRow]()
+        lengths: dict[str, list[int]] = {key: [] for key, value in first.items() if _has_length(value)}
+        good: list[int] = []
+        for item in items:
+            sample = self._sample_or_bad(item)
+            if isinstance(sample, BadRow):
+                bad[item] = sample
+                continue
+            self._refuse_other_kinds(item, sample)
+            good.append(item)
+            for key, column in lengths.items():
+                column.append(len(sample[key]))
+        return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
+
+    def _sample_or_bad(self, item: int) -> _Values | BadRow:
+        try:
+            return self._sample(item)
+        except SampleError as error:
+            problem: SampleError = error
+        except (StokerError, MemoryError):
+            raise
+        except Exception as error:
+            found = undecoded(error, self._named(item))
+            if not isinstance(found, SampleError):
+                raise found from error
+            problem = found
+        return BadRow(self.settings.source, item, problem.reason, f"expected {problem.expected}, got {problem.got}")
+
+    def _first_sample(self) -> _Values:
+        """The first one that can be had, which all others have to be like."""
+        if self._first is None:
+            samples = (self._sample_or_bad(item) for item in range(len(self._data)))
+            self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
+        return self._first
+
+    def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
+        expected, got = _kinds(self._first_sample()), _kinds(sample)
+        for key in (*expected, *got):
+            if key not in got or key not in expected or got[key] != expected[key]:
+                raise DataError(
+                    expected=f"{_shown(key, expected)}, as the samples before",
+                    got=_shown(key, got),
+                    where=self._named(item),
+                    remedy="Every sample has the same keys, dtypes and shapes, but for first axes: mend the class.",
+                )
+
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+        """The fields: padded are the keys whose lengths the class tells, or else those whose lengths differ."""
+        first, padded = self._first_sample(), set()
+        for name, lengths in numbers.items():
+            if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
+                padded.add(name.removeprefix("length_"))
+        self._refuse_lengths_of_nothing(padded, first)
+        kinds = {key: kind for key, kind in _kinds(first).items() if kind is not None}
+        fields = [kind if key in padded else replace(kind, shape=np.shape(first[key])) for key, kind in kinds.items()]
+        return {"fields": [asdict(field) for field in fields]}
+
+    def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
+        keys = sorted(key for key, value in first.items() if _has_length(value))
+        for key in sorted(padded - set(keys)):
+            raise self._error(
+                f"lengths() of keys that are arrays or strings ({', '.join(keys) or 'none'})",
+                f'"{key}"',
+                "Mend lengths(), or remove it: then every sample is looked at.",
+            )
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the class is what it was."""
+        expected = (indexed.about["items"], indexed.about["data"])
+        if self._checked != expected:
+            got = (len(self._data), self._fingerprint())
+            if got != expected:
+                raise DataError(
+                    expected=f'{expected[0]} samples, fingerprint "{expected[1]}", as when the index was made',
+                    got=f'{got[0]} samples, fingerprint "{got[1]}"',
+                    where=f"{self.settings.source}, index {indexed.place}",
+                    remedy="The data has changed: run loader-server index.",
+                )
+            self._checked = expected
+        self.indexed = indexed
+        self._items = indexed.numbers["item"]
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - there is nothing to read
+        """Ask the class."""
+        return self._sample(int(self._items[sample]))
+
+    def name(self, sample: int) -> str:
+        """The class, and the sample's number in it."""
+        return self._named(int(self._items[sample]))
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The class, and the sample's number in it."""
+        return self.settings.source, int(self._items[sample])
+
+    def identity(self, sample: int) -> str:
+        """As the class says, or else its number in data like these."""
+        if not hasattr(self._data, "identity"):
+            return super().identity(sample)
+        return str(self._data.identity(int(self._items[sample])))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The class's own."""
+        target = imported(self.settings.source, "a class", "source")
+        return tuple(dict.fromkeys((self.settings.source.partition(":")[0], target.__module__)))
+
+    def _named(self, item: int) -> str:
+        return f"{self.settings.source}, sample {item}"
+
+    def _error(self, expected: str, got: str, remedy: str) -> DataError:
+        return DataError(expected=expected, got=got, where=self.settings.source, remedy=remedy)
+
+    def _sample(self, item: int) -> _Values:
+        given = self._data[item]
+        if isinstance(given, tuple | list) and len(given) == len(self.settings.keys):
+            given = dict(zip(self.settings.keys, given, strict=True))
+        if not isinstance(given, Mapping):
+            keys = f"a tuple of {len(self.settings.keys)} values" if self.settings.keys else "a dict, or keys = […]"
+            values = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+            raise self._bad("structure", keys, f"a {type(given).__name__}{values}", item)
+        return {str(key): self._value(key, value, item) for key, value in given.items()}
+
+    def _value(self, key: str, value: Any, item: int) -> Any:  # noqa: ANN401 - the user's
+        if isinstance(value, _NO_ARRAYS):
+            return value
+        array = np.asarray(value)
+        if str(array.dtype) not in DTYPES:
+            raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', str(array.dtype), item)
+        return array
+
+    def _bad(self, reason: str, expected: str, got: str, item: int) -> SampleError:
+        return SampleError(
+            reason=reason,
+            expected=expected,
+            got=got,
+            where=self._named(item),
+            remedy="Mend the class, or name the keys.",
+        )
+
+
+def _made_from(settings: MapStyleSettings) -> Any:  # noqa: ANN401 - the user's
+    made = imported(settings.source, "a class", "source")
+    try:
+        data = made(**(settings.arguments or {}))
+        if hasattr(data, "__len__"):
+            len(data)
+    except StokerError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            expected=f"{settings.source} to be made from its arguments",
+            got=told(error),
+            where="[streams.<name>.arguments]",
+            remedy="Mend the arguments, or the class.",
+        ) from error
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise SettingsError(
+            expected="a class with __len__ and __getitem__",
+            got=f"a {type(data).__name__} that lacks one of them",
+            where=settings.source,
+            remedy="Samples are asked for by number: give it both.",
+        )
+    return data
+
+
+def _has_length(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _kinds(sample: _Values) -> dict[str, Field | None]:
+    """Arrays and numbers as fields, the first axis padded; None for all else."""
+    return {key: _kind(key, value) if isinstance(value, np.ndarray) else None for key, value in sample.items()}
+
+
+def _kind(key: str, value: NDArray[Any]) -> Field:
+    return Field(key=key, dtype=str(value.dtype), shape=(None, *value.shape[1:]) if value.ndim else ())
+
+
+def _shown(key: str, kinds: Mapping[str, Field | None]) -> str:
+    if key not in kinds:
+        return f'no "{key}"'
+    kind = kinds[key]
+    if kind is None:
+        return f'"{key}" as no array'
+    return f'"{key}" as {kind.dtype} [{", ".join("any" if axis is None else str(axis) for axis in kind.shape)}]'
