@@ -59,7 +59,7 @@ class CheckpointFolder:
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
         """Commit one checkpoint; whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        last = self._paths()[-1:]
+        last = self._list_paths()[-1:]
         path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
         temporary = path.with_suffix(f".tmp{os.getpid()}")
         with temporary.open("w+b") as file:
@@ -74,7 +74,7 @@ class CheckpointFolder:
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest whole checkpoint; None if there is no checkpoint at all."""
         reasons: dict[Path, str] = {}
-        for path in reversed(self._paths()):
+        for path in reversed(self._list_paths()):
             try:
                 found = _read(path)
             except (OSError, _DamagedError) as error:
@@ -89,7 +89,7 @@ class CheckpointFolder:
             raise _none_is_whole(self._folder, reasons)
         return None
 
-    def _paths(self) -> list[Path]:
+    def _list_paths(self) -> list[Path]:
         try:
             entries = list(self._folder.iterdir())  # unlike `glob` it raises where the folder cannot be read
         except FileNotFoundError:
@@ -98,9 +98,9 @@ class CheckpointFolder:
         return sorted(paths, key=lambda path: int(path.stem))
 
     def _drop_old(self) -> None:
-        whole = [path for path in self._paths() if path not in self._damaged]
+        whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
-        self._remove(path for path in self._paths() if int(path.stem) < oldest)
+        self._remove(path for path in self._list_paths() if int(path.stem) < oldest)
         self._remove(self._folder.glob("*.tmp*"))
 
     def _remove(self, paths: Iterable[Path]) -> None:
@@ -128,13 +128,13 @@ def _write(file: IO[bytes], arrays: Mapping[str, NDArray[np.generic]], record: M
     text = json.dumps({**record, "format": _FORMAT}).encode()
     np.savez(file, **arrays, **{_RECORD: np.frombuffer(text, np.uint8)})  # type: ignore[arg-type]
     length = file.seek(0, os.SEEK_END)
-    file.write(_SEAL + _digest(file, length))
+    file.write(_SEAL + _compute_digest(file, length))
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Arrays and record of a whole checkpoint; else OSError or _DamagedError."""
     with path.open("rb") as file:
-        arrays, record = _parsed(file) if _is_sealed(file) else _parsed_without_seal(file)
+        arrays, record = _parse(file) if _is_sealed(file) else _parse_without_seal(file)
     del record["format"]
     return arrays, record
 
@@ -148,12 +148,12 @@ def _is_sealed(file: IO[bytes]) -> bool:
     tail = file.read()
     if not tail.startswith(_SEAL):
         return False
-    if _digest(file, length) != tail.removeprefix(_SEAL):
+    if _compute_digest(file, length) != tail.removeprefix(_SEAL):
         raise _DamagedError("its bytes do not have the digest that they were written with")
     return True
 
 
-def _digest(file: IO[bytes], length: int) -> bytes:
+def _compute_digest(file: IO[bytes], length: int) -> bytes:
     """The digest of the first `length` bytes; the file then stands behind them."""
     state, left = xxhash.xxh3_128(), length
     file.seek(0)
@@ -163,17 +163,17 @@ def _digest(file: IO[bytes], length: int) -> bytes:
     return state.digest()
 
 
-def _parsed(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
+def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
     file.seek(0)
     with np.load(file, allow_pickle=False) as members:
         arrays = {name: members[name] for name in members.files}
     return arrays, json.loads(bytes(arrays.pop(_RECORD)))
 
 
-def _parsed_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
+def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
     """Of format 1, which has checksums only; or the end of a later one is missing."""
     try:
-        arrays, record = _parsed(file)
+        arrays, record = _parse(file)
         if record["format"] != 1:
             raise _DamagedError("its digest is missing")
         _check_archive(file)

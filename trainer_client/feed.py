@@ -131,7 +131,7 @@ class Feed:
 
     def tag(self, number: int) -> str:
         """What the source calls the sample with this number, as it stands in a batch's `tag`."""
-        return self._session.receiver.name(number)
+        return self._session.receiver.ask_name(number)
 
     # --- reading ---
 
@@ -207,8 +207,8 @@ class Feed:
         """The per-replica dataset of a strategy; the feed was connected with it."""
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
-        elements = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
-        return dataset.distributed(self._session, strategy, elements)
+        structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
+        return dataset.distributed(self._session, strategy, structure)
 
     def warm_up(
         self,
@@ -222,8 +222,8 @@ class Feed:
         """Run a step through each of the shapes once, largest first, with masked rows only."""
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
-        elements = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
-        dataset.warm_up(self._session, step, elements)
+        structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
+        dataset.warm_up(self._session, step, structure)
 
     # --- the end ---
 

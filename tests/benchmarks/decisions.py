@@ -43,9 +43,9 @@ class Fed(LoneCore):
         listed = tuple(address(one, local=local) for one in range(1, workers + 1))
         self.tell(e.AttachAsked(1, None))
         self.tell(e.CoordinatorSaid(attached(workers=listed, batches=10**6, most_batches=10**6)))
-        for endpoint in list(self.links):
+        for endpoint in list(self.connection_ids):
             number = int(endpoint.rpartition(":")[2]) - 7000
-            self.tell(e.LinkUp(self.links[endpoint]))
+            self.tell(e.ConnectionUp(self.connection_ids[endpoint]))
             self.welcome(number)
 
     def tell(self, *events: e.Event, after_s: float = 0.0) -> list[i.Instruction]:
@@ -65,17 +65,17 @@ class Fed(LoneCore):
                 late = self.random.random() < 0.25
                 (self.late if late else self.pending).append(one.message)
             elif isinstance(one, i.ToWorker) and isinstance(one.message, m.Ping):
-                self._answer(one.link, one.message)
+                self._answer(one.connection_id, one.message)
             elif isinstance(one, i.Offer):
                 self.offered[one.seq] = one
         return orders
 
-    def _answer(self, link: int, ping: m.Ping) -> None:
-        line = self.core.line
+    def _answer(self, connection_id: int, ping: m.Ping) -> None:
+        line = self.core.stream
         assert line is not None
-        worker = line.connections.worker_at(link)
+        worker = line.connections.worker_at(connection_id)
         held = tuple(worker.asks) if worker is not None else ()
-        self.pending.append((link, m.Pong(number=ping.number, tickets=held, sealed=0, waiting=0)))  # type: ignore[arg-type]
+        self.pending.append((connection_id, m.Pong(number=ping.number, tickets=held, sealed=0, waiting=0)))  # type: ignore[arg-type]
 
     def turn(self) -> None:
         """One answer comes, and the consumer takes what it may."""
@@ -91,11 +91,11 @@ class Fed(LoneCore):
             self.head += 1
             facts += [e.Took(offer.seq, offer.slot), e.HandedBack(offer.seq, offer.slot)]
         if isinstance(came, m.Want):
-            link = self.links[f"tcp://127.0.0.1:{7000 + came.worker}"]
-            facts.append(e.Came(link, pushed(came)))
+            connection_id = self.connection_ids[f"tcp://127.0.0.1:{7000 + came.worker}"]
+            facts.append(e.WorkerSaid(connection_id, pushed(came)))
             self.decisions += 1
         else:
-            facts.append(e.Came(*came))
+            facts.append(e.WorkerSaid(*came))
         self.tell(*facts, after_s=_PACE_S)
 
 

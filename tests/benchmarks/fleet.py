@@ -58,7 +58,7 @@ class FleetTrainer:
                 prefetch=prefetch, prefetch_bytes=(prefetch + 12) * NBYTES,
             )
         )  # fmt: skip
-        self.links: dict[int, int] = {}
+        self.connection_ids: dict[int, int] = {}
         self.offered: dict[int, i.Offer] = {}
         self.head = 0
         self.woken_s = 0.0
@@ -124,49 +124,49 @@ class Fleet:
 
     def _carry_out(self, trainer: FleetTrainer, order: i.Instruction) -> None:
         if isinstance(order, i.Open):
-            trainer.links[order.link] = int(order.endpoint.rpartition(":")[2]) - 7000
-            self._later(_WAY_S, self._tell, trainer, e.LinkUp(order.link))
+            trainer.connection_ids[order.connection_id] = int(order.endpoint.rpartition(":")[2]) - 7000
+            self._later(_WAY_S, self._tell, trainer, e.ConnectionUp(order.connection_id))
         elif isinstance(order, i.Greet):
-            self._later(2 * _WAY_S, self._welcome, trainer, order.link)
+            self._later(2 * _WAY_S, self._welcome, trainer, order.connection_id)
         elif isinstance(order, i.ToWorker):
-            worker = self.workers[trainer.links[order.link]]
-            self._later(_WAY_S, self._receive, worker, trainer, order.link, order.message)
+            worker = self.workers[trainer.connection_ids[order.connection_id]]
+            self._later(_WAY_S, self._receive, worker, trainer, order.connection_id, order.message)
         elif isinstance(order, i.Offer):
             trainer.offered[order.seq] = order
         elif isinstance(order, i.TakeBack):
             won = trainer.offered.pop(order.seq, None) is not None
             self._later(0.0, self._tell, trainer, e.TakenBack(order.seq, won))
         elif isinstance(order, i.Write):
-            self._later(0.0, self._tell, trainer, e.Checked(order.link, order.header, valid=True))
+            self._later(0.0, self._tell, trainer, e.Checked(order.connection_id, order.header, valid=True))
 
-    def _welcome(self, trainer: FleetTrainer, link: int) -> None:
-        number = trainer.links[link]
+    def _welcome(self, trainer: FleetTrainer, connection_id: int) -> None:
+        number = trainer.connection_ids[connection_id]
         said = m.Welcome(
             worker=f"w{number}", incarnation=number, shared=False, reason="", float32="float32", compression="none",
             sealed_port=0,
         )  # fmt: skip
-        self._tell(trainer, e.Came(link, said, payload=False))
+        self._tell(trainer, e.WorkerSaid(connection_id, said, payload=False))
 
     # --- workers ---
 
-    def _receive(self, worker: FleetWorker, trainer: FleetTrainer, link: int, message: m.Message) -> None:
+    def _receive(self, worker: FleetWorker, trainer: FleetTrainer, connection_id: int, message: m.Message) -> None:
         if isinstance(message, m.Want):
             if worker.tickets.setdefault(trainer.number, Tickets()).accept(message.ticket):
                 worker.waiting[trainer.number, message.ticket] = message
                 worker.queue.put(trainer.number, message, urgent=message.urgent)
                 self._build(worker)
         elif isinstance(message, m.Cancel):
-            self._cancel(worker, trainer, link, message.ticket)
+            self._cancel(worker, trainer, connection_id, message.ticket)
         elif isinstance(message, m.Ping):
             held = worker.held(trainer.number)
             pong = m.Pong(number=message.number, tickets=held, sealed=0, waiting=self._waiting(worker))
-            self._later(_WAY_S, self._tell, trainer, e.Came(link, pong))
+            self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, pong))
 
-    def _cancel(self, worker: FleetWorker, trainer: FleetTrainer, link: int, ticket: Ticket) -> None:
+    def _cancel(self, worker: FleetWorker, trainer: FleetTrainer, connection_id: int, ticket: Ticket) -> None:
         want = worker.waiting.pop((trainer.number, ticket), None)
         if want is not None and worker.queue.remove(trainer.number, want):
             worker.tickets[trainer.number].answer(ticket)
-            self._later(_WAY_S, self._tell, trainer, e.Came(link, m.Cancelled(ticket=ticket)))
+            self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, m.Cancelled(ticket=ticket)))
 
     @staticmethod
     def _waiting(worker: FleetWorker) -> int:
@@ -183,10 +183,12 @@ class Fleet:
         trainer = self.trainers[want.trainer]
         worker.tickets[want.trainer].answer(want.ticket)
         worker.building = None
-        link = next(link for link, number in trainer.links.items() if number == worker.number)
+        connection_id = next(
+            connection_id for connection_id, number in trainer.connection_ids.items() if number == worker.number
+        )
         build_us = int(1e6 * self.build_s)
         header = pushed(want, build_us=build_us, waiting=self._waiting(worker))
-        self._later(_WAY_S, self._tell, trainer, e.Came(link, header, "payload"))
+        self._later(_WAY_S, self._tell, trainer, e.WorkerSaid(connection_id, header, "payload"))
         self._build(worker)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tests.support.two_devices import mirrored
-from trainer_client.tf.untuned import devices_untuned, untuned
+from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _two_devices(*, tuned: bool) -> Any:
     spread = mirrored().distribute_datasets_from_function(lambda _context: data)
     if tuned:
         return iter(spread)
-    with devices_untuned():
+    with untune_devices():
         return iter(spread)
 
 

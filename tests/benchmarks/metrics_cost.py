@@ -58,9 +58,9 @@ def trainer_us(rows: int) -> float:
         taken_s = time.perf_counter()
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        accounts.read([headers[number % 16]], arrays, times)
-        accounts.stepped(0, 0.001)
-        accounts.trained(0, number)
+        accounts.count_read([headers[number % 16]], arrays, times)
+        accounts.count_step_wait(0, 0.001)
+        accounts.count_trained(0, number)
 
     return _cpu_us(once) - _cpu_us(_nothing)
 

@@ -167,7 +167,7 @@ def test_a_trainer_that_stops_reading_holds_up_nobody(loaders: Loaders) -> None:
     with trainer_client.connect(loaders.endpoint, stream="dev") as idle, idle.open() as reading:
         next(reading)
         assert len(_read(loaders.endpoint)) > 10
-        slots = idle._session.receiver.line.slots
+        slots = idle._session.receiver.stream.slots
         assert slots.count(SlotState.LENT) + slots.count(SlotState.OFFERED) <= slots.slots
 
 

@@ -104,7 +104,7 @@ def test_signals_at_any_instruction_lose_no_slot_and_give_none_out_twice(tmp_pat
             signal.signal(signal.SIGALRM, before)
         assert interrupted > 75
         gc.collect()
-        slots = feed._session.receiver.line.slots
+        slots = feed._session.receiver.stream.slots
         wait_until(lambda: slots.count(SlotState.OUT) == 0, "no slot is with a consumer")
         assert feed._session.error is None
         assert [(batch.number, batch.digest) for batch in feed] == calm

@@ -76,7 +76,7 @@ class FakeCursor:
         self.at = Position(0, 0, session.replicas)
         self._all_counted = False
 
-    def start(self) -> Position:
+    def begin_reading(self) -> Position:
         self._all_counted = False
         return self.at
 
@@ -149,7 +149,7 @@ class FakeSession:
 
     def open(self) -> FakeIterator:
         self.openings += 1
-        return FakeIterator(self, self.cursor.start())
+        return FakeIterator(self, self.cursor.begin_reading())
 
     def count_to_end(self, batches: FakeIterator) -> None:
         self.cursor.count_to_end(batches.start)

@@ -65,7 +65,7 @@ class LoneCore:
         self.now_s = 0.0
         self.orders: list[i.Instruction] = []
         #: The connection of each endpoint, and the endpoint of each connection.
-        self.links: dict[str, int] = {}
+        self.connection_ids: dict[str, int] = {}
         #: What probes are answered with.
         self.lock_is_gone = False
 
@@ -84,7 +84,7 @@ class LoneCore:
 
     def _carry_out(self, order: i.Instruction) -> Iterable[e.Event]:
         if isinstance(order, i.Open):
-            self.links[order.endpoint] = order.link
+            self.connection_ids[order.endpoint] = order.connection_id
         elif isinstance(order, i.Probe) and self.lock_is_gone:
             yield e.LockGone(order.incarnation)
 
@@ -121,13 +121,13 @@ class LoneCore:
 
     # --- workers ---
 
-    def link(self, number: int) -> int:
+    def connection_id(self, number: int) -> int:
         """The connection to worker `number`."""
-        return self.links[address(number).endpoint]
+        return self.connection_ids[address(number).endpoint]
 
     def greet(self, number: int, *, shared: bool = True, incarnation: int = 0) -> list[i.Instruction]:
         """The connection comes up, and the worker welcomes us."""
-        self.tell(e.LinkUp(self.link(number)))
+        self.tell(e.ConnectionUp(self.connection_id(number)))
         return self.welcome(number, shared=shared, incarnation=incarnation)
 
     def welcome(self, number: int, *, shared: bool = True, incarnation: int = 0) -> list[i.Instruction]:
@@ -136,7 +136,7 @@ class LoneCore:
             worker=f"w{number}", incarnation=incarnation or number, shared=shared, reason="", float32="float32",
             compression="none", sealed_port=0,
         )  # fmt: skip
-        return self.tell(e.Came(self.link(number), said, shared))
+        return self.tell(e.WorkerSaid(self.connection_id(number), said, shared))
 
     def with_workers(self, number: int, *, shared: bool = True, **said: object) -> list[m.Want]:
         """Attach, with so many workers of this host that serve us, numbered from 1; what is asked for then."""
@@ -149,13 +149,13 @@ class LoneCore:
 
     def say(self, number: int, message: m.Message, payload: object = None) -> list[i.Instruction]:
         """Worker `number` says something."""
-        return self.tell(e.Came(self.link(number), message, payload))
+        return self.tell(e.WorkerSaid(self.connection_id(number), message, payload))
 
     def push(self, want: m.Want, **other: object) -> list[i.Instruction]:
         """The worker that was asked pushes the batch; by TCP its payload turns out valid."""
         orders = self.say(want.worker, pushed(want, **other), None if want.in_slot else "payload")
         for one in [order for order in orders if isinstance(order, i.Write | i.Check)]:
-            orders = orders + self.tell(e.Checked(one.link, one.header, valid=True))
+            orders = orders + self.tell(e.Checked(one.connection_id, one.header, valid=True))
         self.orders = orders
         return orders
 
@@ -171,14 +171,14 @@ class LoneCore:
     # --- what the books say ---
 
     @property
-    def books(self) -> Line:
+    def stream(self) -> Line:
         """The core's books."""
-        assert self.core.line is not None
-        return self.core.line
+        assert self.core.stream is not None
+        return self.core.stream
 
     def entry(self, seq: int) -> Entry:
         """A batch of the line."""
-        return self.books.upcoming.entries[seq]
+        return self.stream.upcoming.entries[seq]
 
     def offer(self, seq: int) -> i.Offer:
         """The offer of a batch that has come."""
@@ -193,7 +193,7 @@ class LoneCore:
 
     def tickets(self, number: int) -> tuple[Ticket, ...]:
         """What a worker holds, as it is written here."""
-        worker = self.books.connections.worker_at(self.link(number))
+        worker = self.stream.connections.worker_at(self.connection_id(number))
         return tuple(worker.asks) if worker is not None else ()
 
     def wait_hearing(self, seconds: float, *numbers: int, step_s: float = 0.25) -> list[i.Instruction]:

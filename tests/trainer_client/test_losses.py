@@ -11,7 +11,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from trainer_client.losses import CTC, RowLoss, blank_after, ctc_per_row, masked_mean, valid_rows  # isort: skip
-from trainer_client.tf.untuned import devices_untuned, untuned  # isort: skip
+from trainer_client.tf.untuned import untune_devices, untuned  # isort: skip
 
 FRAMES, CLASSES, LABELS = 12, 5, 4
 
@@ -149,7 +149,7 @@ def test_fit_under_two_replicas_reports_and_follows_the_mean_over_all_rows():
         if strategy.num_replicas_in_sync == 2:
             parts = untuned(tf.data.Dataset.from_tensor_slices((x, y, weight)).batch(2))
             data = strategy.distribute_datasets_from_function(lambda _context, parts=parts: parts)
-        with devices_untuned():
+        with untune_devices():
             loss = model.fit(data, verbose=0, shuffle=False).history["loss"][0]
         results.append([loss, *(float(w.ravel()[0]) for w in model.get_weights())])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)

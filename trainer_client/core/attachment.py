@@ -112,19 +112,19 @@ class Attachment:
 
     def wait(self, said: m.Wait, now_s: float) -> None:
         """It is not ready yet."""
-        if self._answers(said.serial):
+        if self._take_answer(said.serial):
             self.heard = said.reason
             self._again_s = now_s + said.retry_ms / 1000
             self._silence.excuse(self._again_s)
 
-    def _answers(self, serial: int) -> bool:
+    def _take_answer(self, serial: int) -> bool:
         answers = self._open and serial == self._serial
         self.late_answers += not answers
         return answers
 
     def agree(self, said: m.Attached, now_s: float) -> bool:
         """The coordinator agrees; False if this answers something else, or is wrong."""
-        if not self._answers(said.serial):
+        if not self._take_answer(said.serial):
             return False
         asked, cursor = self._asked, said.cursor
         expected = (0, 0) if asked is None else (asked.epoch, asked.number)
@@ -149,7 +149,7 @@ class Attachment:
 
     def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
         """The request is refused: an error for whoever waits for it, else for the feed."""
-        if serial is not None and not self._answers(serial):
+        if serial is not None and not self._take_answer(serial):
             return
         if not self.answer(error):
             self._out.append(i.Fail(error))

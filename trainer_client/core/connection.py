@@ -8,32 +8,32 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["SERVING", "Connection", "LinkState"]
+__all__ = ["SERVING", "Connection", "ConnectionState"]
 
 
-class LinkState(enum.Enum):
+class ConnectionState(enum.Enum):
     """How the connection to a worker stands."""
 
     DOWN = "down"  #: it is being made
     GREETING = "greeting"  #: it is up, and Hello was not answered yet
     SHARED = "by shared memory"  #: the worker serves us and writes into our slots
     TCP = "by TCP"  #: the worker serves us with frames
-    LEAVING = "leaving"  #: the worker answers what it has and takes nothing new
+    DRAINING = "draining"  #: the worker answers what it has and takes nothing new
     CLOSED = "closed"  #: we hung up
 
 
-SERVING = (LinkState.SHARED, LinkState.TCP, LinkState.LEAVING)
+SERVING = (ConnectionState.SHARED, ConnectionState.TCP, ConnectionState.DRAINING)
 
 #: What may happen to a connection; any other pair is a defect of ours and raises.
-_NEXT: dict[tuple[LinkState, str], LinkState] = {
-    (LinkState.DOWN, "up"): LinkState.GREETING,
-    (LinkState.GREETING, "greet again"): LinkState.GREETING,
-    **{(state, "greet again"): LinkState.GREETING for state in SERVING},
-    **{(state, "welcome, shared"): LinkState.SHARED for state in (LinkState.GREETING, *SERVING)},
-    **{(state, "welcome"): LinkState.TCP for state in (LinkState.GREETING, *SERVING)},
-    **{(state, "leave"): LinkState.LEAVING for state in SERVING},
-    **{(state, "down"): LinkState.DOWN for state in LinkState if state is not LinkState.CLOSED},
-    **{(state, "close"): LinkState.CLOSED for state in LinkState if state is not LinkState.CLOSED},
+_NEXT: dict[tuple[ConnectionState, str], ConnectionState] = {
+    (ConnectionState.DOWN, "up"): ConnectionState.GREETING,
+    (ConnectionState.GREETING, "greet again"): ConnectionState.GREETING,
+    **{(state, "greet again"): ConnectionState.GREETING for state in SERVING},
+    **{(state, "welcome, shared"): ConnectionState.SHARED for state in (ConnectionState.GREETING, *SERVING)},
+    **{(state, "welcome"): ConnectionState.TCP for state in (ConnectionState.GREETING, *SERVING)},
+    **{(state, "drain"): ConnectionState.DRAINING for state in SERVING},
+    **{(state, "down"): ConnectionState.DOWN for state in ConnectionState if state is not ConnectionState.CLOSED},
+    **{(state, "close"): ConnectionState.CLOSED for state in ConnectionState if state is not ConnectionState.CLOSED},
 }
 
 
@@ -41,13 +41,13 @@ _NEXT: dict[tuple[LinkState, str], LinkState] = {
 class Connection:
     """One connection; it survives the worker's restarts at the same endpoint."""
 
-    link: int
+    id: int
     endpoint: str
     local: bool
     opened_s: float
     #: Since when the state is what it is.
     since_s: float
-    state: LinkState = LinkState.DOWN
+    state: ConnectionState = ConnectionState.DOWN
     #: Who answered last.
     incarnation: int | None = None
     #: Offered with the last Hello.

@@ -12,7 +12,7 @@ Rules:
   no such proof where it wrote in place.
 - What one worker says or is closes that one connection, with a line in the log, and never ends the feed.
 - One side may not know that a connection is gone, so that of a worker which is silent is made anew.
-Pure: links are numbers, and sockets are somebody else's.
+Pure: connection_ids are numbers, and sockets are somebody else's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from shared.hashing import digest64
 from trainer_client.core import instructions as i
-from trainer_client.core.connection import SERVING, Connection, LinkState
-from trainer_client.core.workers import Worker
+from trainer_client.core.connection import SERVING, Connection, ConnectionState
+from trainer_client.core.workers import KnownWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ class Connections:
         settings: CoreSettings,
         heartbeat_timeout_s: float,
         upcoming: Upcoming,
-        workers: dict[int, Worker],
+        workers: dict[int, KnownWorker],
         wants: Wants,
         out: list[i.Instruction],
     ) -> None:
@@ -77,24 +77,24 @@ class Connections:
         #: Endpoints of other hosts, the ones to talk to first in front.
         self._order: list[str] = []
         self._ranks: dict[str, int] = {}
-        self._by_link: dict[int, Connection] = {}
+        self._by_id: dict[int, Connection] = {}
         self._by_endpoint: dict[str, Connection] = {}
         #: What was said by workers that turned us away, and by which incarnation, as far as the list tells.
         self._turned_away: dict[str, tuple[int, StokerError]] = {}
         #: Endpoints that were given up for others since the head has nobody who can build it, and why.
         self._given_up: dict[str, str] = {}
-        self._links = 0
+        self._last_id = 0
         self._lock_bytes = _FIRST_LOCK_BYTE
 
     def __len__(self) -> int:
-        return len(self._by_link)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[Connection]:
-        return iter(self._by_link.values())
+        return iter(self._by_id.values())
 
     # --- the list ---
 
-    def meet(self, version: int, members: Iterable[WorkerAddress], now_s: float) -> None:
+    def update_members(self, version: int, members: Iterable[WorkerAddress], now_s: float) -> None:
         """The coordinator's latest list."""
         self.version = version
         self._members = {one.endpoint: one for one in members}
@@ -165,7 +165,7 @@ class Connections:
 
     def _forget_the_gone(self, now_s: float) -> None:
         """Those off the list and cut whose workers are gone; of the others only so many are kept."""
-        cut = [one for one in self if one.state is LinkState.DOWN and one.endpoint not in self._members]
+        cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self._members]
         cut = [one for one in cut if self._may_forget(one)]
         gone = [one for one in cut if self._is_gone(one, now_s)]
         for one in gone:
@@ -187,11 +187,11 @@ class Connections:
     # --- opening and closing ---
 
     def _open(self, endpoint: str, now_s: float, *, local: bool) -> Connection:
-        self._links += 1
-        connection = Connection(self._links, endpoint, local, now_s, now_s)
+        self._last_id += 1
+        connection = Connection(self._last_id, endpoint, local, now_s, now_s)
         connection.renew_pause_s = self._timeout_s
-        self._by_link[connection.link] = self._by_endpoint[endpoint] = connection
-        self._out.append(i.Open(connection.link, endpoint))
+        self._by_id[connection.id] = self._by_endpoint[endpoint] = connection
+        self._out.append(i.Open(connection.id, endpoint))
         return connection
 
     def _close(self, connection: Connection, now_s: float) -> None:
@@ -199,21 +199,21 @@ class Connections:
         if worker is not None:
             self._part(connection, worker)
         connection.move("close", now_s)
-        del self._by_link[connection.link], self._by_endpoint[connection.endpoint]
-        self._out.append(i.Close(connection.link))
+        del self._by_id[connection.id], self._by_endpoint[connection.endpoint]
+        self._out.append(i.Close(connection.id))
 
-    def _part(self, connection: Connection, worker: Worker) -> None:
+    def _part(self, connection: Connection, worker: KnownWorker) -> None:
         """The connection is not this worker's any more; it is buried once it can write nowhere."""
-        self._wants.cut(worker, by_us=connection.state is LinkState.DOWN)
-        connection.incarnation = worker.link = None
+        self._wants.cut(worker, by_us=connection.state is ConnectionState.DOWN)
+        connection.incarnation = worker.connection_id = None
         if worker.could_write():
             self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
         else:
             self._bury(worker, crashed=not worker.in_good_order)
 
-    def turn_away(self, link: int, error: StokerError, now_s: float) -> None:
+    def turn_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
         """The worker refused us, or cannot be reached at all: this connection is over."""
-        connection = self._by_link.get(link)
+        connection = self._by_id.get(connection_id)
         if connection is None:
             return
         address = self._members.get(connection.endpoint)
@@ -225,19 +225,19 @@ class Connections:
 
     # --- what happens to a connection ---
 
-    def up(self, link: int, now_s: float) -> None:
+    def note_up(self, connection_id: int, now_s: float) -> None:
         """It takes messages."""
-        connection = self._by_link.get(link)
+        connection = self._by_id.get(connection_id)
         if connection is None:
             return
-        if connection.state is not LinkState.DOWN:  # it broke and was made again before we looked
-            self.down(link, now_s)
+        if connection.state is not ConnectionState.DOWN:  # it broke and was made again before we looked
+            self.note_down(connection_id, now_s)
         connection.move("up", now_s)
         self._greet(connection, now_s)
 
-    def down(self, link: int, now_s: float, *, by_us: bool = False) -> None:
+    def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
         """It is gone, and what was on it is lost."""
-        connection = self._by_link.get(link)
+        connection = self._by_id.get(connection_id)
         if connection is None:
             return
         connection.move("down", now_s)
@@ -248,16 +248,16 @@ class Connections:
             if worker.in_slot:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
-    def greeting_failed(self, link: int, now_s: float) -> None:
+    def note_greeting_failed(self, connection_id: int, now_s: float) -> None:
         """It is up but takes nothing yet."""
-        connection = self._by_link.get(link)
-        if connection is not None and connection.state is LinkState.GREETING:
+        connection = self._by_id.get(connection_id)
+        if connection is not None and connection.state is ConnectionState.GREETING:
             connection.hello_s = now_s + _NOT_YET_S
 
-    def greet_again(self, link: int, now_s: float) -> None:
+    def greet_again(self, connection_id: int, now_s: float) -> None:
         """The worker does not know us (any more)."""
-        connection = self._by_link[link]
-        if connection.state is not LinkState.DOWN:  # else it is greeted once it is up
+        connection = self._by_id[connection_id]
+        if connection.state is not ConnectionState.DOWN:  # else it is greeted once it is up
             connection.move("greet again", now_s)
             self._greet(connection, now_s)
 
@@ -269,35 +269,35 @@ class Connections:
             if self._lock_bytes == _LAST_LOCK_BYTE:
                 self._lock_bytes = _FIRST_LOCK_BYTE
         connection.hello_s = now_s + _HELLO_PAUSE_S
-        self._out.append(i.Greet(connection.link, connection.lock_byte))
+        self._out.append(i.Greet(connection.id, connection.lock_byte))
 
-    def welcome(self, link: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
+    def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
         """The worker serves us; `locked`: it holds the lock that it was offered last."""
-        connection = self._by_link.get(link)
-        if connection is None or connection.state is LinkState.DOWN:
+        connection = self._by_id.get(connection_id)
+        if connection is None or connection.state is ConnectionState.DOWN:
             return  # it was said before the connection was closed, or went
         former = self._worker_of(connection)
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
-        connection.incarnation, worker.link = worker.incarnation, link
+        connection.incarnation, worker.connection_id = worker.incarnation, connection_id
         if locked and connection.lock_byte:  # else it answers a Hello that was said twice
             worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
         worker.in_slot = came.shared and (locked or worker.in_slot)
-        worker.leaving, worker.unlisted, worker.cut = False, True, False
+        worker.takes_no_wants, worker.unlisted, worker.cut = False, True, False
         connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
         connection.hello_s, connection.renew_s = float("inf"), float("inf")
         connection.renew_pause_s = self._timeout_s
-        self._wants.greet()
+        self._wants.note_arrival()
         self._wants.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
         self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
 
-    def _get_to_know(self, came: m.Welcome, now_s: float) -> Worker:
-        worker = Worker(
+    def _get_to_know(self, came: m.Welcome, now_s: float) -> KnownWorker:
+        worker = KnownWorker(
             incarnation=came.incarnation,
             name=came.worker,
-            link=None,
+            connection_id=None,
             rank=self._rank(str(came.incarnation)),
             in_slot=False,
             lock_byte=0,
@@ -307,25 +307,25 @@ class Connections:
         self._workers[worker.incarnation] = worker
         return worker
 
-    def leave(self, link: int, now_s: float) -> None:
+    def drain(self, connection_id: int, now_s: float) -> None:
         """The worker drains."""
-        connection = self._by_link[link]
+        connection = self._by_id[connection_id]
         if connection.state in SERVING:
-            connection.move("leave", now_s)
+            connection.move("drain", now_s)
 
-    def lock_is_gone(self, incarnation: int, now_s: float) -> None:
+    def note_lock_gone(self, incarnation: int, now_s: float) -> None:
         """Proof that this worker can write nowhere any more."""
         worker = self._workers.get(incarnation)
         if worker is None:
             return
-        connection = self._by_link.get(worker.link) if worker.link is not None else None
+        connection = self._by_id.get(worker.connection_id) if worker.connection_id is not None else None
         self._bury(worker, crashed=not worker.in_good_order)
         if connection is not None:
             connection.incarnation = None
             if connection.state in SERVING:  # it had only let go of our memory, because we were away for long
-                self.greet_again(connection.link, now_s)
+                self.greet_again(connection.id, now_s)
 
-    def _bury(self, worker: Worker, *, crashed: bool) -> None:
+    def _bury(self, worker: KnownWorker, *, crashed: bool) -> None:
         self._log("info", "worker is gone", worker=worker.name, crashed=crashed)
         self._wants.bury(worker, crashed=crashed)
         del self._workers[worker.incarnation]
@@ -337,14 +337,17 @@ class Connections:
         for worker in self._workers.values():
             if now_s - worker.heard_s > self._timeout_s:
                 self._wants.suspect(worker)
-            pause_s = self._timeout_s / 4
-            if worker.link is not None and now_s - worker.pinged_s >= pause_s and worker.is_in_doubt(now_s - pause_s):
-                connection = self._by_link[worker.link]
-                if connection.state in SERVING:
-                    self._out.append(i.ToWorker(worker.link, self._wants.ping(worker, now_s)))
+            self._ping_if_in_doubt(worker, now_s)
         for connection in list(self):
             self._renew(connection, now_s)
         self.top_up(now_s)
+
+    def _ping_if_in_doubt(self, worker: KnownWorker, now_s: float) -> None:
+        pause_s = self._timeout_s / 4
+        if worker.connection_id is None or now_s - worker.pinged_s < pause_s or not worker.is_in_doubt(now_s - pause_s):
+            return
+        if self._by_id[worker.connection_id].state in SERVING:
+            self._out.append(i.ToWorker(worker.connection_id, self._wants.ping(worker, now_s)))
 
     def greet(self, now_s: float) -> None:
         """Say Hello (again) where it is due."""
@@ -355,7 +358,7 @@ class Connections:
     def _renew(self, connection: Connection, now_s: float) -> None:
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
-        up = connection.state is not LinkState.DOWN
+        up = connection.state is not ConnectionState.DOWN
         if not up or now_s - max(heard_s, connection.since_s) <= self._timeout_s:
             return
         if connection.renew_s == float("inf"):
@@ -365,14 +368,14 @@ class Connections:
             connection.renew_pause_s = min(2 * connection.renew_pause_s, longest_s)
             connection.renew_s = now_s + connection.renew_pause_s
             self._log("info", "connection to a silent worker is made anew", worker=connection.endpoint)
-            self.down(connection.link, now_s, by_us=True)
-            self._out.append(i.Renew(connection.link))
+            self.note_down(connection.id, now_s, by_us=True)
+            self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
         """Look for proof that silent workers are dead; whether some might still write into slots."""
         writers = False
         for worker in self._workers.values():
-            if worker.in_slot and (worker.silent or worker.leaving or worker.link is None):
+            if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
                 writers = writers or worker.could_write()
         return writers
@@ -388,16 +391,16 @@ class Connections:
 
     # --- who is there ---
 
-    def worker_at(self, link: int) -> Worker | None:
+    def worker_at(self, connection_id: int) -> KnownWorker | None:
         """Who answered there last."""
-        connection = self._by_link.get(link)
+        connection = self._by_id.get(connection_id)
         return self._worker_of(connection) if connection is not None else None
 
     def serving(self) -> list[int]:
         """Connections to workers that serve us."""
-        return [connection.link for connection in self if connection.state in SERVING]
+        return [connection.id for connection in self if connection.state in SERVING]
 
-    def _worker_of(self, connection: Connection) -> Worker | None:
+    def _worker_of(self, connection: Connection) -> KnownWorker | None:
         return self._workers.get(connection.incarnation) if connection.incarnation is not None else None
 
     def is_all_tried(self, now_s: float) -> bool:
@@ -440,4 +443,4 @@ class Connections:
         return "silent" if worker.silent else connection.state.value
 
     def _log(self, level: str, event: str, **fields: object) -> None:
-        self._out.append(i.Log(level, event, fields))
+        self._out.append(i.WriteLog(level, event, fields))

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shared.errors import StokerError
-    from trainer_client.core.workers import Worker
+    from trainer_client.core.workers import KnownWorker
 
-__all__ = ["Core", "Line"]
+__all__ = ["AttachedStream", "Core"]
 
 #: How often a silent writer is looked at for proof of its death: a lock has no event to wait for.
 _PROBE_S = 0.02
 
 
-class Line:
+class AttachedStream:
     """What exists once the trainer is attached: the books of one stream."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
@@ -48,7 +48,7 @@ class Line:
         slots, prefetch = slots_for(settings, spec)
         cursor = attached.cursor
         start = Position(cursor.epoch, cursor.number, cursor.group)
-        workers: dict[int, Worker] = {}
+        workers: dict[int, KnownWorker] = {}
         self.upcoming = Upcoming(start, settings.ranks, repeats=spec.evaluation)
         self.slots = SlotStates(slots)
         bad_rows = BadRows(attached.max_bad)
@@ -71,7 +71,7 @@ class Core:
         self._out: list[i.Instruction] = []
         self.attachment = Attachment(settings, self._out)
         #: None until the coordinator has agreed.
-        self.line: Line | None = None
+        self.stream: AttachedStream | None = None
         self._seen_s = float("inf")
         self._tick_s = 0.0
         self._opened: e.Opened | None = None
@@ -81,52 +81,52 @@ class Core:
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
         """Take in what happened; what is to be done about it."""
-        if self.line is not None and now_s - self._seen_s > self.line.spec.heartbeat_timeout_s / 2:
-            self._excuse(self.line, now_s)
+        if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:
+            self._excuse(self.stream, now_s)
         self._seen_s = now_s
         for event in events:
             self._doors[type(event)](self, event, now_s)
-        if self.line is not None:
-            self._decide(self.line, now_s)
-        self.attachment.tick(self.line.connections.version if self.line is not None else 0, now_s)
-        self.due_s = min(self.attachment.due_s, self._tick_s if self.line is not None else float("inf"))
-        if self.line is not None:
-            self.due_s = min(self.due_s, self.line.connections.due_s(), self.line.questions.due_s)
+        if self.stream is not None:
+            self._decide(self.stream, now_s)
+        self.attachment.tick(self.stream.connections.version if self.stream is not None else 0, now_s)
+        self.due_s = min(self.attachment.due_s, self._tick_s if self.stream is not None else float("inf"))
+        if self.stream is not None:
+            self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
         out = self._out[:]
         self._out.clear()
         return out
 
-    def _excuse(self, line: Line, now_s: float) -> None:
-        line.wants.excuse(now_s)
-        line.connections.excuse(now_s)
+    def _excuse(self, stream: AttachedStream, now_s: float) -> None:
+        stream.wants.excuse(now_s)
+        stream.connections.excuse(now_s)
         self.attachment.excuse(now_s)
 
-    def _decide(self, line: Line, now_s: float) -> None:
+    def _decide(self, stream: AttachedStream, now_s: float) -> None:
         if now_s >= self._tick_s:
-            self._tick(line, now_s)
-        line.connections.greet(now_s)
-        self._extend(line, now_s)
-        line.wants.decide(now_s)
-        self._watch_head(line, now_s)
-        wakes = i.WakeFor(room=2 * line.wants.unanswered < line.wants.prefetch, slots=line.wants.short_of_slots)
+            self._tick(stream, now_s)
+        stream.connections.greet(now_s)
+        self._extend(stream, now_s)
+        stream.wants.decide(now_s)
+        self._watch_head(stream, now_s)
+        wakes = i.WakeFor(room=2 * stream.wants.unanswered < stream.wants.prefetch, slots=stream.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes
             self._out.append(wakes)
 
-    def _tick(self, line: Line, now_s: float) -> None:
-        line.connections.tick(now_s)
-        writers = line.connections.probe()
-        self._tick_s = now_s + (_PROBE_S if writers else line.spec.heartbeat_timeout_s / 8)
+    def _tick(self, stream: AttachedStream, now_s: float) -> None:
+        stream.connections.tick(now_s)
+        writers = stream.connections.probe()
+        self._tick_s = now_s + (_PROBE_S if writers else stream.spec.heartbeat_timeout_s / 8)
 
     # --- consumers ---
 
-    def _attach_asked(self, event: e.AttachAsked, now_s: float) -> None:
+    def _on_attach_asked(self, event: e.AttachAsked, now_s: float) -> None:
         self.attachment.ask(event.cursor, now_s, waiting=event.serial)
 
-    def _open(self, event: e.Opened, _now_s: float) -> None:
+    def _on_opened(self, event: e.Opened, _now_s: float) -> None:
         """Serve this reader from now on; what lies ahead is kept where it is what the reader needs next."""
-        assert self.line is not None
-        upcoming = self.line.upcoming
+        assert self.stream is not None
+        upcoming = self.stream.upcoming
         over = upcoming.is_over(event.start)
         self._opened = event if over is None else None
         if over is None:
@@ -136,19 +136,19 @@ class Core:
         elif upcoming.leads_on(event.start, event.taken):
             self._out.append(i.Serve(event.reader, upcoming.head))
         else:
-            upcoming.turn(event.start, event.taken)
-            self.line.wants.refocus()
+            upcoming.redirect(event.start, event.taken)
+            self.stream.wants.refocus()
             self._out.append(i.Restart(event.reader, upcoming.head))
 
-    def _took(self, event: e.Took, _now_s: float) -> None:
-        assert self.line is not None
-        self.line.slots.take(event.slot)
-        self._pass(self.line.upcoming, event.seq, event.slot)
+    def _on_took(self, event: e.Took, _now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.slots.take(event.slot)
+        self._pass(self.stream.upcoming, event.seq, event.slot)
 
-    def _handed_back(self, event: e.HandedBack, _now_s: float) -> None:
-        assert self.line is not None
-        self.line.slots.hand_back(event.slot)
-        self._pass(self.line.upcoming, event.seq, event.slot)
+    def _on_handed_back(self, event: e.HandedBack, _now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.slots.hand_back(event.slot)
+        self._pass(self.stream.upcoming, event.seq, event.slot)
 
     @staticmethod
     def _pass(upcoming: Upcoming, seq: int, slot: int) -> None:
@@ -157,52 +157,52 @@ class Core:
         if entry is not None and entry.slot == slot:
             upcoming.pass_to(seq + 1)
 
-    def _taken_back(self, event: e.TakenBack, _now_s: float) -> None:
-        assert self.line is not None
-        self.line.wants.take_back(event.seq, won=event.won)
+    def _on_taken_back(self, event: e.TakenBack, _now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.wants.take_back(event.seq, won=event.won)
 
-    def _question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
-        assert self.line is not None
-        self.line.questions.ask(event.question, now_s)
+    def _on_question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.questions.ask(event.question, now_s)
 
     # --- the way ahead ---
 
-    def _extend(self, line: Line, now_s: float) -> None:
-        upcoming, wants = line.upcoming, line.wants
+    def _extend(self, stream: AttachedStream, now_s: float) -> None:
+        upcoming, wants = stream.upcoming, stream.wants
         room = upcoming.head + wants.prefetch - upcoming.end
         if room > 0:
             wants.extend(upcoming.extend(room))
             missing = upcoming.missing()
             if missing is not None:
                 self._ask_about(*missing)
-        line.questions.tick(line.connections.serving(), now_s)
+        stream.questions.tick(stream.connections.serving(), now_s)
 
     def _ask_about(self, epoch: int, group: int) -> None:
-        assert self.line is not None
-        spec = self.line.spec
+        assert self.stream is not None
+        spec = self.stream.spec
         query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
-        self.line.questions.ask(query, self._seen_s)
+        self.stream.questions.ask(query, self._seen_s)
 
     def _learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:
-        assert self.line is not None
-        self.line.upcoming.learn(epoch, group, batches)
+        assert self.stream is not None
+        self.stream.upcoming.learn(epoch, group, batches)
         if self._opened is not None:
-            self._open(self._opened, now_s)
+            self._on_opened(self._opened, now_s)
 
     # --- the coordinator ---
 
-    def _coordinator_said(self, event: e.CoordinatorSaid, now_s: float) -> None:
+    def _on_coordinator_said(self, event: e.CoordinatorSaid, now_s: float) -> None:
         self.attachment.hear(now_s)
         said = event.message
         if isinstance(said, m.Attached):
-            self._attached(said, now_s)
+            self._on_attached(said, now_s)
         elif isinstance(said, m.Wait):
             self.attachment.wait(said, now_s)
         elif isinstance(said, m.NotAttached):
             self.attachment.refuse(refusal(said, "coordinator"), serial=said.serial)
         elif isinstance(said, m.Members):
-            if self.line is not None:
-                self.line.connections.meet(said.version, said.workers, now_s)
+            if self.stream is not None:
+                self.stream.connections.update_members(said.version, said.workers, now_s)
         elif isinstance(said, m.Refused) and said.code == "unknown":
             self.attachment.come_back(now_s)
         elif isinstance(said, m.Refused):
@@ -210,130 +210,132 @@ class Core:
         else:
             self.strays += not isinstance(said, m.Noted)
 
-    def _coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
+    def _on_coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
         self.attachment.try_soon(now_s)
 
-    def _attached(self, said: m.Attached, now_s: float) -> None:
+    def _on_attached(self, said: m.Attached, now_s: float) -> None:
         if not self.attachment.agree(said, now_s):
             return
-        if self.line is None:
-            self.line = Line(self._settings, said, self._out)
-        line, cursor = self.line, said.cursor
-        if line.spec.plan_digest != cursor.plan_digest:
-            self.attachment.refuse(other_plan(line.spec.plan_digest, cursor.plan_digest))
+        if self.stream is None:
+            self.stream = AttachedStream(self._settings, said, self._out)
+        stream, cursor = self.stream, said.cursor
+        if stream.spec.plan_digest != cursor.plan_digest:
+            self.attachment.refuse(other_plan(stream.spec.plan_digest, cursor.plan_digest))
             return
-        line.upcoming.next_group = said.next_group
-        line.connections.meet(said.members, said.workers, now_s)
+        stream.upcoming.next_group = said.next_group
+        stream.connections.update_members(said.members, said.workers, now_s)
         self._learn(cursor.epoch, cursor.group, said.batches, now_s)
         self.attachment.answer(said)
 
     # --- workers ---
 
-    def _link_up(self, event: e.LinkUp, now_s: float) -> None:
-        assert self.line is not None
-        self.line.connections.up(event.link, now_s)
+    def _connection_up(self, event: e.ConnectionUp, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.connections.note_up(event.connection_id, now_s)
 
-    def _link_down(self, event: e.LinkDown, now_s: float) -> None:
-        assert self.line is not None
-        self.line.connections.down(event.link, now_s)
+    def _connection_down(self, event: e.ConnectionDown, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.connections.note_down(event.connection_id, now_s)
 
-    def _link_failed(self, event: e.LinkFailed, now_s: float) -> None:
-        assert self.line is not None
-        self.line.connections.turn_away(event.link, event.error, now_s)
+    def _connection_failed(self, event: e.ConnectionFailed, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.connections.turn_away(event.connection_id, event.error, now_s)
 
-    def _greeting_failed(self, event: e.GreetingFailed, now_s: float) -> None:
-        assert self.line is not None
-        self.line.connections.greeting_failed(event.link, now_s)
+    def _on_greeting_failed(self, event: e.GreetingFailed, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.connections.note_greeting_failed(event.connection_id, now_s)
 
-    def _lock_gone(self, event: e.LockGone, now_s: float) -> None:
-        assert self.line is not None
-        self.line.connections.lock_is_gone(event.incarnation, now_s)
+    def _on_lock_gone(self, event: e.LockGone, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.connections.note_lock_gone(event.incarnation, now_s)
 
-    def _came(self, event: e.Came, now_s: float) -> None:
-        assert self.line is not None
-        line, said, link = self.line, event.message, event.link
-        worker = line.connections.worker_at(link)
+    def _on_worker_said(self, event: e.WorkerSaid, now_s: float) -> None:
+        assert self.stream is not None
+        stream, said, connection_id = self.stream, event.message, event.connection_id
+        worker = stream.connections.worker_at(connection_id)
         if isinstance(said, m.Welcome):
-            line.connections.welcome(link, said, now_s, locked=bool(event.payload))
+            stream.connections.welcome(connection_id, said, now_s, locked=bool(event.payload))
         elif isinstance(said, m.Refused):
-            line.connections.turn_away(link, refusal(said, f"worker at link {link}"), now_s)
+            error = refusal(said, f"worker on connection {connection_id}")
+            stream.connections.turn_away(connection_id, error, now_s)
         elif isinstance(said, m.EpochAnswer | m.NameAnswer):
-            self._answered(line, said, now_s)
+            self._on_answer(stream, said, now_s)
         elif worker is None:
             self.strays += 1
         elif isinstance(said, m.Pushed):
-            line.wants.receive(worker, said, event.payload, now_s)
+            stream.wants.receive(worker, said, event.payload, now_s)
         elif isinstance(said, m.Cancelled):
-            line.wants.give_up(worker, said.ticket, now_s)
+            stream.wants.give_up(worker, said.ticket, now_s)
         elif isinstance(said, m.Unbuilt):
-            self._unbuilt(line, worker, said, now_s)
+            self._on_unbuilt(stream, worker, said, now_s)
         elif isinstance(said, m.Pong):
-            line.wants.reconcile(worker, said, now_s)
+            stream.wants.reconcile(worker, said, now_s)
         else:
             self.strays += 1
 
-    def _unbuilt(self, line: Line, worker: Worker, said: m.Unbuilt, now_s: float) -> None:
-        line.wants.give_up(worker, said.ticket, now_s, said)
-        if worker.link is None:
+    def _on_unbuilt(self, stream: AttachedStream, worker: KnownWorker, said: m.Unbuilt, now_s: float) -> None:
+        stream.wants.give_up(worker, said.ticket, now_s, said)
+        if worker.connection_id is None:
             return
         if said.code == "unknown":  # no more wants until it welcomes us again
-            line.wants.leave(worker)
-            line.connections.greet_again(worker.link, now_s)
+            stream.wants.stop_asking(worker)
+            stream.connections.greet_again(worker.connection_id, now_s)
         elif said.code == "draining":
-            line.connections.leave(worker.link, now_s)
+            stream.connections.drain(worker.connection_id, now_s)
 
-    def _answered(self, line: Line, said: m.EpochAnswer | m.NameAnswer, now_s: float) -> None:
-        line.questions.answer(said)
+    def _on_answer(self, stream: AttachedStream, said: m.EpochAnswer | m.NameAnswer, now_s: float) -> None:
+        stream.questions.answer(said)
         if isinstance(said, m.EpochAnswer):
             self._learn(said.epoch, said.group, said.batches, now_s)
 
-    def _checked(self, event: e.Checked, now_s: float) -> None:
-        assert self.line is not None
-        worker = self.line.connections.worker_at(event.link)
+    def _on_checked(self, event: e.Checked, now_s: float) -> None:
+        assert self.stream is not None
+        worker = self.stream.connections.worker_at(event.connection_id)
         if worker is not None:
-            self.line.wants.settle(worker, event.header, now_s, valid=event.valid)
+            self.stream.wants.settle(worker, event.header, now_s, valid=event.valid)
 
     # --- the end ---
 
-    def _watch_head(self, line: Line, now_s: float) -> None:
+    def _watch_head(self, stream: AttachedStream, now_s: float) -> None:
         """A head that nobody can build ends the feed; soon, if all workers that are there refused it."""
-        head = line.upcoming.entries.get(line.upcoming.head)
+        head = stream.upcoming.entries.get(stream.upcoming.head)
         refused = head.refused if head is not None else {}
-        if self._failed or (head is not None and head.ready) or line.wants.somebody_can(refused):
+        if self._failed or (head is not None and head.ready) or stream.wants.somebody_can(refused):
             self._alone_since_s = None
-            line.connections.need(somebody=False)
+            stream.connections.need(somebody=False)
             return
-        line.connections.need(somebody=True)
+        stream.connections.need(somebody=True)
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         alone_s = now_s - self._alone_since_s
-        errors = [*refused.values()] or line.connections.refusals()
-        patience_s = line.spec.heartbeat_timeout_s if line.wants.all_refuse(refused) else self._settings.lost_timeout_s
-        if alone_s > patience_s and line.connections.is_all_tried(now_s):
-            self._fail(line, errors)
+        errors = [*refused.values()] or stream.connections.refusals()
+        quick = stream.wants.all_refuse(refused)
+        patience_s = stream.spec.heartbeat_timeout_s if quick else self._settings.lost_timeout_s
+        if alone_s > patience_s and stream.connections.is_all_tried(now_s):
+            self._fail(stream, errors)
 
-    def _fail(self, line: Line, errors: list[StokerError]) -> None:
+    def _fail(self, stream: AttachedStream, errors: list[StokerError]) -> None:
         self._failed = True
-        tried, listed = line.connections.tried()
+        tried, listed = stream.connections.tried()
         if errors:
             self._out.append(i.Fail(refused_by_all(errors[-1], len(errors), listed)))
         else:
             self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s)))
 
     _doors: ClassVar[dict[type, Callable[..., None]]] = {
-        e.AttachAsked: _attach_asked,
-        e.Opened: _open,
-        e.Took: _took,
-        e.HandedBack: _handed_back,
-        e.TakenBack: _taken_back,
-        e.QuestionAsked: _question_asked,
-        e.CoordinatorSaid: _coordinator_said,
-        e.CoordinatorAway: _coordinator_away,
-        e.LinkUp: _link_up,
-        e.LinkDown: _link_down,
-        e.LinkFailed: _link_failed,
-        e.GreetingFailed: _greeting_failed,
-        e.LockGone: _lock_gone,
-        e.Came: _came,
-        e.Checked: _checked,
+        e.AttachAsked: _on_attach_asked,
+        e.Opened: _on_opened,
+        e.Took: _on_took,
+        e.HandedBack: _on_handed_back,
+        e.TakenBack: _on_taken_back,
+        e.QuestionAsked: _on_question_asked,
+        e.CoordinatorSaid: _on_coordinator_said,
+        e.CoordinatorAway: _on_coordinator_away,
+        e.ConnectionUp: _connection_up,
+        e.ConnectionDown: _connection_down,
+        e.ConnectionFailed: _connection_failed,
+        e.GreetingFailed: _on_greeting_failed,
+        e.LockGone: _on_lock_gone,
+        e.WorkerSaid: _on_worker_said,
+        e.Checked: _on_checked,
     }

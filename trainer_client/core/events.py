@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttachAsked",
-    "Came",
     "Checked",
+    "ConnectionDown",
+    "ConnectionFailed",
+    "ConnectionUp",
     "CoordinatorAway",
     "CoordinatorSaid",
     "Event",
     "GreetingFailed",
     "HandedBack",
-    "LinkDown",
-    "LinkFailed",
-    "LinkUp",
     "LockGone",
     "Opened",
     "QuestionAsked",
     "TakenBack",
     "Took",
+    "WorkerSaid",
 ]
 
 # --- from consumers ---
@@ -93,24 +93,24 @@ class CoordinatorAway:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUp:
+class ConnectionUp:
     """A connection to a worker takes messages."""
 
-    link: int
+    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class LinkDown:
+class ConnectionDown:
     """It is gone, and what was on it is lost; whether the worker lives is not known."""
 
-    link: int
+    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFailed:
+class ConnectionFailed:
     """It cannot be made: the endpoint is nonsense, or the machine has no sockets left."""
 
-    link: int
+    connection_id: int
     error: StokerError
 
 
@@ -118,14 +118,14 @@ class LinkFailed:
 class GreetingFailed:
     """The connection is up but does not take messages yet."""
 
-    link: int
+    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class WorkerSaid:
     """A message came from a worker; `payload` is what followed a `Pushed` that is not in a slot."""
 
-    link: int
+    connection_id: int
     message: m.Message
     payload: Any = None
 
@@ -137,7 +137,7 @@ class Came:
 class Checked:
     """A payload was written or looked at, as `Write` and `Check` ask for: `valid` says whether it is what it claims."""
 
-    link: int
+    connection_id: int
     header: m.Pushed
     valid: bool
 
@@ -165,11 +165,11 @@ Event = (
     | QuestionAsked
     | CoordinatorSaid
     | CoordinatorAway
-    | LinkUp
-    | LinkDown
-    | LinkFailed
+    | ConnectionUp
+    | ConnectionDown
+    | ConnectionFailed
     | GreetingFailed
-    | Came
+    | WorkerSaid
     | Checked
     | LockGone
     | TakenBack

@@ -21,7 +21,6 @@ __all__ = [
     "Fail",
     "Greet",
     "Instruction",
-    "Log",
     "MakeSlots",
     "Offer",
     "Open",
@@ -36,6 +35,7 @@ __all__ = [
     "ToWorker",
     "WakeFor",
     "Write",
+    "WriteLog",
 ]
 
 # --- the coordinator, and who waits for it ---
@@ -91,7 +91,7 @@ class MakeSlots:
 class Open:
     """Connect to a worker."""
 
-    link: int
+    connection_id: int
     endpoint: str
 
 
@@ -99,21 +99,21 @@ class Open:
 class Close:
     """Hang up and forget the connection."""
 
-    link: int
+    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
     """Make the connection anew, under the same identity: one side may not know that it is gone."""
 
-    link: int
+    connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Greet:
     """Say Hello; shared memory is offered under this lock byte."""
 
-    link: int
+    connection_id: int
     lock_byte: int
 
 
@@ -121,7 +121,7 @@ class Greet:
 class ToWorker:
     """Send it; where the connection does not take it, it is down."""
 
-    link: int
+    connection_id: int
     message: m.Message
 
 
@@ -129,7 +129,7 @@ class ToWorker:
 class Write:
     """Put a payload into its slot, and tell with `Checked` whether it is what its header says."""
 
-    link: int
+    connection_id: int
     header: m.Pushed
     payload: Any
 
@@ -138,7 +138,7 @@ class Write:
 class Check:
     """Look at what a worker wrote into its slot, and tell with `Checked`."""
 
-    link: int
+    connection_id: int
     header: m.Pushed
 
 
@@ -203,7 +203,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class WriteLog:
     """A line for people."""
 
     level: str
@@ -232,5 +232,5 @@ Instruction = (
     | Restart
     | WakeFor
     | Fail
-    | Log
+    | WriteLog
 )

@@ -43,14 +43,14 @@ class Questions:
         """Put it with the next `tick`, unless it was put lately."""
         self._asked.setdefault(question, now_s)
 
-    def tick(self, links: Sequence[int], now_s: float) -> None:
+    def tick(self, connection_ids: Sequence[int], now_s: float) -> None:
         """Put what is due to the next few of these workers."""
         for question, due_s in self._asked.items():
             if now_s < due_s:
                 continue
             self._asked[question] = now_s + _PAUSE_S
-            for _ in range(min(_AT_A_TIME, len(links))):
-                self._out.append(i.ToWorker(links[next(self._turns) % len(links)], question))
+            for _ in range(min(_AT_A_TIME, len(connection_ids))):
+                self._out.append(i.ToWorker(connection_ids[next(self._turns) % len(connection_ids)], question))
 
     def answer(self, said: m.EpochAnswer | m.NameAnswer) -> None:
         """A worker answered."""

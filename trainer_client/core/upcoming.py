@@ -200,7 +200,7 @@ class Upcoming:
             return first.batch.position == start and first.batch.replica == 0
         return self._course.next_lap() == start
 
-    def turn(self, start: Position, taken: int) -> None:
+    def redirect(self, start: Position, taken: int) -> None:
         """Lead where a reader goes on that began at `start`; what lay ahead is gone."""
         self._course = self._new_course(start)
         for _ in range(taken):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
 from trainer_client.core.failures import failing_machines, refusal, wrong_bytes
-from trainer_client.core.workers import Ask, Worker, least_busy, longest_waiting, usual_pace_s
+from trainer_client.core.workers import Ask, KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ class Wants:
         prefetch: int,
         upcoming: Upcoming,
         slots: SlotStates,
-        workers: dict[int, Worker],
+        workers: dict[int, KnownWorker],
         bad_rows: BadRows,
         out: list[i.Instruction],
     ) -> None:
@@ -93,8 +93,8 @@ class Wants:
         self._bad_rows = bad_rows
         self._out = out
         #: Numbers of the line that no worker has in hand that was heard lately, in order.
-        self._open: list[int] = []
-        self._live: list[Worker] = []
+        self._unasked: list[int] = []
+        self._live: list[KnownWorker] = []
         #: Workers came, went, fell silent or were heard again: whom to ask has to be seen anew.
         self._look_around = True
         self._retracting: set[int] = set()
@@ -104,7 +104,7 @@ class Wants:
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
         """Whether a worker that was heard lately may still build what these refused."""
-        return any(not (one.silent or one.leaving) and one.incarnation not in refused for one in self._workers.values())
+        return any(one.may_be_asked and one.incarnation not in refused for one in self._workers.values())
 
     def all_refuse(self, refused: Mapping[int, StokerError]) -> bool:
         """Whether everyone who is there refused."""
@@ -112,30 +112,30 @@ class Wants:
 
     # --- workers ---
 
-    def greet(self) -> None:
+    def note_arrival(self) -> None:
         """A worker serves us from now on, or again."""
         self._look_around = True
 
-    def hear(self, worker: Worker, now_s: float) -> None:
+    def hear(self, worker: KnownWorker, now_s: float) -> None:
         """Something came from a worker."""
         worker.heard_s = now_s
         if worker.silent and not worker.cut:
             worker.silent = False
             self._look_around = True
 
-    def suspect(self, worker: Worker) -> None:
+    def suspect(self, worker: KnownWorker) -> None:
         """Nothing came from it for too long, or its connection is gone."""
         if not worker.silent:
             worker.silent = True
             self._look_around = True
             self.counts.suspected += 1
 
-    def leave(self, worker: Worker) -> None:
+    def stop_asking(self, worker: KnownWorker) -> None:
         """It takes nothing new."""
-        worker.leaving = True
+        worker.takes_no_wants = True
         self._look_around = True
 
-    def cut(self, worker: Worker, *, by_us: bool = False) -> None:
+    def cut(self, worker: KnownWorker, *, by_us: bool = False) -> None:
         """Its connection is gone, and with it what was to come by TCP."""
         self.suspect(worker)
         worker.cut = True
@@ -149,12 +149,12 @@ class Wants:
                 ask.blamed = True
                 entry.attempt += 1
 
-    def bury(self, worker: Worker, *, crashed: bool) -> None:
+    def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
         """Proved: it can write nowhere any more."""
         self._void(worker, list(worker.asks), suspicious=crashed)
         self._look_around = True
 
-    def _void(self, worker: Worker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
+    def _void(self, worker: KnownWorker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
         """No answer will come to these."""
         for ticket in tickets:
             self._slots.release(ticket)
@@ -162,7 +162,7 @@ class Wants:
             if entry is not None:
                 entry.attempt += suspicious and not ask.blamed
 
-    def ping(self, worker: Worker, now_s: float) -> m.Ping:
+    def ping(self, worker: KnownWorker, now_s: float) -> m.Ping:
         """The next sign of life to ask for."""
         self._pings += 1
         worker.pinged_s = now_s
@@ -177,11 +177,11 @@ class Wants:
 
     # --- answers ---
 
-    def receive(self, worker: Worker, came: m.Pushed, payload: object, now_s: float) -> None:
+    def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
         """A batch is said to be in its slot, or in this payload."""
         self.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
-        if ask is None or ask.arrived or worker.link is None:
+        if ask is None or ask.arrived or worker.connection_id is None:
             self.counts.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
@@ -193,14 +193,14 @@ class Wants:
             self._accept(worker, came, now_s)
         elif came.in_slot:
             ask.arrived = True
-            self._out.append(i.Check(worker.link, came))
+            self._out.append(i.Check(worker.connection_id, came))
         elif payload is None:
             self._reject(worker, came.ticket)
         else:
             ask.arrived = True
-            self._out.append(i.Write(worker.link, came, payload))
+            self._out.append(i.Write(worker.connection_id, came, payload))
 
-    def settle(self, worker: Worker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
+    def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
         """The batch was written, or looked at."""
         ask = worker.asks.get(header.ticket)
         if ask is None:
@@ -214,20 +214,20 @@ class Wants:
         else:
             self._reject(worker, header.ticket)
 
-    def _drop(self, worker: Worker, ticket: Ticket) -> None:
+    def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
         """Nobody needs it any more."""
         self.counts.stale += 1
         self._slots.release(ticket)
         self._close(worker, ticket)
 
-    def _reject(self, worker: Worker, ticket: Ticket) -> None:
+    def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
         self.counts.rejected += 1
         self._slots.release(ticket)
         _, entry = self._close(worker, ticket)
         if entry is not None:
             entry.refused[worker.incarnation] = wrong_bytes(worker.name, entry.batch)
 
-    def _accept(self, worker: Worker, header: m.Pushed, now_s: float) -> None:
+    def _accept(self, worker: KnownWorker, header: m.Pushed, now_s: float) -> None:
         ticket = header.ticket
         entry = self._upcoming.entries[worker.asks[ticket].seq]
         entry.header, entry.slot = header, ticket.slot
@@ -251,7 +251,7 @@ class Wants:
         if error is not None:
             self._out.append(i.Fail(error))
 
-    def give_up(self, worker: Worker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
+    def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
         """The worker gives the credit back without a batch: cancelled, or for the reason that it names."""
         self.hear(worker, now_s)
         if ticket not in worker.asks:
@@ -265,11 +265,11 @@ class Wants:
         if unbuilt is not None:
             self._take_in(worker, entry, unbuilt, now_s)
 
-    def _take_in(self, worker: Worker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
+    def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
         """Why it was not built: some reasons pass, some are the machine's, the others hold for this worker."""
         if unbuilt.code == "draining":
             worker.in_good_order = True
-            self.leave(worker)
+            self.stop_asking(worker)
         elif unbuilt.code == "busy":
             worker.busy_until_s = now_s + _BUSY_PAUSE_S
         elif unbuilt.code != "unknown" and entry is not None:
@@ -282,7 +282,7 @@ class Wants:
             else:
                 entry.refused[worker.incarnation] = error
 
-    def reconcile(self, worker: Worker, pong: m.Pong, now_s: float) -> None:
+    def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
         """The worker lists what it holds of ours: what is not there was lost on the way, what should not be is void."""
         self.hear(worker, now_s)
         held = frozenset(pong.tickets)
@@ -292,11 +292,11 @@ class Wants:
                 self._slots.release(ticket)
                 self._close(worker, ticket)
         worker.unlisted = False
-        if worker.link is not None:
+        if worker.connection_id is not None:
             void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
-            self._out.extend(i.ToWorker(worker.link, m.Cancel(ticket=ticket)) for ticket in void)
+            self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)
 
-    def _close(self, worker: Worker, ticket: Ticket) -> tuple[Ask, Entry | None]:
+    def _close(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
         """The ticket is answered, or void: whoever else holds the want was waited for already."""
         ask = worker.asks.pop(ticket)
         self.unanswered -= 1
@@ -308,21 +308,21 @@ class Wants:
         return ask, entry
 
     def _reopen(self, seq: int, entry: Entry) -> None:
-        if not self._look_around and self._is_unasked(entry) and seq not in self._open:
-            insort(self._open, seq)
+        if not self._look_around and self._is_unasked(entry) and seq not in self._unasked:
+            insort(self._unasked, seq)
 
     # --- the line ---
 
     def extend(self, seqs: range) -> None:
         """These are in the line from now on."""
-        self._open.extend(seqs)
+        self._unasked.extend(seqs)
 
     def refocus(self) -> None:
         """Another line is read from now on: what was asked for the last one is void."""
         for worker in self._workers.values():
             for ticket in worker.asks:
                 self._send_cancel(worker, ticket)
-        self._open.clear()
+        self._unasked.clear()
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
@@ -347,37 +347,37 @@ class Wants:
 
     def _see_who_is_there(self) -> None:
         self._look_around = False
-        self._live = [worker for worker in self._workers.values() if not (worker.silent or worker.leaving)]
-        line = self._upcoming
-        self._open = [seq for seq in range(line.head, line.end) if self._is_unasked(line.entries[seq])]
+        self._live = [worker for worker in self._workers.values() if worker.may_be_asked]
+        upcoming = self._upcoming
+        self._unasked = [seq for seq in range(upcoming.head, upcoming.end) if self._is_unasked(upcoming.entries[seq])]
 
     def _is_unasked(self, entry: Entry) -> bool:
         return not entry.ready and all(self._workers[one].silent for one in entry.askers)
 
     def _ask(self, now_s: float) -> None:
         self.short_of_slots = False
-        if not self._open:
+        if not self._unasked:
             return
-        line, left = self._upcoming, []
-        horizon, usual_s = line.head + self.prefetch, usual_pace_s(self._live)
-        for at, seq in enumerate(self._open):
-            entry = line.entries.get(seq)
+        upcoming, left = self._upcoming, []
+        horizon, usual_s = upcoming.head + self.prefetch, usual_pace_s(self._live)
+        for at, seq in enumerate(self._unasked):
+            entry = upcoming.entries.get(seq)
             if entry is None or entry.ready:
                 continue
             worker = least_busy(self._live, entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
             if worker is None:
                 left.append(seq)
                 continue
-            ticket = self._slot_for(seq)
+            ticket = self._lend_slot_for(seq)
             if ticket is None:
                 self.short_of_slots = True
-                left += self._open[at:]
+                left += self._unasked[at:]
                 break
             if entry.askers:  # the second time and later: wait twice as long before the next
                 entry.patience_s = 2 * entry.patience_s or self._spec.heartbeat_timeout_s
                 entry.again_s = now_s + entry.patience_s
             self._send(seq, worker, ticket, now_s)
-        self._open = left
+        self._unasked = left
 
     def _rebalance(self, now_s: float) -> None:
         """A worker that has nothing to do takes over what waits longest at another one, but not what that builds."""
@@ -394,7 +394,7 @@ class Wants:
             self.counts.taken_over += 1
             self._send(seq, thief, ticket, now_s)
 
-    def _send(self, seq: int, worker: Worker, ticket: Ticket, now_s: float) -> None:
+    def _send(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float) -> None:
         entry = self._upcoming.entries[seq]
         in_slot = worker.in_slot and ticket.slot != self._slots.reserve
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
@@ -403,11 +403,12 @@ class Wants:
         entry.askers[worker.incarnation] = ticket
         self.counts.asked += 1
         self.counts.asked_again += again
-        assert worker.link is not None
+        assert worker.connection_id is not None
         urgent = again and seq == self._upcoming.head
-        self._out.append(i.ToWorker(worker.link, self._want(entry, worker, ticket, in_slot=in_slot, urgent=urgent)))
+        want = self._want(entry, worker, ticket, in_slot=in_slot, urgent=urgent)
+        self._out.append(i.ToWorker(worker.connection_id, want))
 
-    def _want(self, entry: Entry, worker: Worker, ticket: Ticket, *, in_slot: bool, urgent: bool) -> m.Want:
+    def _want(self, entry: Entry, worker: KnownWorker, ticket: Ticket, *, in_slot: bool, urgent: bool) -> m.Want:
         batch, spec = entry.batch, self._spec
         return m.Want(
             job=spec.job,
@@ -427,7 +428,7 @@ class Wants:
 
     # --- slots for the head ---
 
-    def _slot_for(self, seq: int) -> Ticket | None:
+    def _lend_slot_for(self, seq: int) -> Ticket | None:
         """A free slot; the head makes room for itself if there is none."""
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
@@ -470,7 +471,7 @@ class Wants:
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._usual_answer_s):
             return
         worker = least_busy(self._live, entry, usual_pace_s(self._live), now_s)
-        ticket = self._slot_for(head) if worker is not None else None
+        ticket = self._lend_slot_for(head) if worker is not None else None
         if worker is not None and ticket is not None:
             entry.hedged = True
             self.counts.hedged += 1
@@ -481,6 +482,6 @@ class Wants:
         for one, ticket in entry.askers.items():
             self._send_cancel(self._workers[one], ticket)
 
-    def _send_cancel(self, worker: Worker, ticket: Ticket) -> None:
-        if worker.link is not None:
-            self._out.append(i.ToWorker(worker.link, m.Cancel(ticket=ticket)))
+    def _send_cancel(self, worker: KnownWorker, ticket: Ticket) -> None:
+        if worker.connection_id is not None:
+            self._out.append(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)))

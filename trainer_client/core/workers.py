@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shared.wire.parts import Ticket
     from trainer_client.core.upcoming import Entry
 
-__all__ = ["QUICKEST_S", "Ask", "Worker", "least_busy", "longest_waiting", "usual_pace_s"]
+__all__ = ["QUICKEST_S", "Ask", "KnownWorker", "least_busy", "longest_waiting", "usual_pace_s"]
 
 #: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
 QUICKEST_S = 0.001
@@ -38,13 +38,13 @@ class Ask:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class KnownWorker:
     """One incarnation of a worker, as it looks from here."""
 
     incarnation: int
     name: str
     #: The connection over which it is reached; None once another incarnation answers there.
-    link: int | None
+    connection_id: int | None
     #: Breaks ties: another order of workers for each trainer.
     rank: int
     in_slot: bool
@@ -59,7 +59,7 @@ class Worker:
     #: Its connection is gone, and it has not welcomed us again: what it said before may still come.
     cut: bool = False
     #: It takes nothing new.
-    leaving: bool = False
+    takes_no_wants: bool = False
     #: It said that it drains: when it is gone it did not crash.
     in_good_order: bool = False
     #: It asked to be left alone until then.
@@ -89,22 +89,27 @@ class Worker:
             pace_s = max(pace_s, self.in_hand_s(oldest, now_s))
         return pace_s
 
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether it was heard lately, and takes wants."""
+        return not (self.silent or self.takes_no_wants)
+
     def is_live(self, now_s: float) -> bool:
         """Whether it gets wants."""
-        return not (self.silent or self.leaving or now_s < self.busy_until_s)
+        return self.may_be_asked and now_s >= self.busy_until_s
 
     def could_write(self) -> bool:
         """Whether it holds tickets for writing in place."""
         return any(ask.in_slot for ask in self.asks.values())
 
 
-def usual_pace_s(workers: Iterable[Worker]) -> float:
+def usual_pace_s(workers: Iterable[KnownWorker]) -> float:
     """The mean pace of those that have one."""
     paces = [worker.service_s for worker in workers if worker.service_s]
     return sum(paces) / len(paces) if paces else QUICKEST_S
 
 
-def least_busy(workers: Iterable[Worker], entry: Entry, usual_s: float, now_s: float) -> Worker | None:
+def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
     """The one that should be through first with all that it has, of those that neither have nor refused this batch."""
     able = [
         worker
@@ -116,7 +121,7 @@ def least_busy(workers: Iterable[Worker], entry: Entry, usual_s: float, now_s: f
     return min(able, key=lambda worker: _through_s(worker, usual_s, now_s), default=None)
 
 
-def _through_s(worker: Worker, usual_s: float, now_s: float) -> tuple[float, int, int]:
+def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
     """Seconds until it should be through with one more want; then what tells equals apart."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
     if not worker.service_s:
@@ -125,10 +130,10 @@ def _through_s(worker: Worker, usual_s: float, now_s: float) -> tuple[float, int
 
 
 def longest_waiting(
-    donors: Iterable[Worker], thief: Worker, entries: Mapping[int, Entry], enough_s: float, now_s: float
-) -> tuple[int, Worker, Ticket] | None:
+    donors: Iterable[KnownWorker], thief: KnownWorker, entries: Mapping[int, Entry], enough_s: float, now_s: float
+) -> tuple[int, KnownWorker, Ticket] | None:
     """Of the wants that these workers have not begun, the next in line whose wait there is longer than `enough_s`."""
-    found: tuple[int, Worker, Ticket] | None = None
+    found: tuple[int, KnownWorker, Ticket] | None = None
     for donor in donors:
         pace_s = donor.pace_s(now_s)
         for place, (ticket, ask) in enumerate(donor.asks.items()):

@@ -171,16 +171,16 @@ class Outbox:
         try:
             while True:
                 with self._lock:
-                    item = self._next_of(reader)
+                    item = self._take_next(reader)
                     if item is not None or reader.ended:
                         return item
                     self._waiting.come(bell, reader)
-                    pause_s = self._wait_in_line(reader)
+                    pause_s = self._queue_up(reader)
                 self._waiting.wait(bell, pause_s)
         finally:
             self._waiting.readers.pop(bell, None)  # one step, whatever comes
 
-    def _next_of(self, reader: Reader) -> Item | None:
+    def _take_next(self, reader: Reader) -> Item | None:
         if self.error is not None:
             raise self.error
         if self._closed or reader.closed:
@@ -191,7 +191,7 @@ class Outbox:
             return item
         return None
 
-    def _wait_in_line(self, reader: Reader) -> float:
+    def _queue_up(self, reader: Reader) -> float:
         """Ask to be served, if it is time; how long to wait at most before looking again."""
         newest = reader.serial == self._waiting.newest()
         if self._wanted is not reader and newest and self._may_take_over(reader):
@@ -242,7 +242,7 @@ class Outbox:
         since_s = self._waiting_since_s
         return now_s - since_s if since_s else 0.0
 
-    def _slot_came_back(self) -> None:
+    def _wake_for_slot(self) -> None:
         if self.wake_for_slots:
             self._wake()
 
@@ -300,7 +300,7 @@ class Outbox:
                 claim = _Claim()
                 loan = self._loans[offer.slot] = _Loan(claim, self._facts.append)
                 loan.seq, loan.slot = offer.seq, offer.slot
-                self._inbox.put(offer.seq, Item(offer, claim, self._slot_came_back))
+                self._inbox.put(offer.seq, Item(offer, claim, self._wake_for_slot))
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:

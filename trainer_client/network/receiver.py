@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shared.keys import ClientKeys
     from shared.wire.messages import Attached
     from shared.wire.parts import Cursor
-    from trainer_client.core.core import Line
+    from trainer_client.core.core import AttachedStream
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec
 
@@ -79,7 +79,7 @@ def trainer_name() -> str:
 
 
 class Receiver:
-    """Runs until `close`; consumers use `attach`, `batches`, `name` and `outbox`."""
+    """Runs until `close`; consumers use `attach`, `ask_batches`, `ask_name` and `outbox`."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
@@ -103,15 +103,15 @@ class Receiver:
     # --- for consumers, in any thread ---
 
     @property
-    def line(self) -> Line:
+    def stream(self) -> AttachedStream:
         """The core's books of the stream, to be read only; present once `attach` has returned."""
-        assert self.core.line is not None
-        return self.core.line
+        assert self.core.stream is not None
+        return self.core.stream
 
     @property
     def spec(self) -> StreamSpec:
         """What the stream is."""
-        return self.line.spec
+        return self.stream.spec
 
     @property
     def memory(self) -> SlotMemory:
@@ -134,23 +134,23 @@ class Receiver:
         except FutureTimeoutError:
             raise self._no_coordinator() from None
 
-    def batches(self, epoch: int, group: int) -> int:
+    def ask_batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has; any worker can say."""
-        known = self.line.upcoming.epochs.get((epoch, group))
+        known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
         spec = self.spec
         query = m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group)
-        batches: int = self._answer(query)
+        batches: int = self._ask(query)
         return batches
 
-    def name(self, sample: int) -> str:
+    def ask_name(self, sample: int) -> str:
         """What the source calls a sample; any worker can say."""
         spec = self.spec
-        name: str = self._answer(m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample))
+        name: str = self._ask(m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample))
         return name
 
-    def _answer(self, question: m.EpochQuery | m.NameQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
+    def _ask(self, question: m.EpochQuery | m.NameQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
         answer: Future[Any] = Future()
         self._questions.setdefault(question, []).append(answer)
         self.outbox.tell(e.QuestionAsked(question))
@@ -258,12 +258,12 @@ class Receiver:
                 number=number,
                 read_epoch=read_epoch,
                 read_number=read_number,
-                waited_permille=self._waited_permille(),
+                waited_permille=self._measure_waited_permille(),
                 members=order.members,
             )
         )
 
-    def _waited_permille(self) -> int:
+    def _measure_waited_permille(self) -> int:
         """Of the time since this was asked last."""
         now_s = time.monotonic()
         waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
@@ -335,7 +335,7 @@ class Receiver:
     def _fail_feed(self, order: i.Fail) -> None:
         self._fail(order.error)
 
-    def _log(self, order: i.Log) -> None:
+    def _log(self, order: i.WriteLog) -> None:
         getattr(self.log, order.level)(order.event, **order.fields)
 
     _own_orders: ClassVar[dict[type, Callable[..., None]]] = {
@@ -349,7 +349,7 @@ class Receiver:
         i.Restart: _restart,
         i.WakeFor: _wake_for,
         i.Fail: _fail_feed,
-        i.Log: _log,
+        i.WriteLog: _log,
     }
     _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
         i.Open: WorkerConnections.open,

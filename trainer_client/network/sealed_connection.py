@@ -76,7 +76,7 @@ class SealedConnection:
         self._early: Pong | None = None
         self._heard_s = 0.0
 
-    def new_seal(self) -> Seal:
+    def make_seal(self) -> Seal:
         """A key for the next Hello; it must not meet the numbers of another."""
         self._opener = Opener()
         self.forget()  # it counted under the last key
@@ -111,7 +111,7 @@ class SealedConnection:
         """Headers, each with its payload."""
         assert self.socket is not None
         for frames in read_waiting(self.socket, _TURN):
-            header = self._opened(frames[0].bytes)
+            header = self._open(frames[0].bytes)
             if header is None or len(frames) != 2:
                 self.garbage += 1
             else:
@@ -119,7 +119,7 @@ class SealedConnection:
                 self._heard_s = now_s
                 yield header, SealedPayload(self._opener, self._opener.number, frames[1].buffer)
 
-    def _opened(self, frame: bytes) -> Pushed | None:
+    def _open(self, frame: bytes) -> Pushed | None:
         opened = self._opener.open_header(frame) if self._opener is not None else None
         try:
             message = decode(opened) if opened is not None else None
@@ -139,7 +139,7 @@ class SealedConnection:
             self._early, self._heard_s = pong, now_s
         return True
 
-    def due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
+    def take_due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
         """The Pong that waited, once it need not any more, and whether its payloads are lost: none came for so long."""
         pong = self._early
         if pong is None:

@@ -82,7 +82,7 @@ class WorkerConnection:
             return False
         return True
 
-    def changes(self) -> Iterator[bool]:
+    def read_changes(self) -> Iterator[bool]:
         """The connection came up (true) or went (false)."""
         for event in read_connection_events(self.monitor):
             if not event.up and self.sealed is not None:
@@ -125,7 +125,7 @@ class WorkerConnection:
 
     def read_late(self, now_s: float, patience_s: float) -> Iterator[tuple[Message, None]]:
         """A Pong that waited for payloads; where they are lost, the connection may be, and is made anew."""
-        due = self.sealed.due(now_s, patience_s) if self.sealed is not None else None
+        due = self.sealed.take_due(now_s, patience_s) if self.sealed is not None else None
         if due is not None:
             pong, lost = due
             if lost:

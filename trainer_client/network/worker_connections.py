@@ -71,28 +71,28 @@ class WorkerConnections:
         try:
             connection = WorkerConnection(self._parts.context, order.endpoint, self._parts.keys)
         except (StokerError, zmq.ZMQError) as error:
-            yield e.LinkFailed(order.link, _unreachable(order.endpoint, error))
+            yield e.ConnectionFailed(order.connection_id, _unreachable(order.endpoint, error))
             return
-        self._connections[order.link] = connection
-        self._poll(order.link)
+        self._connections[order.connection_id] = connection
+        self._poll(order.connection_id)
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
         """Hang up."""
-        self._drop(order.link)
+        self._drop(order.connection_id)
         yield from ()
 
-    def _drop(self, link: int) -> None:
-        connection = self._connections.pop(link, None)
+    def _drop(self, connection_id: int) -> None:
+        connection = self._connections.pop(connection_id, None)
         if connection is not None:
-            self._forget_sockets(link)
-            self._spoken_to.discard(link)
+            self._forget_sockets(connection_id)
+            self._spoken_to.discard(connection_id)
             self._garbage += connection.count_garbage()
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
         """Make a connection anew."""
-        connection = self._connections[order.link]
-        self._forget_sockets(order.link)
+        connection = self._connections[order.connection_id]
+        self._forget_sockets(order.connection_id)
         try:
             connection.renew()
         except zmq.ZMQError as error:  # no descriptor, say; the core says it again
@@ -100,24 +100,24 @@ class WorkerConnections:
                 "connection to a worker cannot be made anew", worker=connection.endpoint, error=str(error)
             )
         except StokerError as error:
-            self._drop(order.link)
-            yield e.LinkFailed(order.link, error)
+            self._drop(order.connection_id)
+            yield e.ConnectionFailed(order.connection_id, error)
             return
-        self._poll(order.link)
+        self._poll(order.connection_id)
 
-    def _poll(self, link: int) -> None:
+    def _poll(self, connection_id: int) -> None:
         """Register the sockets that it has now; they change when it is made anew."""
-        sockets = self._connections[link].sockets()
-        if self._polled.get(link) == sockets:
+        sockets = self._connections[connection_id].sockets()
+        if self._polled.get(connection_id) == sockets:
             return
-        self._forget_sockets(link)
-        self._polled[link] = sockets
+        self._forget_sockets(connection_id)
+        self._polled[connection_id] = sockets
         for socket in sockets:
-            self._by_socket[socket] = link
+            self._by_socket[socket] = connection_id
             self._parts.poller.register(socket, zmq.POLLIN)
 
-    def _forget_sockets(self, link: int) -> None:
-        for socket in self._polled.pop(link, ()):
+    def _forget_sockets(self, connection_id: int) -> None:
+        for socket in self._polled.pop(connection_id, ()):
             del self._by_socket[socket]
             self._parts.poller.unregister(socket)
 
@@ -125,28 +125,28 @@ class WorkerConnections:
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
         """What workers said, and what became of connections."""
-        for link in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
-            connection = self._connections[link]
+        for connection_id in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
+            connection = self._connections[connection_id]
             if connection.monitor in ready:
-                for up in connection.changes():
-                    yield e.LinkUp(link) if up else e.LinkDown(link)
+                for up in connection.read_changes():
+                    yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
             if connection.sealed is not None and connection.sealed.socket in ready:
                 for message, payload in connection.read_sealed(now_s):
-                    yield e.Came(link, message, payload)
+                    yield e.WorkerSaid(connection_id, message, payload)
             if connection.socket in ready:
                 for message, raw in connection.read(now_s):
-                    yield e.Came(link, message, self._seen(connection, message, raw))
-                self._poll(link)
+                    yield e.WorkerSaid(connection_id, message, self._look_at(connection, message, raw))
+                self._poll(connection_id)
         if self._parts.keys is not None:
             yield from self._read_late(now_s)
 
     def _read_late(self, now_s: float) -> Iterator[e.Event]:
-        for link, connection in self._connections.items():
+        for connection_id, connection in self._connections.items():
             for message, _ in connection.read_late(now_s, self._spec.heartbeat_timeout_s):
-                yield e.Came(link, message)
-                self._poll(link)
+                yield e.WorkerSaid(connection_id, message)
+                self._poll(connection_id)
 
-    def _seen(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
+    def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
         """Whether a worker that welcomes us holds its lock has to be seen: it is not taken at its word."""
         if isinstance(message, m.Welcome):
             return message.shared and self._memory.is_locked(connection.lock_byte)
@@ -156,7 +156,7 @@ class WorkerConnections:
 
     def greet(self, order: i.Greet) -> Iterator[e.Event]:
         """Say Hello."""
-        connection, settings = self._connections[order.link], self._parts.settings
+        connection, settings = self._connections[order.connection_id], self._parts.settings
         connection.lock_byte = order.lock_byte
         hello = m.Hello(
             job=self._spec.job,
@@ -164,30 +164,30 @@ class WorkerConnections:
             incarnation=settings.incarnation,
             shared=self._memory.offer(order.lock_byte) if settings.shared_memory else None,
             verify=settings.verify,
-            seal=connection.sealed.new_seal() if connection.sealed is not None else None,
+            seal=connection.sealed.make_seal() if connection.sealed is not None else None,
         )
         connection.queue(hello)
         if not connection.flush():
-            yield e.GreetingFailed(order.link)
+            yield e.GreetingFailed(order.connection_id)
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
         """Send it with the next `flush`."""
-        self._connections[order.link].queue(order.message)
-        self._spoken_to.add(order.link)
+        self._connections[order.connection_id].queue(order.message)
+        self._spoken_to.add(order.connection_id)
         yield from ()
 
     def flush(self) -> Iterator[e.Event]:
         """Send all that was ordered in this turn, what is for one worker at once."""
         spoken_to, self._spoken_to = self._spoken_to, set()
-        for link in spoken_to:
-            if not self._connections[link].flush():
-                yield e.LinkDown(link)
+        for connection_id in spoken_to:
+            if not self._connections[connection_id].flush():
+                yield e.ConnectionDown(connection_id)
 
     # --- payloads ---
 
     def write(self, order: i.Write) -> Iterator[e.Event]:
         """Put a payload into its slot."""
-        connection, header, payload = self._connections[order.link], order.header, order.payload
+        connection, header, payload = self._connections[order.connection_id], order.header, order.payload
         layout = self._spec.layout(header.shape)
         assert layout is not None, "the core has looked at the header"
         place = self._memory.slot(header.ticket.slot)[: header.nbytes]
@@ -200,12 +200,12 @@ class WorkerConnections:
             valid = False
         else:  # that a sealed payload opens is proof that it is the one which its header names
             valid = isinstance(payload, SealedPayload) or digest64(place.data) == header.digest
-        yield e.Checked(order.link, header, valid)
+        yield e.Checked(order.connection_id, header, valid)
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
         """Look at what a worker wrote in place."""
         payload = self._memory.slot(order.header.ticket.slot)[: order.header.nbytes]
-        yield e.Checked(order.link, order.header, digest64(payload.data) == order.header.digest)
+        yield e.Checked(order.connection_id, order.header, digest64(payload.data) == order.header.digest)
 
     def probe(self, order: i.Probe) -> Iterator[e.Event]:
         """Look for a worker's lock."""

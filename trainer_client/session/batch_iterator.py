@@ -48,7 +48,7 @@ class BatchIterator:
         began_s = time.perf_counter()
         item = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.batch(item)
+        batch = self._maker.make(item)
         self._account([item], batch, began_s, taken_s)
         return batch
 
@@ -75,7 +75,7 @@ class BatchIterator:
     def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
-        self._accounts.read([item.header for item in items], arrays, times)
+        self._accounts.count_read([item.header for item in items], arrays, times)
         if self._accounts.counts.step_wait_s is None:  # where a loop tells what its steps waited, that counts
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 

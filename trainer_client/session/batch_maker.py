@@ -40,14 +40,14 @@ class BatchMaker:
         self._receiver = receiver
         self._warned_of_copies = False
 
-    def batch(self, item: Item) -> Batch:
+    def make(self, item: Item) -> Batch:
         """The batch in this item's slot."""
         receiver, header = self._receiver, item.header
         layout = receiver.spec.layout(header.shape)
         assert layout is not None
         data = receiver.memory.slot(item.slot)[: layout.nbytes]
         # The reserve serves one head after the other: a consumer that keeps batches must never sit on it.
-        copied = item.slot == receiver.line.slots.reserve or self._is_short_of_slots()
+        copied = item.slot == receiver.stream.slots.reserve or not self._make_room()
         data = data.copy() if copied else owned(data, item)
         return Batch(layout.arrays(data), data, header)
 
@@ -58,20 +58,20 @@ class BatchMaker:
         payloads = [self._receiver.memory.slot(item.slot) for item in items]
         return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
 
-    def _is_short_of_slots(self) -> bool:
-        """Whether the consumer holds so many slots that this batch has to be copied out."""
-        outbox, most = self._receiver.outbox, max(1, self._receiver.line.slots.slots - 2)
+    def _make_room(self) -> bool:
+        """Ask a consumer that holds nearly all slots to let go; False if this batch has to be copied out."""
+        outbox, most = self._receiver.outbox, max(1, self._receiver.stream.slots.slots - 2)
         if outbox.held() <= most:  # this one counts
-            return False
+            return True
         if self.on_short_of_slots is not None:
             self.on_short_of_slots()
             until_s = time.monotonic() + _PATIENCE_S
             while outbox.held() > most and time.monotonic() < until_s:
                 time.sleep(_LOOK_AGAIN_S)
             if outbox.held() <= most:
-                return False
+                return True
         self._count_copy(most)
-        return True
+        return False
 
     def _count_copy(self, most: int) -> None:
         self.copied += 1

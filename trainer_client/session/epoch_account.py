@@ -106,7 +106,7 @@ class Accounts:
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
         self._epochs: dict[int, EpochAccount] = {}
 
-    def read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
+    def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
         """Batches of one shape were handed to the reader at once, after waiting for the first."""
         first = headers[0]
         epoch = self._epochs.get(first.epoch)
@@ -148,14 +148,14 @@ class Accounts:
         epoch.sample_bytes += sample_bytes
         epoch.padded_bytes += space * row_bytes
 
-    def stepped(self, epoch: int, wait_s: float) -> None:
+    def count_step_wait(self, epoch: int, wait_s: float) -> None:
         """The training loop waited so long for the data of a step."""
         self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
         account = self._epochs.get(epoch)
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
-    def trained(self, epoch: int, number: int, rounds: int = 1) -> None:
+    def count_trained(self, epoch: int, number: int, rounds: int = 1) -> None:
         """So many rounds, from batch `number` of the epoch on, were trained on; a closed one counts no more."""
         account = self._epochs.get(epoch)
         if account is not None:

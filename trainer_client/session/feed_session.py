@@ -98,7 +98,7 @@ class FeedSession:
     def open(self) -> BatchIterator:
         """Read from the cursor to the end of its epoch; moves nothing."""
         self.receiver.outbox.forget_interrupt()
-        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.start())
+        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.begin_reading())
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
         """A framework reads from now on: `let_go` makes it drop batches that it needs no more, `on_close` is told."""
@@ -110,7 +110,7 @@ class FeedSession:
 
     def count_step_wait(self, wait_s: float) -> None:
         """The training loop waited so long for the data of a step: what counts, where a reader runs ahead of it."""
-        self.accounts.stepped(self.cursor.at.epoch, wait_s)
+        self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
 
     def interrupt(self, error: BaseException) -> None:

@@ -42,13 +42,13 @@ def serve(
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """How the feed is doing."""
-    stream, line = receiver.settings.core.stream, receiver.line
+    name, stream = receiver.settings.core.stream, receiver.stream
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
-    yield MetricSamples.one(names.COPIED, maker.copied, stream)
-    yield MetricSamples(names.SLOTS, {(stream, state.value): line.slots.count(state) for state in SlotState})
-    yield from _wants(line.wants.counts, stream)
-    yield from _waits(accounts.counts, stream)
-    yield from _reads(accounts.counts, stream)
+    yield MetricSamples.one(names.COPIED, maker.copied, name)
+    yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
+    yield from _wants(stream.wants.counts, name)
+    yield from _waits(accounts.counts, name)
+    yield from _reads(accounts.counts, name)
 
 
 def _wants(counts: WantCounts, stream: str) -> Iterator[MetricSamples]:

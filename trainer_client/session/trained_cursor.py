@@ -40,7 +40,7 @@ class TrainedCursor:
         self._all_counted = False
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
-    def start(self) -> Position:
+    def begin_reading(self) -> Position:
         """Where a reader that is opened now begins; a rank among others says first where it stands."""
         self._all_counted = False
         if not self._stated and self._ranks.world > self._ranks.replicas and not self._spec.evaluation:
@@ -59,7 +59,7 @@ class TrainedCursor:
     def _count_one(self) -> None:
         at, batches = self.at, self._batches()
         one = next(rounds_of(at.number, batches, at.group, self._ranks.world))
-        self._accounts.trained(at.epoch, at.number)
+        self._accounts.count_trained(at.epoch, at.number)
         self._move(Position(at.epoch, one.stop, at.group), batches)
         if one.stop >= batches:
             self._log_epoch(at.epoch, batches)
@@ -68,8 +68,8 @@ class TrainedCursor:
         """A reader that began at `start` came to the end of its epoch: if nobody counted meanwhile, this counts it."""
         if self.at != start:
             return
-        self._accounts.trained(start.epoch, start.number, rounds)
-        self._log_epoch(start.epoch, self._receiver.batches(start.epoch, start.group))
+        self._accounts.count_trained(start.epoch, start.number, rounds)
+        self._log_epoch(start.epoch, self._receiver.ask_batches(start.epoch, start.group))
         if not self._spec.evaluation:
             self._all_counted = True
             self._move(Position(start.epoch + 1, 0, self._next_group), 1)
@@ -97,7 +97,7 @@ class TrainedCursor:
         return rounds_left(0, -(-self._spec.most_batches // group) * group, group, self._ranks.world)
 
     def _batches(self) -> int:
-        return self._receiver.batches(self.at.epoch, self.at.group)
+        return self._receiver.ask_batches(self.at.epoch, self.at.group)
 
     # --- saving and restoring ---
 

@@ -33,8 +33,8 @@ from shared.wire.layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
-from trainer_client.tf.iterators import Openings, generated
-from trainer_client.tf.untuned import devices_untuned, untuned
+from trainer_client.tf.iterators import Openings, generate
+from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ FLUSH_TIMEOUT_S = 0.1
 _LOOKS = 2  # one full pass may be an `adapt`; a second may be training, and after a third it is late to say so
 
 
-def make(session: FeedSession, elements: ElementStructure) -> FeedDataset:
+def make(session: FeedSession, structure: ElementStructure) -> FeedDataset:
     """The feed's dataset for one device."""
     if session.replicas > 1:
         _warn(
@@ -60,13 +60,13 @@ def make(session: FeedSession, elements: ElementStructure) -> FeedDataset:
         )
     _prepare(session)
     counting = _Counting(session)
-    counted = _ahead(_pipeline(Openings(session, elements, counting)), elements)
-    derived = _pipeline(Openings(session, elements, _Derived(session))).prefetch(PREFETCH)
+    counted = _ahead(_pipeline(Openings(session, structure, counting)), structure)
+    derived = _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
     return FeedDataset(counting, counted, derived)
 
 
 def distributed(
-    session: FeedSession, strategy: tf.distribute.Strategy, elements: ElementStructure
+    session: FeedSession, strategy: tf.distribute.Strategy, structure: ElementStructure
 ) -> tf.distribute.DistributedDataset:
     """The per-replica dataset of a feed that was connected with this strategy: replica r gets the r-th of a round."""
     replicas = ranks_of(strategy).replicas
@@ -79,7 +79,7 @@ def distributed(
         )
     _prepare(session)
     counting = _Counting(session)
-    source = _pipeline(Openings(session, elements, counting)).prefetch(PREFETCH)
+    source = _pipeline(Openings(session, structure, counting)).prefetch(PREFETCH)
     source.cardinality = lambda: tf.constant(session.cursor.most_rounds(), tf.int64)  # Keras takes it for steps: rounds
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
@@ -116,20 +116,20 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
     dtypes = {field.key: field.dtype for field in openings.session.fields}
     stack = (None,) if openings.stacks else ()
     specs = {key: tf.TensorSpec((*stack, *shape), dtypes[key]) for key, shape in shapes_of(openings.session).items()}
-    data = untuned(generated(openings, openings.elements.of(specs)))
+    data = untuned(generate(openings, openings.structure.of(specs)))
     if openings.stacks:
         data = data.unbatch()
-    if openings.elements.map is not None:
-        data = data.map(openings.elements.map)
+    if openings.structure.map is not None:
+        data = data.map(openings.structure.map)
     return data
 
 
-def _ahead(data: tf.data.Dataset, elements: ElementStructure) -> tf.data.Dataset:
+def _ahead(data: tf.data.Dataset, structure: ElementStructure) -> tf.data.Dataset:
     """Read ahead of the step that runs what takes TensorFlow time; the rest waits in the feed's slots already."""
     device = _accelerator()
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
-    if elements.map is not None or copies_batches():
+    if structure.map is not None or copies_batches():
         return data.prefetch(PREFETCH)
     return data
 
@@ -152,22 +152,22 @@ class _Counting:
         self._iterator: Any = None
         self._batches: BatchIterator | None = None
 
-    def began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
+    def on_began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
         """The dataset is iterated anew; the iterator reads nothing before it is asked."""
         self._iterator, self._batches, self.error = iterator, None, None
 
-    def opened(self, batches: BatchIterator) -> None:
+    def on_opened(self, batches: BatchIterator) -> None:
         """The iterator was asked."""
         self._batches = batches
 
-    def read_to_end(self, batches: BatchIterator) -> None:
+    def on_read_to_end(self, batches: BatchIterator) -> None:
         """Nothing to count: what was read may still be on its way to the consumer."""
 
-    def stopped(self, error: BaseException) -> None:
+    def on_stopped(self, error: BaseException) -> None:
         """TensorFlow makes an error of its own of it."""
         self.error = error
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """Its consumer has seen the end."""
         batches, self._batches = self._batches, None
         if batches is not None and not self.session.evaluation:
@@ -178,7 +178,7 @@ class _Counting:
         if self._batches is None or self.session.evaluation or self.session.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
-            self.ended()
+            self.on_ended()
 
 
 class _Derived:
@@ -188,13 +188,13 @@ class _Derived:
         self._session = session
         self._starts: list[Any] = []
 
-    def opened(self, batches: BatchIterator) -> None:
+    def on_opened(self, batches: BatchIterator) -> None:
         """Looking is free."""
 
-    def stopped(self, error: BaseException) -> None:
+    def on_stopped(self, error: BaseException) -> None:
         """Whoever derived the dataset gets TensorFlow's account of it."""
 
-    def read_to_end(self, batches: BatchIterator) -> None:
+    def on_read_to_end(self, batches: BatchIterator) -> None:
         """Once is a look as well; over and over from one cursor looks like training."""
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.evaluation:
@@ -226,7 +226,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         self._counting.settle()
         iterator = _Iterator(self._counted)
         iterator.counting = self._counting
-        self._counting.began(iterator)
+        self._counting.on_began(iterator)
         return iterator
 
     def _warn_of_replicas(self) -> None:
@@ -268,7 +268,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         try:
             return super().__next__()
         except StopIteration:
-            self.counting.ended()
+            self.counting.on_ended()
             raise
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
@@ -287,9 +287,9 @@ class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[
         if not tf.executing_eagerly():
             return super().__iter__()  # type: ignore[no-any-return]
         self.counting.settle()
-        with devices_untuned():
+        with untune_devices():
             iterator = super().__iter__()
-        self.counting.began(iterator)
+        self.counting.on_began(iterator)
         return iterator  # type: ignore[no-any-return]
 
 
@@ -351,11 +351,11 @@ def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
 # --- warm-up ---
 
 
-def warm_up(session: FeedSession, step: Callable[[Any], Any], elements: ElementStructure) -> None:
+def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: ElementStructure) -> None:
     """Run `step` once on each padded shape, largest first, with elements whose every row is masked.
 
     Shapes are then compiled before training, and one that does not fit into memory fails at once.
     """
     for batch in masked_batches(session):
-        element = elements.of({key: tf.constant(array) for key, array in batch.items()})
-        step(element if elements.map is None else elements.map(element))
+        element = structure.of({key: tf.constant(array) for key, array in batch.items()})
+        step(element if structure.map is None else structure.map(element))

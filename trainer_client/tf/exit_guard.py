@@ -14,7 +14,7 @@ import weakref
 from time import monotonic, sleep
 from typing import Protocol
 
-__all__ = ["entered", "left", "watch"]
+__all__ = ["enter", "leave", "watch"]
 
 #: A thread that stayed out for so long was not on its way in.
 _REST_S = 0.05
@@ -39,12 +39,12 @@ def watch(one: Endable) -> None:
     _passes.add(one)
 
 
-def entered(one: Endable) -> None:
+def enter(one: Endable) -> None:
     """A thread of the framework is inside."""
     _inside.add(id(one))
 
 
-def left(one: Endable) -> None:
+def leave(one: Endable) -> None:
     """It came out, or the pass is gone."""
     _inside.discard(id(one))
     _last_left_s[0] = monotonic()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import ElementStructure
 
-__all__ = ["Openings", "Witness", "generated"]
+__all__ = ["Openings", "Witness", "generate"]
 
 
 #: The bounds that glibc reaches by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once a run,
@@ -47,13 +47,13 @@ _ENDLESS = 2**62
 class Witness(Protocol):
     """Who is told of passes."""
 
-    def opened(self, batches: BatchIterator, /) -> None:
+    def on_opened(self, batches: BatchIterator, /) -> None:
         """A pass began."""
 
-    def read_to_end(self, batches: BatchIterator, /) -> None:
+    def on_read_to_end(self, batches: BatchIterator, /) -> None:
         """It was read to its end."""
 
-    def stopped(self, error: BaseException, /) -> None:
+    def on_stopped(self, error: BaseException, /) -> None:
         """It will only raise this, from now on."""
 
 
@@ -62,7 +62,7 @@ class Openings:
     """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
 
     session: FeedSession
-    elements: ElementStructure
+    structure: ElementStructure
     witness: Witness
 
     @property
@@ -70,15 +70,15 @@ class Openings:
         """Whether several batches cross at a time."""
         return self.session.at_a_time > 1
 
-    def __call__(self) -> Pass:
+    def __call__(self) -> FeedPass:
         """Begin a pass."""
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
         batches = self.session.open()
-        self.witness.opened(batches)
-        return Pass(batches, self)
+        self.witness.on_opened(batches)
+        return FeedPass(batches, self)
 
 
-class Pass:
+class FeedPass:
     """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
 
     def __init__(self, batches: BatchIterator, openings: Openings) -> None:
@@ -86,7 +86,7 @@ class Pass:
         self._openings = openings
         self._error: BaseException | None = None
         known = {field.key: field.key for field in openings.session.fields}
-        self._listed = tf.nest.flatten(openings.elements.of(known))
+        self._listed = tf.nest.flatten(openings.structure.of(known))
         self._keys = frozenset(self._listed)
         exit_guard.watch(self)
 
@@ -94,27 +94,27 @@ class Pass:
         return self
 
     def __next__(self) -> list[Any]:
-        exit_guard.entered(self)
+        exit_guard.enter(self)
         try:
             return self._next()
         finally:
-            exit_guard.left(self)
+            exit_guard.leave(self)
 
     def _next(self) -> list[Any]:
         if self._error is not None:
             raise self._error
         try:
-            arrays = self._arrays()
+            arrays = self._take_arrays()
             return [arrays[key] for key in self._listed]
         except StopIteration:
-            self._openings.witness.read_to_end(self._batches)
+            self._openings.witness.on_read_to_end(self._batches)
             raise
         except BaseException as error:
             self._error = self._error or error
-            self._openings.witness.stopped(self._error)
+            self._openings.witness.on_stopped(self._error)
             raise self._error from None
 
-    def _arrays(self) -> Mapping[str, Any]:
+    def _take_arrays(self) -> Mapping[str, Any]:
         if not self._openings.stacks:
             return next(self._batches)
         return self._batches.take_stacked(self._keys, self._openings.session.at_a_time)
@@ -126,14 +126,14 @@ class Pass:
 
     def __del__(self) -> None:
         self._batches.close()
-        exit_guard.left(self)
+        exit_guard.leave(self)
 
 
-def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
+def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
     """Elements are asked for in the thread that wants them: nothing of TensorFlow's is woken for them."""
     _tell_when_python_ends()
     specs = tf.nest.flatten(signature)
-    numbers, passes = itertools.count(), dict[int, Pass]()
+    numbers, passes = itertools.count(), dict[int, FeedPass]()
 
     def begin(_: Any) -> Any:  # noqa: ANN401 - a scalar
         return np.int64(next(numbers))
@@ -154,7 +154,7 @@ def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: A
             tensor.set_shape(spec.shape)
         return tf.nest.pack_sequence_as(signature, tensors)
 
-    def elements(number: tf.Tensor) -> tf.data.Dataset:
+    def elements_of(number: tf.Tensor) -> tf.data.Dataset:
         return _MapDataset(
             tf.data.Dataset.range(_ENDLESS),
             lambda _: element(number),
@@ -169,7 +169,7 @@ def generated(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: A
         lambda number: _unless_python_has_ended(lambda: tf.numpy_function(end, [number], tf.int64)),
         tf.TensorSpec((), tf.int64),
     )
-    return iterators.take(1).flat_map(elements)
+    return iterators.take(1).flat_map(elements_of)
 
 
 # --- iterators that live longer than Python ---

@@ -21,7 +21,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["devices_untuned", "untuned"]
+__all__ = ["untune_devices", "untuned"]
 
 _patching = threading.Lock()
 
@@ -34,7 +34,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 @contextlib.contextmanager
-def devices_untuned() -> Iterator[None]:
+def untune_devices() -> Iterator[None]:
     """Meanwhile iterators over the devices of a strategy are made: it gives theirs no options of the dataset."""
     with _patching:
         made = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001

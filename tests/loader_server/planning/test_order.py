@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from loader_server.planning.order import Pass, arranged, group_order, row_order, sample_order
+from loader_server.planning.order import FeedPass, arranged, group_order, row_order, sample_order
 
 
 def way(order="shuffled", number=0, seed=7):
-    return Pass(number=number, order=order, seed=seed, stream="stream")
+    return FeedPass(number=number, order=order, seed=seed, stream="stream")
 
 
 def samples_in(number=0, seed=7):

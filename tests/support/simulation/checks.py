@@ -66,18 +66,18 @@ class Checks:
 
     def _require_lent(self, worker: Worker, want: m.Want, what: str) -> None:
         trainer = self._world.trainers.get(want.trainer)
-        if trainer is None or not trainer.alive or trainer.core.line is None:
+        if trainer is None or not trainer.alive or trainer.core.stream is None:
             return
-        slots, slot = trainer.core.line.slots, want.ticket.slot
+        slots, slot = trainer.core.stream.slots, want.ticket.slot
         if slots._generations[slot] != want.ticket.generation or slots.state(slot) is not SlotState.LENT:
             now = f"generation {slots._generations[slot]}, {slots.state(slot).value}"
             raise Broken(f"S3: {worker} {what} {want.ticket} of {trainer}, where the slot is {now}")
 
     def on_trainers_write(self, trainer: Trainer, header: m.Pushed) -> None:
         """The trainer itself writes what came by TCP."""
-        assert trainer.core.line is not None
+        assert trainer.core.stream is not None
         assert trainer.memory is not None
-        state = trainer.core.line.slots.state(header.ticket.slot)
+        state = trainer.core.stream.slots.state(header.ticket.slot)
         writers = trainer.memory.writers.get(header.ticket.slot)
         if writers or state in (SlotState.OFFERED, SlotState.OUT):
             raise Broken(f"S3: {trainer} writes for {header.ticket} into a slot that is {state.value}, {writers}")
@@ -140,7 +140,7 @@ class Checks:
 
     def on_turn(self, trainer: Trainer) -> None:
         """A turn is over: the books agree."""
-        line = trainer.core.line
+        line = trainer.core.stream
         if line is None:
             return
         slots, outbox = line.slots, trainer.outbox

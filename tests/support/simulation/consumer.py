@@ -126,7 +126,7 @@ class Consumer:
 
     def _batches(self, epoch: int, group: int) -> Generator[Pause, None, int]:
         """How many batches an epoch has, as `Feed` asks for it."""
-        line = self.trainer.core.line
+        line = self.trainer.core.stream
         assert line is not None
         known = line.upcoming.epochs.get((epoch, group))
         if known is not None:
@@ -172,7 +172,7 @@ class Consumer:
 
     def _keep(self, item: Item) -> None:
         """Look at a batch and hold it for a while, or copy it out."""
-        outbox, line = self.trainer.outbox, self.trainer.core.line
+        outbox, line = self.trainer.outbox, self.trainer.core.stream
         assert line is not None
         slots = line.slots
         self.taken += 1

@@ -50,7 +50,7 @@ def _wait_for_the_silent() -> Patch:
 
 
 def _take_any_attached() -> Patch:
-    return Attachment, "_answers", lambda self, _serial: self._open
+    return Attachment, "_take_answer", lambda self, _serial: self._open
 
 
 def _leave_what_was_taken_back() -> Patch:
@@ -66,7 +66,7 @@ def _leave_what_was_taken_back() -> Patch:
 
 
 def _never_make_room() -> Patch:
-    return Wants, "_slot_for", lambda self, _seq: self._slots.lend()
+    return Wants, "_lend_slot_for", lambda self, _seq: self._slots.lend()
 
 
 def _trust_the_network() -> Patch:

@@ -90,7 +90,7 @@ class Trainer(Process):
         self._lock_bytes: dict[int, int] = {}
         self._spec: StreamSpec | None = None
         self._coordinator = Port(world.network, self, world.COORDINATOR, f"{name}/{self.incarnation}".encode())
-        self._link_of: dict[Port, int] = {}
+        self._id_of: dict[Port, int] = {}
         self._ready: set[int] = set()
         self._offers: list[i.Offer] = []
         self._queued: dict[int, list[Any]] = {}
@@ -125,9 +125,9 @@ class Trainer(Process):
 
     def notify(self, port: Port) -> None:
         """A socket has something to read."""
-        link = self._link_of.get(port)
-        if link is not None:
-            self._ready.add(link)
+        connection_id = self._id_of.get(port)
+        if connection_id is not None:
+            self._ready.add(connection_id)
         self.wake()
 
     def _turn_at(self, time_s: float) -> None:
@@ -157,22 +157,24 @@ class Trainer(Process):
         for message in self._coordinator.read():
             yield e.CoordinatorSaid(message)
         ready, self._ready = sorted(self._ready), set()
-        for link in ready:
-            port = self.ports[link]
+        for connection_id in ready:
+            port = self.ports[connection_id]
             news, port.news = port.news, []
             for up in news:
-                yield e.LinkUp(link) if up else e.LinkDown(link)
+                yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
             for message in port.read():
-                yield self._came(link, message)
+                yield self._came(connection_id, message)
 
-    def _came(self, link: int, message: Any) -> e.Event:
+    def _came(self, connection_id: int, message: Any) -> e.Event:
         if isinstance(message, tuple):
             header, payload = message
-            return e.Came(link, header, payload)
+            return e.WorkerSaid(connection_id, header, payload)
         if isinstance(message, m.Welcome):
             assert self.memory is not None
-            return e.Came(link, message, message.shared and self._lock_bytes.get(link, 0) in self.memory.locks)
-        return e.Came(link, message)
+            return e.WorkerSaid(
+                connection_id, message, message.shared and self._lock_bytes.get(connection_id, 0) in self.memory.locks
+            )
+        return e.WorkerSaid(connection_id, message)
 
     def _consumer_runs(self) -> None:
         if self.consumer is not None and self.world.races():
@@ -268,7 +270,7 @@ class Trainer(Process):
         for answered in answers.values():
             answered(order.error)
 
-    def _log(self, order: i.Log, _events: list[e.Event]) -> None:
+    def _log(self, order: i.WriteLog, _events: list[e.Event]) -> None:
         self.scheduler.note(self, order.event, order.fields)
 
     # --- orders: workers ---
@@ -276,27 +278,27 @@ class Trainer(Process):
     def _open(self, order: i.Open, events: list[e.Event]) -> None:
         if order.endpoint == self.world.UNREACHABLE:
             error = LostError(expected="an endpoint", got=order.endpoint, where="trainer", remedy="Look.")
-            events.append(e.LinkFailed(order.link, error))
+            events.append(e.ConnectionFailed(order.connection_id, error))
             return
-        identity = f"{self.name}/{self.incarnation}/{order.link}".encode()
-        port = self.ports[order.link] = Port(self.world.network, self, order.endpoint, identity)
-        self._link_of[port] = order.link
+        identity = f"{self.name}/{self.incarnation}/{order.connection_id}".encode()
+        port = self.ports[order.connection_id] = Port(self.world.network, self, order.endpoint, identity)
+        self._id_of[port] = order.connection_id
 
     def _close(self, order: i.Close, _events: list[e.Event]) -> None:
-        port = self.ports.pop(order.link, None)
+        port = self.ports.pop(order.connection_id, None)
         if port is not None:
-            del self._link_of[port]
-            self._ready.discard(order.link)
-            self._queued.pop(order.link, None)
+            del self._id_of[port]
+            self._ready.discard(order.connection_id)
+            self._queued.pop(order.connection_id, None)
             port.close()
 
     def _renew(self, order: i.Renew, _events: list[e.Event]) -> None:
-        self._queued.pop(order.link, None)
-        self.ports[order.link].renew()
+        self._queued.pop(order.connection_id, None)
+        self.ports[order.connection_id].renew()
 
     def _greet(self, order: i.Greet, events: list[e.Event]) -> None:
         assert self._spec is not None
-        self._lock_bytes[order.link] = order.lock_byte
+        self._lock_bytes[order.connection_id] = order.lock_byte
         hello = m.Hello(
             job=self._spec.job,
             stream=self._spec.stream,
@@ -305,8 +307,8 @@ class Trainer(Process):
             verify=self.settings.verify,
             seal=None,
         )
-        if not self._send(order.link, [*self._queued.pop(order.link, ()), hello]):
-            events.append(e.GreetingFailed(order.link))
+        if not self._send(order.connection_id, [*self._queued.pop(order.connection_id, ()), hello]):
+            events.append(e.GreetingFailed(order.connection_id))
 
     def _shared_slots(self, lock_byte: int) -> SharedSlots:
         assert self.memory is not None
@@ -316,17 +318,17 @@ class Trainer(Process):
         message = order.message
         if isinstance(message, m.Want):
             self.world.checks.on_want(self, message)
-        self._queued.setdefault(order.link, []).append(message)
+        self._queued.setdefault(order.connection_id, []).append(message)
 
-    def _send(self, link: int, messages: list[Any]) -> bool:
-        port = self.ports[link]
+    def _send(self, connection_id: int, messages: list[Any]) -> bool:
+        port = self.ports[connection_id]
         return all(port.send(message) for message in messages)
 
     def _flush(self, events: list[e.Event]) -> None:
         queued, self._queued = self._queued, {}
-        for link, messages in queued.items():
-            if not self._send(link, messages):
-                events.append(e.LinkDown(link))
+        for connection_id, messages in queued.items():
+            if not self._send(connection_id, messages):
+                events.append(e.ConnectionDown(connection_id))
 
     # --- orders: payloads ---
 
@@ -336,13 +338,13 @@ class Trainer(Process):
         self.world.checks.on_trainers_write(self, order.header)
         slot = self.memory.slots[order.header.ticket.slot]
         slot[:] = [payload.stamp] * len(slot)
-        events.append(e.Checked(order.link, order.header, payload.whole))
+        events.append(e.Checked(order.connection_id, order.header, payload.whole))
 
     def _check(self, order: i.Check, events: list[e.Event]) -> None:
         assert self.memory is not None
         slot = self.memory.slots[order.header.ticket.slot]
         whole = all(isinstance(one, Stamp) and one == slot[0] for one in slot)
-        events.append(e.Checked(order.link, order.header, whole))
+        events.append(e.Checked(order.connection_id, order.header, whole))
 
     def _probe(self, order: i.Probe, events: list[e.Event]) -> None:
         assert self.memory is not None
@@ -362,7 +364,7 @@ class Trainer(Process):
         i.TakeBack: _take_back,
         i.WakeFor: _wake_for,
         i.Fail: _fail,
-        i.Log: _log,
+        i.WriteLog: _log,
         i.Open: _open,
         i.Close: _close,
         i.Renew: _renew,

@@ -274,7 +274,7 @@ class World:
             return ""
         if isinstance(error, RefusedError) and error.code in ("world", "cursor"):
             return "" if any(map(self._stood_in_the_way, self.trainers.values())) else "no other rank lives"
-        line = trainer.core.line
+        line = trainer.core.stream
         head = line.upcoming.entries.get(line.upcoming.head) if line is not None else None
         if head is None:
             return "nobody refused"

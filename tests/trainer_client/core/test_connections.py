@@ -12,7 +12,7 @@ from shared.wire.parts import WorkerAddress
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.connection import _NEXT, Connection, LinkState
+from trainer_client.core.connection import _NEXT, Connection, ConnectionState
 from trainer_client.core.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 from trainer_client.core.core import _PROBE_S
 
@@ -22,7 +22,7 @@ def opened(lone):
 
 
 def closed(lone):
-    return [one.link for one in lone.ordered(i.Close)]
+    return [one.connection_id for one in lone.ordered(i.Close)]
 
 
 def remote(count, first=1):
@@ -35,11 +35,11 @@ def greet_all(lone, numbers):
 
 
 def connected(lone):
-    return {int(one.endpoint.rpartition(":")[2]) - 7000 for one in lone.books.connections}
+    return {int(one.endpoint.rpartition(":")[2]) - 7000 for one in lone.stream.connections}
 
 
 class TestStates:
-    @pytest.mark.parametrize("state", LinkState)
+    @pytest.mark.parametrize("state", ConnectionState)
     @pytest.mark.parametrize("event", sorted({event for _, event in _NEXT}))
     def test_an_absent_pair_raises_and_names_all(self, state, event):
         one = Connection(1, "tcp://h:1", local=True, opened_s=0.0, since_s=0.0, state=state)
@@ -53,7 +53,7 @@ class TestStates:
             assert one.since_s == (5.0 if after is not state else 0.0)
 
     def test_a_closed_one_stays_closed(self):
-        assert not [event for state, event in _NEXT if state is LinkState.CLOSED]
+        assert not [event for state, event in _NEXT if state is ConnectionState.CLOSED]
 
 
 class TestSubset:
@@ -104,11 +104,11 @@ class TestSubset:
         first, second, *_ = there = sorted(connected(lone))
         greet_all(lone, there)
         lone.wait_hearing(0.5, *there)
-        links = [lone.link(first), lone.link(second)]
-        lone.tell(e.LinkDown(links[0]))
-        lone.tell(e.LinkDown(links[1]), after_s=0.01)
+        connection_ids = [lone.connection_id(first), lone.connection_id(second)]
+        lone.tell(e.ConnectionDown(connection_ids[0]))
+        lone.tell(e.ConnectionDown(connection_ids[1]), after_s=0.01)
         lone.wait(0.3)
-        assert closed(lone) == links
+        assert closed(lone) == connection_ids
         assert len(opened(lone)) == 2
         assert len(connected(lone)) == MOST_REMOTE
 
@@ -126,7 +126,7 @@ class TestSubset:
             lone = LoneCore()
             lone.attach(*remote(workers))
             greet_all(lone, connected(lone))
-            assert len(lone.books.connections) == 16
+            assert len(lone.stream.connections) == 16
 
 
 class TestTheList:
@@ -147,9 +147,9 @@ class TestTheList:
         lone.with_workers(2)
         lone.members(2, address(2))
         lone.lock_is_gone = True
-        lone.tell(e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.wait_hearing(0.5, 2)
-        assert closed(lone) == [lone.links[address(1).endpoint]]
+        assert closed(lone) == [lone.connection_ids[address(1).endpoint]]
         assert connected(lone) == {2}
 
     @pytest.mark.fault(41)
@@ -157,7 +157,7 @@ class TestTheList:
         lone = LoneCore(lost_timeout_s=10.0)
         lone.with_workers(2, shared=False)
         lone.members(2, address(2))
-        lone.tell(e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.wait_hearing(9, 2)
         assert closed(lone) == []
         lone.wait_hearing(2, 2)
@@ -170,7 +170,7 @@ class TestTheList:
         gone = wants[0].worker
         lone.unbuilt(wants[0], "draining")
         lone.members(2, address(3 - gone))
-        lone.tell(e.LinkDown(lone.link(gone)))
+        lone.tell(e.ConnectionDown(lone.connection_id(gone)))
         lone.wait_hearing(0.5, 3 - gone)
         assert len(closed(lone)) == 1
 
@@ -181,15 +181,15 @@ class TestTheList:
         greet_all(lone, range(1, 101))
         lone.members(2, address(200))
         for one in range(1, 101):
-            lone.tell(e.LinkDown(lone.link(one)))
+            lone.tell(e.ConnectionDown(lone.connection_id(one)))
         lone.wait(0.5)
-        assert len(lone.books.connections) == MOST_REMOTE + 1, "those, and the one on the list"
+        assert len(lone.stream.connections) == MOST_REMOTE + 1, "those, and the one on the list"
 
     def test_not_while_the_worker_might_still_write(self):
         lone = LoneCore(prefetch=1, lost_timeout_s=5.0)
         (want,) = lone.with_workers(2)
         lone.members(2, address(3 - want.worker))
-        lone.tell(e.LinkDown(lone.link(want.worker)))
+        lone.tell(e.ConnectionDown(lone.connection_id(want.worker)))
         lone.wait_hearing(30, 3 - want.worker)
         assert closed(lone) == []
         lone.tell(e.LockGone(want.worker))
@@ -201,7 +201,7 @@ class TestGreeting:
     def test_hello_is_said_when_the_connection_comes_up_and_again_until_it_is_answered(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         assert len(lone.ordered(i.Greet)) == 1
         lone.wait(1.2)
         assert len(lone.ordered(i.Greet)) == 2
@@ -212,8 +212,8 @@ class TestGreeting:
     def test_one_that_takes_nothing_yet_is_tried_again_at_once(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
-        lone.tell(e.GreetingFailed(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
+        lone.tell(e.GreetingFailed(lone.connection_id(1)))
         assert lone.core.due_s - lone.now_s < 0.01
         lone.tell(after_s=0.01)
         assert len(lone.ordered(i.Greet)) == 1
@@ -222,17 +222,17 @@ class TestGreeting:
     def test_a_connection_that_never_answers_is_made_anew(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.wait(2.5)
-        assert lone.ordered(i.Renew) == [i.Renew(lone.link(1))]
+        assert lone.ordered(i.Renew) == [i.Renew(lone.connection_id(1))]
 
     @pytest.mark.fault(43)
     def test_the_next_renewal_of_a_connection_that_never_answers_comes_later(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.wait(2.5)
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.wait(3)
         assert lone.ordered(i.Renew) == []
         lone.wait(2)
@@ -242,23 +242,23 @@ class TestGreeting:
     def test_renewals_are_at_most_eight_timeouts_apart(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         renewed_s = []
         for second in range(80):
             lone.wait(1.0)
             if lone.ordered(i.Renew):
                 renewed_s.append(second)
-                lone.tell(e.LinkUp(lone.link(1)))
+                lone.tell(e.ConnectionUp(lone.connection_id(1)))
         pauses = [later - sooner for sooner, later in itertools.pairwise(renewed_s)]
         assert pauses[-2:] == pytest.approx([16.0, 16.0], abs=1.0)
 
     def test_a_welcome_makes_renewals_as_quick_as_at_first(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.wait(2.5)
-        (connection,) = lone.books.connections
-        first_s = lone.books.connections._timeout_s
+        (connection,) = lone.stream.connections
+        first_s = lone.stream.connections._timeout_s
         assert connection.renew_pause_s == 2 * first_s
         lone.greet(1)
         assert connection.renew_pause_s == first_s
@@ -266,48 +266,48 @@ class TestGreeting:
     def test_the_first_lock_byte_lies_behind_the_nonce(self):
         lone = LoneCore()
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         assert [one.lock_byte for one in lone.ordered(i.Greet)] == [16]
 
     def test_a_lock_that_is_not_held_is_no_shared_memory(self):
         lone = LoneCore(prefetch=1)
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         said = m.Welcome(
             worker="w1", incarnation=1, shared=True, reason="", float32="float32", compression="none", sealed_port=0
         )
-        lone.tell(e.Came(lone.link(1), said, payload=False))
+        lone.tell(e.WorkerSaid(lone.connection_id(1), said, payload=False))
         assert not lone.wants()[0].in_slot
 
     @pytest.mark.fault(44)
     def test_each_new_incarnation_is_offered_a_byte_that_nobody_has_locked(self):
         lone = LoneCore(prefetch=1)
         lone.with_workers(1)
-        first = lone.books.connections.worker_at(lone.link(1)).lock_byte
-        lone.tell(e.LinkDown(lone.link(1)))
-        lone.tell(e.LinkUp(lone.link(1)))
+        first = lone.stream.connections.worker_at(lone.connection_id(1)).lock_byte
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         (greeting,) = lone.ordered(i.Greet)
         assert greeting.lock_byte not in (0, first)
         lone.welcome(1, incarnation=7)
-        assert lone.books.connections.worker_at(lone.link(1)).lock_byte == greeting.lock_byte
+        assert lone.stream.connections.worker_at(lone.connection_id(1)).lock_byte == greeting.lock_byte
 
     def test_lock_bytes_begin_anew_at_their_end(self):
         lone = LoneCore()
         lone.attach(*(address(one) for one in (1, 2)))
-        lone.books.connections._lock_bytes = _LAST_LOCK_BYTE - 1
-        lone.tell(*(e.LinkUp(lone.link(one)) for one in (1, 2)))
+        lone.stream.connections._lock_bytes = _LAST_LOCK_BYTE - 1
+        lone.tell(*(e.ConnectionUp(lone.connection_id(one)) for one in (1, 2)))
         assert [one.lock_byte for one in lone.ordered(i.Greet)] == [_LAST_LOCK_BYTE - 1, _FIRST_LOCK_BYTE]
 
     def test_a_worker_that_does_not_know_us_serves_us_from_its_next_welcome_on(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(1)
-        link = lone.link(1)
-        assert lone.books.connections.serving() == [link]
+        connection_id = lone.connection_id(1)
+        assert lone.stream.connections.serving() == [connection_id]
         lone.unbuilt(want, "unknown")
-        assert [one.link for one in lone.ordered(i.Greet)] == [link]
-        assert lone.books.connections.serving() == []
+        assert [one.connection_id for one in lone.ordered(i.Greet)] == [connection_id]
+        assert lone.stream.connections.serving() == []
         lone.welcome(1)
-        assert lone.books.connections.serving() == [link]
+        assert lone.stream.connections.serving() == [connection_id]
         assert len(lone.wants()) == 1
 
     def test_proof_is_looked_for_more_often_while_a_silent_worker_might_write(self):
@@ -315,7 +315,7 @@ class TestGreeting:
         lone.with_workers(1)
         lone.wait_hearing(1, 1)
         assert lone.core._tick_s - lone.now_s == pytest.approx(0.25)
-        lone.tell(e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.wait(0.5)
         assert lone.core._tick_s - lone.now_s == pytest.approx(_PROBE_S)
         lone.tell(e.LockGone(1))
@@ -325,7 +325,7 @@ class TestGreeting:
     def test_a_welcome_from_before_the_cut_counts_for_nothing(self):
         lone = LoneCore(prefetch=1)
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)), e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)), e.ConnectionDown(lone.connection_id(1)))
         lone.welcome(1)
         assert lone.wants() == []
 
@@ -335,8 +335,8 @@ class TestSuccession:
     def test_a_predecessor_that_may_still_write_is_buried_only_on_proof(self):
         lone = LoneCore(prefetch=2, slots=20)
         kept, other = lone.with_workers(1)
-        lone.tell(e.LinkDown(lone.link(1)))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.welcome(1, incarnation=7)
         assert [one.incarnation for one in lone.ordered(i.Probe)] == [1], "proof is looked for at once"
         assert {one.ticket.slot for one in lone.wants()}.isdisjoint({kept.ticket.slot, other.ticket.slot})
@@ -345,14 +345,14 @@ class TestSuccession:
         lone.wait_hearing(1, 1)
         assert 1 in {one.incarnation for one in lone.ordered(i.Probe)}
         lone.tell(e.LockGone(1))
-        assert [one.event for one in lone.ordered(i.Log)] == ["worker is gone"]
-        assert lone.books.connections.worker_at(lone.link(1)).incarnation == 7, "its successor serves on"
+        assert [one.event for one in lone.ordered(i.WriteLog)] == ["worker is gone"]
+        assert lone.stream.connections.worker_at(lone.connection_id(1)).incarnation == 7, "its successor serves on"
 
     def test_one_that_wrote_nowhere_is_buried_at_once(self):
         lone = LoneCore(prefetch=1)
         lone.with_workers(1, shared=False)
         lone.welcome(1, shared=False, incarnation=7)
-        assert "worker is gone" in [one.event for one in lone.ordered(i.Log)]
+        assert "worker is gone" in [one.event for one in lone.ordered(i.WriteLog)]
         assert [one.worker for one in lone.wants()] == [7]
 
 
@@ -363,8 +363,8 @@ class TestTurnedAway:
         (want,) = lone.with_workers(2)
         broken = 3 - want.worker
         error = LostError(expected="an endpoint", got="nonsense", where="trainer", remedy="Look.")
-        lone.tell(e.LinkFailed(lone.link(broken), error))
-        (line,) = lone.ordered(i.Log)[:1]
+        lone.tell(e.ConnectionFailed(lone.connection_id(broken), error))
+        (line,) = lone.ordered(i.WriteLog)[:1]
         assert (line.level, line.event) == ("warning", "connection to a worker is closed")
         assert line.fields["worker"] == address(broken).endpoint
         assert lone.ordered(i.Fail) == []
@@ -376,7 +376,7 @@ class TestTurnedAway:
         lone = LoneCore()
         lone.attach(address(1), address(2))
         lone.greet(2)
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.say(1, m.Refused(code="job", expected="a trainer of job x", got="job digits", remedy="Connect there."))
         assert len(lone.ordered(i.Close)) == 1
         lone.members(2, address(1), address(2))
@@ -388,7 +388,7 @@ class TestTurnedAway:
     def test_when_all_turn_us_away_the_feed_fails_with_what_they_said(self):
         lone = LoneCore(lost_timeout_s=5.0)
         lone.attach(address(1))
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.say(1, m.Refused(code="role", expected="a trainer's key", got="a worker's", remedy="Use the other."))
         lone.wait(6)
         (fail,) = lone.ordered(i.Fail)

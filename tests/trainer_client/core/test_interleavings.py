@@ -56,22 +56,22 @@ class Told:
     def said(self, kind: type[m.Message]) -> list:
         return [one.message for one in self.ordered(i.ToWorker) if isinstance(one.message, kind)]
 
-    def greet(self, link: int, worker: int, *, shared: bool) -> None:
+    def greet(self, connection_id: int, worker: int, *, shared: bool) -> None:
         """The connection is up, and the worker welcomes us."""
-        self.tell(e.LinkUp(link))
-        self.tell(welcome(link, worker, shared=shared))
+        self.tell(e.ConnectionUp(connection_id))
+        self.tell(welcome(connection_id, worker, shared=shared))
 
     def states(self, state: SlotState) -> int:
-        assert self.core.line is not None
-        return self.core.line.slots.count(state)
+        assert self.core.stream is not None
+        return self.core.stream.slots.count(state)
 
 
-def welcome(link: int, worker: int, *, shared: bool, locked: bool = True) -> e.Came:
+def welcome(connection_id: int, worker: int, *, shared: bool, locked: bool = True) -> e.WorkerSaid:
     said = m.Welcome(
         worker=f"w{worker}", incarnation=worker, shared=shared, reason="", float32="float32", compression="none",
         sealed_port=0,
     )  # fmt: skip
-    return e.Came(link, said, shared and locked)
+    return e.WorkerSaid(connection_id, said, shared and locked)
 
 
 def pushed(want: m.Want) -> m.Pushed:
@@ -95,8 +95,8 @@ def test_a_pong_that_comes_in_one_turn_with_the_batch_does_not_deny_it(verify):
     assert len(wants) == 2
     told.tell(after_s=0.3)
     (ping,) = told.said(m.Ping)
-    told.tell(e.Came(1, pushed(wants[0]), b"payload"), e.Came(1, pong(ping.number, wants[1].ticket)))
-    assert told.core.line.wants.counts.lost_on_the_way == 0
+    told.tell(e.WorkerSaid(1, pushed(wants[0]), b"payload"), e.WorkerSaid(1, pong(ping.number, wants[1].ticket)))
+    assert told.core.stream.wants.counts.lost_on_the_way == 0
     assert told.said(m.Want) == []
     told.tell(e.Checked(1, pushed(wants[0]), valid=True))
     assert [one.seq for one in told.ordered(i.Offer)] == [0]
@@ -107,9 +107,9 @@ def test_a_batch_that_comes_twice_in_one_turn_is_looked_at_once():
     told = Told(address(7))
     told.greet(1, 7, shared=False)
     want = told.said(m.Want)[0]
-    told.tell(*[e.Came(1, pushed(want), b"payload")] * 2)
+    told.tell(*[e.WorkerSaid(1, pushed(want), b"payload")] * 2)
     assert len(told.ordered(i.Write)) == 1
-    assert told.core.line.wants.counts.stale == 1
+    assert told.core.stream.wants.counts.stale == 1
 
 
 @pytest.mark.fault(4)
@@ -118,7 +118,7 @@ def test_a_worker_that_welcomes_us_twice_keeps_its_lock():
     the worker was held to be dead when it fell silent, with a thread that wrote into its slots.
     """
     told = Told(address(7, "here"))
-    told.tell(e.LinkUp(1))
+    told.tell(e.ConnectionUp(1))
     (greeting,) = told.ordered(i.Greet)
     told.tell(welcome(1, 7, shared=True), welcome(1, 7, shared=True))
     told.tell(after_s=0.4)
@@ -135,9 +135,9 @@ def test_a_refusal_is_read_after_the_news_that_its_connection_is_gone():
     told.greet(1, 7, shared=False)
     want = told.said(m.Want)[0]
     unknown = m.Unbuilt(ticket=want.ticket, code="unknown", expected="", got="", where="", remedy="")
-    told.tell(e.LinkDown(1), e.Came(1, unknown))
+    told.tell(e.ConnectionDown(1), e.WorkerSaid(1, unknown))
     assert told.ordered(i.Greet) == []
-    told.tell(e.LinkUp(1))
+    told.tell(e.ConnectionUp(1))
     assert len(told.ordered(i.Greet)) == 1
 
 
@@ -146,11 +146,13 @@ def test_a_welcome_on_a_connection_that_was_closed_in_the_same_turn():
     """It had been read already when another event closed the connection, and the core stopped."""
     told = Told(address(7), address(8))
     told.greet(1, 7, shared=False)
-    told.tell(e.LinkUp(2))
+    told.tell(e.ConnectionUp(2))
     no = m.Refused(code="job", expected="a", got="b", remedy="c")
-    told.tell(e.Came(2, no), welcome(2, 8, shared=True), e.Came(2, no), e.LinkUp(2), e.LinkDown(2))
+    told.tell(
+        e.WorkerSaid(2, no), welcome(2, 8, shared=True), e.WorkerSaid(2, no), e.ConnectionUp(2), e.ConnectionDown(2)
+    )
     assert len(told.ordered(i.Close)) == 1
-    assert told.core.line.connections.worker_at(2) is None
+    assert told.core.stream.connections.worker_at(2) is None
 
 
 @pytest.mark.fault(23)
@@ -158,7 +160,7 @@ def test_a_connection_that_went_and_came_between_two_looks_is_greeted_and_asked_
     told = Told(address(7))
     told.greet(1, 7, shared=False)
     asked = told.said(m.Want)
-    told.tell(e.LinkUp(1))
+    told.tell(e.ConnectionUp(1))
     assert len(told.ordered(i.Greet)) == 1
     assert told.states(SlotState.LENT) == 0
     told.tell(welcome(1, 7, shared=False))

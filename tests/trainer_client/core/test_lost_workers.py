@@ -27,7 +27,7 @@ def failure(lone):
 
 def kill(lone, number):
     """Proof of a worker's death."""
-    worker = lone.books.connections.worker_at(lone.link(number))
+    worker = lone.stream.connections.worker_at(lone.connection_id(number))
     return lone.tell(e.LockGone(worker.incarnation))
 
 
@@ -52,10 +52,10 @@ class TestSilence:
         silent, well = wants[0].worker, 3 - wants[0].worker
         lone.wait_hearing(10, well)
         assert wants[0].ticket.slot not in {one.ticket.slot for one in lone.wants()}
-        assert lone.books.slots.state(wants[0].ticket.slot) is SlotState.LENT
+        assert lone.stream.slots.state(wants[0].ticket.slot) is SlotState.LENT
         assert silent in {one.incarnation for one in lone.ordered(i.Probe)}
         lone.tell(e.LockGone(silent))
-        assert lone.books.slots.state(wants[0].ticket.slot) is SlotState.FREE
+        assert lone.stream.slots.state(wants[0].ticket.slot) is SlotState.FREE
 
     @pytest.mark.fault(5)
     def test_what_it_still_pushes_counts_if_it_is_the_first(self):
@@ -78,8 +78,8 @@ class TestSilence:
         lone.push(again)
         lone.push(want)
         assert lone.ordered(i.Offer) == []
-        assert lone.books.wants.counts.stale == 1
-        assert lone.books.slots.state(want.ticket.slot) is SlotState.FREE
+        assert lone.stream.wants.counts.stale == 1
+        assert lone.stream.slots.state(want.ticket.slot) is SlotState.FREE
 
     def test_each_further_asking_waits_twice_as_long(self):
         lone = LoneCore(prefetch=1, slots=30)
@@ -103,7 +103,7 @@ class TestSilence:
         lone.push(want)
         lone.consume(lone.offer(0))
         assert lone.wants() == [], "what it said before its connection went is no welcome: it may have let our slots go"
-        lone.tell(e.LinkUp(lone.link(1)))
+        lone.tell(e.ConnectionUp(lone.connection_id(1)))
         lone.welcome(1)
         assert numbers(lone.wants()) == [1]
 
@@ -115,14 +115,18 @@ class TestSilence:
         lone.tell(after_s=30)
         assert lone.wants() == []
         assert lone.ordered(i.Renew) == []
-        assert lone.books.wants.counts.suspected == 0
+        assert lone.stream.wants.counts.suspected == 0
 
     def test_pings_go_out_four_times_a_timeout_and_never_repeat_a_number(self):
         lone = LoneCore(prefetch=2)
         lone.with_workers(2)
         lone.wait_hearing(2, 1, 2)
-        pings = [(one.link, one.message.number) for one in lone.ordered(i.ToWorker) if isinstance(one.message, m.Ping)]
-        assert [link for link, _ in pings].count(lone.link(1)) in (3, 4)
+        pings = [
+            (one.connection_id, one.message.number)
+            for one in lone.ordered(i.ToWorker)
+            if isinstance(one.message, m.Ping)
+        ]
+        assert [connection_id for connection_id, _ in pings].count(lone.connection_id(1)) in (3, 4)
         assert len({number for _, number in pings}) == len(pings)
 
     @pytest.mark.fault(43)
@@ -133,9 +137,9 @@ class TestSilence:
         for _ in range(400):
             lone.wait_hearing(0.1, 3 - want.worker, step_s=0.1)
             if lone.ordered(i.Renew):
-                assert {one.link for one in lone.ordered(i.Renew)} == {lone.link(want.worker)}
+                assert {one.connection_id for one in lone.ordered(i.Renew)} == {lone.connection_id(want.worker)}
                 renewed_s.append(lone.now_s)
-                lone.tell(e.LinkUp(lone.link(want.worker)))
+                lone.tell(e.ConnectionUp(lone.connection_id(want.worker)))
         gaps = [later - sooner for sooner, later in itertools.pairwise(renewed_s)]
         assert renewed_s[0] == pytest.approx(TIMEOUT_S, abs=0.4)
         assert gaps[0] >= TIMEOUT_S
@@ -170,8 +174,8 @@ class TestDeath:
         kill(lone, wants[0].worker)
         again = lone.wants()
         assert [(one.number, one.attempt) for one in again] == [(0, 1), (2, 1)]
-        assert lone.books.slots.count(SlotState.LENT) == 4
-        assert [one.event for one in lone.ordered(i.Log)] == ["worker is gone"]
+        assert lone.stream.slots.count(SlotState.LENT) == 4
+        assert [one.event for one in lone.ordered(i.WriteLog)] == ["worker is gone"]
 
     @pytest.mark.fault(30)
     def test_an_end_in_good_order_raises_none(self):
@@ -187,13 +191,13 @@ class TestDeath:
         (want,) = lone.with_workers(2)
         lone.push(want)
         kill(lone, want.worker)
-        assert lone.books.slots.state(want.ticket.slot) is SlotState.OFFERED
+        assert lone.stream.slots.state(want.ticket.slot) is SlotState.OFFERED
 
     @pytest.mark.fault(21)
     def test_a_cut_by_tcp_is_asked_elsewhere_at_once(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(2, shared=False)
-        lone.tell(e.LinkDown(lone.link(want.worker)))
+        lone.tell(e.ConnectionDown(lone.connection_id(want.worker)))
         assert [(one.worker, one.attempt) for one in lone.wants()] == [(3 - want.worker, 1)]
         lone.say(want.worker, pushed(want), "payload")
         assert lone.ordered(i.Write) == []
@@ -201,11 +205,11 @@ class TestDeath:
     def test_a_cut_of_one_that_writes_in_place_keeps_its_slot_until_proof(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(2)
-        lone.tell(e.LinkDown(lone.link(want.worker)))
+        lone.tell(e.ConnectionDown(lone.connection_id(want.worker)))
         (again,) = lone.wants()
         assert again.ticket.slot != want.ticket.slot
         assert again.attempt == 1
-        assert lone.books.slots.state(want.ticket.slot) is SlotState.LENT
+        assert lone.stream.slots.state(want.ticket.slot) is SlotState.LENT
         assert [one.incarnation for one in lone.ordered(i.Probe)] == [want.worker]
         kill(lone, want.worker)
         assert lone.entry(0).attempt == 1, "one death is one attempt"
@@ -227,7 +231,7 @@ class TestDeath:
     def test_proof_of_the_death_of_someone_unknown_is_nothing(self):
         lone = LoneCore()
         lone.with_workers(1)
-        assert lone.tell(e.LockGone(99), e.LinkDown(99), e.LinkUp(99)) == []
+        assert lone.tell(e.LockGone(99), e.ConnectionDown(99), e.ConnectionUp(99)) == []
 
 
 class TestLostOnTheWay:
@@ -238,7 +242,7 @@ class TestLostOnTheWay:
         ping = lone.sent(m.Ping)[-1]
         lone.pong(1, ping.number)
         assert [(one.number, one.ticket.generation) for one in lone.wants()] == [(0, want.ticket.generation + 1)]
-        assert lone.books.wants.counts.lost_on_the_way == 1
+        assert lone.stream.wants.counts.lost_on_the_way == 1
 
     def test_one_that_it_lists_is_not(self):
         lone = LoneCore(prefetch=1)
@@ -262,7 +266,7 @@ class TestLostOnTheWay:
     def test_after_a_reconnection_the_same_incarnation_keeps_what_it_lists(self):
         lone = LoneCore(prefetch=2)
         kept, lost = lone.with_workers(1)
-        lone.tell(e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.greet(1)
         lone.wait(0.6)
         ping = lone.sent(m.Ping)[-1]
@@ -274,7 +278,7 @@ class TestLostOnTheWay:
     def test_one_that_it_lists_though_it_is_void_is_cancelled(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(1, shared=False)
-        lone.tell(e.LinkDown(lone.link(1)))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
         lone.greet(1, shared=False)
         lone.pong(1, 1, want.ticket)
         assert want.ticket in [one.ticket for one in lone.sent(m.Cancel)]
@@ -333,7 +337,7 @@ class TestRefusal:
         lone.say(want.worker, pushed(want, number=5))
         (again,) = lone.wants()
         assert again.worker == 3 - want.worker
-        assert lone.books.wants.counts.rejected == 1
+        assert lone.stream.wants.counts.rejected == 1
         lone.say(again.worker, pushed(again, nbytes=128))
         lone.wait_hearing(3, 1, 2)
         assert isinstance(failure(lone), LostError)
@@ -346,15 +350,15 @@ class TestRefusal:
         (want,) = lone.with_workers(2, shared=shared)
         lone.say(want.worker, pushed(want), None if shared else "payload")
         (look,) = lone.ordered(i.Check if shared else i.Write)
-        lone.tell(e.Checked(look.link, look.header, valid=False))
+        lone.tell(e.Checked(look.connection_id, look.header, valid=False))
         assert [one.worker for one in lone.wants()] == [3 - want.worker]
-        assert lone.books.wants.counts.rejected == 1
+        assert lone.stream.wants.counts.rejected == 1
 
     def test_a_push_the_other_way_than_asked_is_refused(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(2)
         lone.say(want.worker, pushed(want, in_slot=False), "payload")
-        assert lone.books.wants.counts.rejected == 1
+        assert lone.stream.wants.counts.rejected == 1
         assert lone.ordered(i.Write) == []
 
     def test_refused_by_all_that_live_it_fails_after_the_lost_timeout_though_others_are_only_silent(self):
@@ -405,7 +409,7 @@ class TestRefusal:
         (want,) = lone.with_workers(1)
         lone.unbuilt(want, "unknown")
         assert lone.wants() == []
-        assert [one.link for one in lone.ordered(i.Greet)] == [lone.link(1)]
+        assert [one.connection_id for one in lone.ordered(i.Greet)] == [lone.connection_id(1)]
         lone.welcome(1)
         assert numbers(lone.wants()) == [0]
 
@@ -414,7 +418,7 @@ class TestRefusal:
         lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
         lone.with_workers(3)
         kill(lone, 1)
-        lone.tell(e.LinkDown(lone.link(2)))
+        lone.tell(e.ConnectionDown(lone.connection_id(2)))
         lone.wait(16)
         error = failure(lone)
         assert isinstance(error, LostError)

@@ -28,25 +28,25 @@ def questions(out):
     return Questions(StreamSpec.of(attached()), out)
 
 
-def put(questions, out, now_s, links=LINKS):
+def put(questions, out, now_s, connection_ids=LINKS):
     """What is put to whom at this time."""
     out.clear()
-    questions.tick(links, now_s)
-    return [(order.link, order.message) for order in out]
+    questions.tick(connection_ids, now_s)
+    return [(order.connection_id, order.message) for order in out]
 
 
 def test_a_question_is_put_to_three_workers_and_then_to_the_next(questions, out):
     questions.ask(name_of(1), 5.0)
-    assert put(questions, out, 5.0) == [(link, name_of(1)) for link in (10, 20, 30)]
+    assert put(questions, out, 5.0) == [(connection_id, name_of(1)) for connection_id in (10, 20, 30)]
     assert questions.due_s == 5.2
     assert put(questions, out, 5.19) == []
-    assert put(questions, out, 5.2) == [(link, name_of(1)) for link in (40, 50, 10)]
+    assert put(questions, out, 5.2) == [(connection_id, name_of(1)) for connection_id in (40, 50, 10)]
 
 
 def test_fewer_workers_are_asked_once_each_and_none_is_no_error(questions, out):
     questions.ask(name_of(1), 5.0)
-    assert put(questions, out, 5.0, links=()) == []
-    assert sorted(put(questions, out, 6.0, links=(10, 20))) == [(10, name_of(1)), (20, name_of(1))]
+    assert put(questions, out, 5.0, connection_ids=()) == []
+    assert sorted(put(questions, out, 6.0, connection_ids=(10, 20))) == [(10, name_of(1)), (20, name_of(1))]
 
 
 def test_each_question_has_a_time_of_its_own(questions, out):
@@ -80,10 +80,10 @@ def test_the_core_asks_those_that_are_there_until_one_answers():
     lone = LoneCore()
     lone.with_workers(5)
     lone.tell(e.QuestionAsked(name_of(41)))
-    first = [one.link for one in lone.ordered(i.ToWorker) if one.message == name_of(41)]
+    first = [one.connection_id for one in lone.ordered(i.ToWorker) if one.message == name_of(41)]
     assert len(set(first)) == 3
     lone.wait(0.25)
-    again = [one.link for one in lone.ordered(i.ToWorker) if one.message == name_of(41)]
+    again = [one.connection_id for one in lone.ordered(i.ToWorker) if one.message == name_of(41)]
     assert set(again) - set(first)
     lone.say(2, m.NameAnswer(stream="train", sample=41, name="a.wav"))
     assert lone.ordered(i.AnswerQuestion) == [i.AnswerQuestion(name_of(41), "a.wav")]

@@ -51,7 +51,7 @@ class TestAsking:
         lone = LoneCore(slots=3, prefetch=9)
         wants = lone.with_workers(1)
         assert numbers(wants) == [0, 1]  # one fewer than slots
-        assert lone.books.slots.count(SlotState.LENT) == 2
+        assert lone.stream.slots.count(SlotState.LENT) == 2
         lone.push(wants[0])
         lone.tell(e.Took(0, wants[0].ticket.slot))
         assert numbers(lone.wants()) == [2]
@@ -70,7 +70,7 @@ class TestAsking:
         assert (offer.seq, offer.slot, offer.batch.number) == (0, want.ticket.slot, 0)
         lone.push(want)
         assert lone.ordered(i.Offer) == []
-        assert lone.books.wants.counts.stale == 1
+        assert lone.stream.wants.counts.stale == 1
 
     def test_a_payload_is_written_before_it_counts(self):
         lone = LoneCore()
@@ -79,7 +79,7 @@ class TestAsking:
         (write,) = lone.ordered(i.Write)
         assert (write.header.ticket, write.payload) == (want.ticket, "payload")
         assert lone.ordered(i.Offer) == []
-        lone.tell(e.Checked(write.link, write.header, valid=True))
+        lone.tell(e.Checked(write.connection_id, write.header, valid=True))
         assert len(lone.ordered(i.Offer)) == 1
 
     def test_what_is_in_its_slot_is_looked_at_where_that_is_wanted(self):
@@ -87,7 +87,7 @@ class TestAsking:
         want, *_ = lone.with_workers(1)
         lone.say(1, pushed(want))
         (check,) = lone.ordered(i.Check)
-        lone.tell(e.Checked(check.link, check.header, valid=True))
+        lone.tell(e.Checked(check.connection_id, check.header, valid=True))
         assert len(lone.ordered(i.Offer)) == 1
 
     def test_a_frame_whose_slot_went_to_somebody_else_meanwhile_counts_for_nothing(self):
@@ -95,9 +95,9 @@ class TestAsking:
         want, *_ = lone.with_workers(1, shared=False)
         lone.say(1, pushed(want), "payload")
         (write,) = lone.ordered(i.Write)
-        lone.tell(e.LinkDown(lone.link(1)), e.Checked(write.link, write.header, valid=True))
+        lone.tell(e.ConnectionDown(lone.connection_id(1)), e.Checked(write.connection_id, write.header, valid=True))
         assert lone.ordered(i.Offer) == []
-        assert lone.books.wants.counts.stale == 1
+        assert lone.stream.wants.counts.stale == 1
 
     def test_consumers_wake_us_only_for_what_we_wait_for(self):
         lone = LoneCore(prefetch=4)
@@ -113,7 +113,7 @@ class TestHead:
         """Three slots, two at worker 1, which is silent; worker 2 comes then."""
         lone = LoneCore(slots=3, prefetch=9)
         wants = lone.with_workers(1, shared=shared)
-        third = lone.books.slots.lend()  # held by somebody
+        third = lone.stream.slots.lend()  # held by somebody
         assert third is not None
         lone.wait(2.5)
         lone.members(2, address(1), address(2))
@@ -124,16 +124,16 @@ class TestHead:
         lone, _ = self.full()
         lone.greet(2)
         (want,) = lone.wants()
-        assert (want.number, want.ticket.slot, want.in_slot) == (0, lone.books.slots.reserve, False)
+        assert (want.number, want.ticket.slot, want.in_slot) == (0, lone.stream.slots.reserve, False)
         assert want.urgent
 
     def test_a_slot_that_a_silent_worker_cannot_write_into_is_taken_back(self):
         lone = LoneCore(slots=2, prefetch=9)
         (held,) = lone.with_workers(1, shared=False)
-        lone.books.slots.lend()
-        lone.books.slots.lend_reserve()
+        lone.stream.slots.lend()
+        lone.stream.slots.lend_reserve()
         lone.wait(1.9)
-        lone.books.wants.suspect(lone.books.connections.worker_at(lone.link(1)))
+        lone.stream.wants.suspect(lone.stream.connections.worker_at(lone.connection_id(1)))
         lone.members(2, address(1), address(2))
         lone.greet(2)
         cancel, want = lone.sent(m.Cancel)[0], lone.wants()[0]
@@ -145,7 +145,7 @@ class TestHead:
     def test_the_furthest_ready_batch_makes_room(self):
         lone = LoneCore(slots=4, prefetch=3)
         wants = lone.with_workers(2)
-        lone.books.slots.lend()
+        lone.stream.slots.lend()
         head = wants[0]
         for want in wants[1:]:
             lone.push(want)
@@ -154,18 +154,18 @@ class TestHead:
         assert [one for one in orders if isinstance(one, i.TakeBack)] == [i.TakeBack(2)]
         lone.tell(e.TakenBack(2, won=True))
         assert [(one.number, one.worker) for one in lone.wants()] == [(0, other)]
-        assert lone.books.wants.counts.retracted == 1
+        assert lone.stream.wants.counts.retracted == 1
         assert not lone.entry(2).ready
 
     def test_a_consumer_that_was_faster_keeps_the_batch(self):
         lone = LoneCore(slots=4, prefetch=3)
         wants = lone.with_workers(2)
-        lone.books.slots.lend()
+        lone.stream.slots.lend()
         for want in wants[1:]:
             lone.push(want)
         lone.wait_hearing(2.5, 3 - wants[0].worker)
         lone.tell(e.TakenBack(2, won=False))
-        assert lone.books.wants.counts.retracted == 0
+        assert lone.stream.wants.counts.retracted == 0
         assert lone.entry(2).ready
 
 
@@ -185,11 +185,11 @@ class TestHedging:
         lone, want = self.slow_head(before=3)
         lone.wait_hearing(6, 1, 2)
         assert [(one.number, one.worker, one.urgent) for one in lone.wants()] == [(want.number, 3 - want.worker, True)]
-        assert lone.books.wants.counts.hedged == 1
+        assert lone.stream.wants.counts.hedged == 1
 
     def test_not_before_the_floor_and_three_usual_answers(self):
         lone, _ = self.slow_head(before=3)
-        lone.books.wants._usual_answer_s = 1.0
+        lone.stream.wants._usual_answer_s = 1.0
         lone.wait_hearing(2.75, 1, 2)
         assert lone.wants() == []
         lone.wait_hearing(0.5, 1, 2)
@@ -199,24 +199,24 @@ class TestHedging:
     def test_at_most_one_want_in_twenty(self):
         lone, want = self.slow_head()
         for number in range(38):
-            lone.books.wants._usual_answer_s = 0.01
+            lone.stream.wants._usual_answer_s = 0.01
             lone.wait_hearing(0.5, 1, 2)
             lone.push(want)
-            assert lone.books.wants.counts.hedged <= 1 + lone.books.wants.counts.asked // HEDGED_SHARE
+            assert lone.stream.wants.counts.hedged <= 1 + lone.stream.wants.counts.asked // HEDGED_SHARE
             lone.consume(lone.offer(number))
             (want, *_) = lone.wants()
             for other in (1, 2):  # the cancelled ones come back
                 for ticket in lone.tickets(other):
                     if ticket != want.ticket:
                         lone.say(other, m.Cancelled(ticket=ticket))
-        assert lone.books.wants.counts.hedged >= 2
+        assert lone.stream.wants.counts.hedged >= 2
 
     def test_not_where_all_others_are_silent(self):
         lone, want = self.slow_head()
         lone.wait_hearing(0.2, 1, 2)
-        lone.books.wants.suspect(lone.books.connections.worker_at(lone.link(3 - want.worker)))
+        lone.stream.wants.suspect(lone.stream.connections.worker_at(lone.connection_id(3 - want.worker)))
         lone.wait_hearing(5, want.worker)
-        assert lone.books.wants.counts.hedged == 0
+        assert lone.stream.wants.counts.hedged == 0
 
 
 class TestTakingOver:
@@ -232,7 +232,7 @@ class TestTakingOver:
         assert taken[0].worker == 2
         assert taken[0].number > 0, "the one in hand stays"
         assert lone.sent(m.Cancel)[0].ticket == wants[taken[0].number].ticket
-        assert lone.books.wants.counts.taken_over >= 1
+        assert lone.stream.wants.counts.taken_over >= 1
 
     def test_not_what_it_refused(self):
         lone = LoneCore(slots=20, prefetch=3)
@@ -255,9 +255,9 @@ class TestTurning:
         assert {one.ticket.slot for one in lone.wants()}.isdisjoint({first.ticket.slot, second.ticket.slot})
         lone.push(first)
         assert lone.ordered(i.Offer) == []
-        assert lone.books.wants.counts.stale == 1
+        assert lone.stream.wants.counts.stale == 1
         lone.say(1, m.Cancelled(ticket=second.ticket))
-        assert lone.books.slots.count(SlotState.LENT) == 2
+        assert lone.stream.slots.count(SlotState.LENT) == 2
 
     def test_what_lay_ahead_is_begun_anew_under_new_numbers(self):
         lone = LoneCore(prefetch=2)
@@ -267,7 +267,7 @@ class TestTurning:
         (restart,) = lone.ordered(i.Restart)
         assert (restart.reader, restart.head) == (7, 2)
         lone.tell(e.HandedBack(0, want.ticket.slot))  # the offer was thrown away
-        assert lone.books.upcoming.head == 2
+        assert lone.stream.upcoming.head == 2
 
 
 class TestPassing:
@@ -278,16 +278,16 @@ class TestPassing:
         for want in wants:
             lone.push(want)
         lone.tell(e.Took(2, wants[2].ticket.slot))
-        assert lone.books.upcoming.head == 3
+        assert lone.stream.upcoming.head == 3
         lone.tell(*(e.HandedBack(seq, wants[seq].ticket.slot) for seq in range(3)))
-        assert lone.books.slots.count(SlotState.OUT) == lone.books.slots.count(SlotState.OFFERED) == 0
+        assert lone.stream.slots.count(SlotState.OUT) == lone.stream.slots.count(SlotState.OFFERED) == 0
 
     def test_handing_back_says_that_it_had_been_taken(self):
         lone = LoneCore(prefetch=3)
         want, *_ = lone.with_workers(1)
         lone.push(want)
         lone.tell(e.HandedBack(0, want.ticket.slot))
-        assert lone.books.upcoming.head == 1
+        assert lone.stream.upcoming.head == 1
 
     def test_late_facts_of_an_earlier_line_move_nothing(self):
         lone = LoneCore(prefetch=2)
@@ -295,26 +295,26 @@ class TestPassing:
         lone.push(want)
         lone.open(7, at=(1, 10))
         lone.tell(e.Took(0, want.ticket.slot), e.HandedBack(0, want.ticket.slot))
-        assert lone.books.upcoming.head == 2
+        assert lone.stream.upcoming.head == 2
 
 
 class TestBooks:
     def test_each_want_counts_once(self):
         lone = LoneCore(prefetch=3)
         wants = lone.with_workers(2)
-        assert lone.books.wants.counts.asked == len(wants) == 3
+        assert lone.stream.wants.counts.asked == len(wants) == 3
 
     def test_it_looks_around_only_when_somebody_came_or_went(self):
         lone = LoneCore(prefetch=3)
         lone.with_workers(2)
-        assert not lone.books.wants._look_around
-        lone.tell(e.LinkDown(lone.link(1)))
-        assert not lone.books.wants._look_around
-        assert [one.name for one in lone.books.wants._live] == ["w2"]
+        assert not lone.stream.wants._look_around
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
+        assert not lone.stream.wants._look_around
+        assert [one.name for one in lone.stream.wants._live] == ["w2"]
 
     def test_the_group_of_the_epochs_to_come_is_what_the_coordinator_said_last(self):
         lone = LoneCore()
         lone.with_workers(1)
         lone.tell(e.AttachAsked(2, Cursor(0, 3, 4, DIGEST)))
         lone.tell(e.CoordinatorSaid(attached(2, at=(0, 3), next_group=8)))
-        assert lone.books.upcoming.next_group == 8
+        assert lone.stream.upcoming.next_group == 8

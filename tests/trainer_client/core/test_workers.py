@@ -7,15 +7,23 @@ import pytest
 from shared.errors import LostError
 from shared.wire.parts import Ticket
 from trainer_client.core.upcoming import Entry, Position, UpcomingBatch
-from trainer_client.core.workers import QUICKEST_S, Ask, Worker, least_busy, longest_waiting, usual_pace_s
+from trainer_client.core.workers import QUICKEST_S, Ask, KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 REFUSED = LostError(expected="a batch", got="none", where="a worker", remedy="Wait.")
 
 
 def worker(incarnation=1, *, wants=0, in_slot=False, **more):
     """One that was heard and served last at 0; its wants are numbered from 0, and were sent at 0."""
-    said = {"name": "w", "link": 1, "rank": incarnation, "in_slot": True, "lock_byte": 0, "heard_s": 0, "pinged_s": 0}
-    one = Worker(**{"incarnation": incarnation, **said, **more})
+    said = {
+        "name": "w",
+        "connection_id": 1,
+        "rank": incarnation,
+        "in_slot": True,
+        "lock_byte": 0,
+        "heard_s": 0,
+        "pinged_s": 0,
+    }
+    one = KnownWorker(**{"incarnation": incarnation, **said, **more})
     one.asks = {Ticket(slot, 1): Ask(slot, in_slot, sent_s=0.0, after_ping=0) for slot in range(wants)}
     return one
 
@@ -42,7 +50,7 @@ def test_a_new_one_gets_wants_and_is_neither_slow_nor_in_doubt():
     assert usual_pace_s([new]) == QUICKEST_S
 
 
-@pytest.mark.parametrize("state", ["silent", "leaving"])
+@pytest.mark.parametrize("state", ["silent", "takes_no_wants"])
 def test_one_that_is_silent_or_leaves_gets_no_wants(state):
     assert not worker(**{state: True}).is_live(0.0)
 

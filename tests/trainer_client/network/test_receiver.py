@@ -78,10 +78,10 @@ def test_a_coordinator_that_does_not_answer(ends):
 
 def test_a_worker_is_asked_what_is_not_known(ends, ours):
     ours.attach(None)
-    assert ours.batches(0, 4) == BATCHES
+    assert ours.ask_batches(0, 4) == BATCHES
     assert not [one for one in ends.heard if isinstance(one, m.EpochQuery) and one.epoch == 0]  # attaching told it
-    assert ours.batches(7, 4) == BATCHES
-    assert ours.name(5) == "sample 5"
+    assert ours.ask_batches(7, 4) == BATCHES
+    assert ours.ask_name(5) == "sample 5"
 
 
 def test_batches_come_in_their_order(ends, ours):
@@ -119,7 +119,7 @@ def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_t
         ours._told = (now_s - 100.0, ours.standing.waited_s)
         ours.standing.waited_s += waited_s
         ours.outbox._waiting_since_s = now_s - waiting_s if waiting_s else 0.0
-        return ours._waited_permille()
+        return ours._measure_waited_permille()
 
     assert told(0.0) == 0
     assert told(30.0) == pytest.approx(300, abs=1)
@@ -140,7 +140,7 @@ def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
 
     ours.core.handle = handle
     with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
-        ours.name(5)
+        ours.ask_name(5)
     with pytest.raises(ZeroDivisionError):
         ours.outbox.take(Reader(Position(0, 0, 4)))
     assert not ours._thread.join(20)

@@ -36,7 +36,7 @@ class Line:
         let_all_in(context)
         self.router = bind_sealed_router(context, "tcp://127.0.0.1:1")
         self.sealed = SealedConnection(context, "tcp://127.0.0.1:1")
-        self.seal = self.sealed.new_seal()
+        self.seal = self.sealed.make_seal()
         self.sealer = Sealer(self.seal.key)
         self.port = port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.sealed.expect(self.port)
@@ -115,26 +115,26 @@ def test_a_pong_with_nothing_before_it_counts_at_once(line):
     line.push()
     line.read()
     assert not line.sealed.put_off(pong(1), 0.0)
-    assert line.sealed.due(9.0, PATIENCE_S) is None
+    assert line.sealed.take_due(9.0, PATIENCE_S) is None
 
 
 def test_a_pong_waits_for_the_payloads_before_it(line):
     assert line.sealed.put_off(pong(2), 0.0)
     line.push()
     line.read(now_s=0.1)
-    assert line.sealed.due(0.1, PATIENCE_S) is None
+    assert line.sealed.take_due(0.1, PATIENCE_S) is None
     line.push()
     line.read(now_s=0.2)
-    assert line.sealed.due(0.2, PATIENCE_S) == (pong(2), False)
-    assert line.sealed.due(0.2, PATIENCE_S) is None
+    assert line.sealed.take_due(0.2, PATIENCE_S) == (pong(2), False)
+    assert line.sealed.take_due(0.2, PATIENCE_S) is None
 
 
 def test_it_waits_as_long_as_payloads_come_and_no_longer(line):
     line.sealed.put_off(pong(3), 0.0)
     line.push()
     line.read(now_s=1.5)
-    assert line.sealed.due(3.4, PATIENCE_S) is None
-    assert line.sealed.due(3.5, PATIENCE_S) == (pong(3), True)
+    assert line.sealed.take_due(3.4, PATIENCE_S) is None
+    assert line.sealed.take_due(3.5, PATIENCE_S) == (pong(3), True)
 
 
 def test_later_pongs_do_not_put_off_the_first(line):
@@ -142,7 +142,7 @@ def test_later_pongs_do_not_put_off_the_first(line):
     assert line.sealed.put_off(pong(2, number=2), 0.5)
     line.push()
     line.read(now_s=0.6)
-    assert line.sealed.due(0.6, PATIENCE_S) == (pong(1, number=1), False)
+    assert line.sealed.take_due(0.6, PATIENCE_S) == (pong(1, number=1), False)
 
 
 def test_a_pong_that_is_whole_replaces_one_that_waits(line):
@@ -150,19 +150,19 @@ def test_a_pong_that_is_whole_replaces_one_that_waits(line):
     line.push()
     line.read(now_s=0.1)
     assert not line.sealed.put_off(pong(1, number=2), 0.1)
-    assert line.sealed.due(0.1, PATIENCE_S) is None
+    assert line.sealed.take_due(0.1, PATIENCE_S) is None
 
 
 def test_what_waits_is_forgotten_with_its_worker(line):
     line.sealed.put_off(pong(1), 0.0)
     line.sealed.forget()
-    assert line.sealed.due(9.0, PATIENCE_S) is None
+    assert line.sealed.take_due(9.0, PATIENCE_S) is None
 
 
 def test_what_waits_is_forgotten_with_its_key(line):
     line.sealed.put_off(pong(1), 0.0)
-    line.sealed.new_seal()
-    assert line.sealed.due(9.0, PATIENCE_S) is None
+    line.sealed.make_seal()
+    assert line.sealed.take_due(9.0, PATIENCE_S) is None
 
 
 def test_two_that_were_read_before_either_is_opened_are_told_apart(line):

@@ -47,7 +47,7 @@ class Ends:
 
     def wait_for_change(self, *, up):
         assert self.trainer.monitor.poll(PATIENCE_MS)
-        assert next(self.trainer.changes()) is up
+        assert next(self.trainer.read_changes()) is up
 
     def greet(self, *, number=1):
         self.trainer.queue(ping(number))
@@ -80,7 +80,7 @@ class SealedEnds(Ends):
 
     def __init__(self, context, keys):
         super().__init__(context, *keys)
-        self.seal = self.trainer.sealed.new_seal()
+        self.seal = self.trainer.sealed.make_seal()
         self.sealer = Sealer(self.seal.key)
         self.greet()
         self.say(welcome(sealed_port=self.worker.sealed_port))
@@ -294,7 +294,7 @@ def test_a_pong_that_waits_is_forgotten_when_the_connection_goes(sealed_ends):
     sealed_ends.say(pong(1, sealed=1), cancelled(2))
     sealed_ends.worker.router.close(0)
     sealed_ends.wait_for_change(up=False)
-    assert list(sealed_ends.trainer.changes()) == []
+    assert list(sealed_ends.trainer.read_changes()) == []
     assert list(sealed_ends.trainer.read_late(9.0, 2.0)) == []
 
 

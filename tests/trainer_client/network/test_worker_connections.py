@@ -56,10 +56,10 @@ class Ends:
         )  # fmt: skip
         self.workers = {}
 
-    def open(self, link=LINK):
+    def open(self, connection_id=LINK):
         """Connect to a worker of its own."""
-        worker = self.workers[link] = WorkerEnd(self.context, self.keys[0])
-        assert list(self.connections.open(i.Open(link, worker.endpoint))) == []
+        worker = self.workers[connection_id] = WorkerEnd(self.context, self.keys[0])
+        assert list(self.connections.open(i.Open(connection_id, worker.endpoint))) == []
         return worker
 
     def polled(self):
@@ -74,11 +74,11 @@ class Ends:
         assert ready, "nothing came"
         return list(self.connections.read(ready, now_s))
 
-    def greet(self, link=LINK, lock_byte=2):
+    def greet(self, connection_id=LINK, lock_byte=2):
         """Up and greeted; what the worker heard."""
-        assert self.read() == [e.LinkUp(link)]
-        assert list(self.connections.greet(i.Greet(link, lock_byte))) == []
-        [hello] = self.workers[link].hear()
+        assert self.read() == [e.ConnectionUp(connection_id)]
+        assert list(self.connections.greet(i.Greet(connection_id, lock_byte))) == []
+        [hello] = self.workers[connection_id].hear()
         return hello
 
     def close(self):
@@ -142,7 +142,7 @@ def test_made_anew_other_sockets_are_polled(ends):
 def test_nonsense_for_an_endpoint_is_told_and_leaves_nothing(ends, context, endpoint, words):
     """A socket was left, for the error keeps what made it: the receive thread never ended."""
     [failed] = ends.connections.open(i.Open(LINK, endpoint))
-    assert failed.link == LINK
+    assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert str(failed.error) == words
     assert len(ends.connections) == 0
@@ -160,7 +160,7 @@ def test_a_connection_that_cannot_be_made_anew_fails_alone(sealed_ends, context)
     assert list(ends.connections.send(i.ToWorker(LINK, m.Ping(number=1)))) == []
     ends.connections._connections[LINK].endpoint = "bogus"  # as good a reason as a limit of open files
     [failed] = ends.connections.renew(i.Renew(LINK))
-    assert failed.link == LINK
+    assert failed.connection_id == LINK
     assert isinstance(failed.error, StokerError)
     assert ends.polled() == []
     assert len(ends.connections) == 0
@@ -224,9 +224,9 @@ def test_what_is_ordered_in_a_turn_goes_at_once(ends):
     came = ends.read()
     while len(came) < 2:
         came += ends.read()
-    assert sorted(event.link for event in came) == [1, 2]
-    for link, number in ((1, 10), (2, 20), (1, 11)):
-        assert list(ends.connections.send(i.ToWorker(link, m.Ping(number=number)))) == []
+    assert sorted(event.connection_id for event in came) == [1, 2]
+    for connection_id, number in ((1, 10), (2, 20), (1, 11)):
+        assert list(ends.connections.send(i.ToWorker(connection_id, m.Ping(number=number)))) == []
     assert list(ends.connections.flush()) == []
     assert first.hear() == [m.Ping(number=10), m.Ping(number=11)]
     assert second.hear() == [m.Ping(number=20)]
@@ -237,7 +237,7 @@ def test_what_cannot_be_sent_tells_that_the_connection_is_down(ends):
     with nobody() as endpoint:
         assert list(ends.connections.open(i.Open(9, endpoint))) == []
         list(ends.connections.send(i.ToWorker(9, m.Ping(number=1))))
-        assert list(ends.connections.flush()) == [e.LinkDown(9)]
+        assert list(ends.connections.flush()) == [e.ConnectionDown(9)]
         assert list(ends.connections.flush()) == []
 
 
@@ -255,21 +255,21 @@ def test_a_connection_that_goes_is_told(ends):
     worker = ends.open()
     ends.greet()
     worker.close()
-    assert ends.read() == [e.LinkDown(LINK)]
+    assert ends.read() == [e.ConnectionDown(LINK)]
 
 
 def test_what_workers_say_comes_in_the_order_of_their_connections(ends):
-    workers = {link: ends.open(link) for link in (8, 1, 2)}  # a set of these begins with 8
+    workers = {connection_id: ends.open(connection_id) for connection_id in (8, 1, 2)}  # a set of these begins with 8
     came = []
     while len(came) < 3:
         came += ends.read()
-    for link, worker in workers.items():
-        list(ends.connections.greet(i.Greet(link, link % 3)))
+    for connection_id, worker in workers.items():
+        list(ends.connections.greet(i.Greet(connection_id, connection_id % 3)))
         worker.hear()
-        worker.say(pong(link))
+        worker.say(pong(connection_id))
     for socket in [one for one in ends.polled() if one.type == zmq.DEALER]:
         assert socket.poll(PATIENCE_MS)
-    assert ends.read() == [e.Came(link, pong(link)) for link in (1, 2, 8)]
+    assert ends.read() == [e.WorkerSaid(connection_id, pong(connection_id)) for connection_id in (1, 2, 8)]
 
 
 def test_that_a_connection_came_is_told_before_what_came_on_it(ends):
@@ -282,7 +282,7 @@ def test_that_a_connection_came_is_told_before_what_came_on_it(ends):
     worker.identity = worker.router.recv_multipart()[0]
     worker.say(pong(1))
     assert socket.poll(PATIENCE_MS)
-    assert ends.read() == [e.LinkUp(LINK), e.Came(LINK, pong(1))]
+    assert ends.read() == [e.ConnectionUp(LINK), e.WorkerSaid(LINK, pong(1))]
 
 
 def test_only_what_is_ready_is_read(ends):
@@ -291,7 +291,7 @@ def test_only_what_is_ready_is_read(ends):
     worker.say(pong(1))
     assert ends.ready()
     assert list(ends.connections.read({"something else"}, 0.0)) == []
-    assert ends.read() == [e.Came(LINK, pong(1))]
+    assert ends.read() == [e.WorkerSaid(LINK, pong(1))]
 
 
 @pytest.mark.parametrize(("said", "held", "seen"), [(True, 2, True), (True, 1, False), (False, 2, False)])
@@ -301,7 +301,7 @@ def test_a_welcome_is_not_taken_at_its_word(ends, said, held, seen):
     ends.greet(lock_byte=2)
     lock = OpenedSlots(ends.memory.offer(held))
     worker.say(welcome(shared=said))
-    assert ends.read() == [e.Came(LINK, welcome(shared=said), seen)]
+    assert ends.read() == [e.WorkerSaid(LINK, welcome(shared=said), seen)]
     lock.close()
 
 
@@ -314,7 +314,7 @@ def push(ends, header=HEADER, payload=PAYLOAD):
     ends.greet()
     worker.say(header, payload.tobytes())
     [came] = ends.read()
-    assert (came.link, came.message) == (LINK, header)
+    assert (came.connection_id, came.message) == (LINK, header)
     return list(ends.connections.write(i.Write(LINK, header, came.payload)))
 
 
@@ -343,9 +343,9 @@ def test_a_payload_of_another_size_is_garbage(ends):
 
 
 def test_garbage_of_all_connections_counts(ends):
-    for link in (1, 2):
-        worker = ends.open(link)
-        ends.greet(link)
+    for connection_id in (1, 2):
+        worker = ends.open(connection_id)
+        ends.greet(connection_id)
         worker.say(b"nonsense")
         assert ends.read() == []
     assert ends.connections.count_garbage() == 2
@@ -403,6 +403,6 @@ def test_a_pong_that_waited_in_vain_has_other_sockets_polled(sealed_ends):
     patience_s = SPEC.heartbeat_timeout_s
     assert list(sealed_ends.connections.read(set(), patience_s - 0.1)) == []
     assert sealed_ends.polled() == before
-    assert list(sealed_ends.connections.read(set(), patience_s)) == [e.Came(LINK, pong(1, sealed=1))]
+    assert list(sealed_ends.connections.read(set(), patience_s)) == [e.WorkerSaid(LINK, pong(1, sealed=1))]
     assert len(set(sealed_ends.polled()) - set(before)) == 1
     assert len(sealed_ends.polled()) == 3

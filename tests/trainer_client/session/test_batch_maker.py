@@ -32,7 +32,7 @@ def test_a_consumer_that_keeps_batches_gets_copies(feed, maker):
 
 
 def test_the_consumer_is_asked_to_let_go_before_batches_are_copied_out(feed, maker, receiver):
-    most = receiver.line.slots.slots - 2
+    most = receiver.stream.slots.slots - 2
     kept = []
     maker.on_short_of_slots = lambda: kept.pop(0)
     for batch in feed:
@@ -56,7 +56,7 @@ def test_one_that_lets_nothing_go_is_told_once_that_it_gets_copies(feed, maker, 
     asked = []
     maker.on_short_of_slots = lambda: asked.append(1)
     kept = list(feed)
-    most = receiver.line.slots.slots - 2
+    most = receiver.stream.slots.slots - 2
     assert maker.copied == len(asked) == BATCHES - most
     assert [np.shares_memory(batch["audio"], receiver.memory._bytes) for batch in kept].count(True) == most
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
@@ -64,12 +64,12 @@ def test_one_that_lets_nothing_go_is_told_once_that_it_gets_copies(feed, maker, 
 
 
 def test_what_lies_in_the_reserve_is_copied_for_the_next_head_may_need_it(feed, maker, receiver):
-    memory, reserve = receiver.memory, receiver.line.slots.reserve
+    memory, reserve = receiver.memory, receiver.stream.slots.reserve
     item = receiver.outbox.take(Reader(Position(0, 0, 4)))
-    assert np.shares_memory(maker.batch(item)["audio"], memory.slot(item.slot))
+    assert np.shares_memory(maker.make(item)["audio"], memory.slot(item.slot))
     memory.slot(reserve)[:] = 7
     item.slot = reserve
-    batch = maker.batch(item)
+    batch = maker.make(item)
     memory.slot(reserve)[:] = 8
     assert (batch["audio"].view("uint8") == 7).all()
     assert maker.copied == 0, "the consumer did nothing to cause it"

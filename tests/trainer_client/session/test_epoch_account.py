@@ -48,7 +48,7 @@ ARRAYS = {"audio_length": np.array([10, 6, 0, 0]), "text_length": np.array([5, 1
 
 
 def _read(accounts: Accounts, *, at_s: float = 10.0, wait_s: float = 0.5, **more: Any) -> None:
-    accounts.read([_header(**more)], ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
+    accounts.count_read([_header(**more)], ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
 
 
 def test_batches_that_are_read_at_once_count_as_if_one_by_one() -> None:
@@ -56,10 +56,10 @@ def test_batches_that_are_read_at_once_count_as_if_one_by_one() -> None:
     headers = [_header(rows=rows, masked=masked) for rows, masked in ((4, 0), (3, 1), (1, 0))]
     lengths = [{key: array // (number + 1) for key, array in ARRAYS.items()} for number in range(3)]
     stacked = {key: np.stack([one[key] for one in lengths]) for key in ARRAYS}
-    at_once.read(headers, stacked, ReadTimes(at_s=10.0, wait_s=0.5, conversion_s=0.03))
+    at_once.count_read(headers, stacked, ReadTimes(at_s=10.0, wait_s=0.5, conversion_s=0.03))
     for number, header in enumerate(headers):
         wait_s = 0.0 if number else 0.5
-        one_by_one.read([header], lengths[number], ReadTimes(at_s=10.0, wait_s=wait_s, conversion_s=0.01))
+        one_by_one.count_read([header], lengths[number], ReadTimes(at_s=10.0, wait_s=wait_s, conversion_s=0.01))
     one_by_one.counts.conversion_s = at_once.counts.conversion_s
     assert at_once.counts == one_by_one.counts
 
@@ -118,7 +118,7 @@ def test_an_epoch_s_line() -> None:
     accounts = Accounts(FIELDS)
     for number in range(4):
         _read(accounts, at_s=100.0 + number, wait_s=0.25, number=number)
-        accounts.trained(0, number)
+        accounts.count_trained(0, number)
     account = accounts.close(0)
     assert account is not None
     assert account.log_fields(now_s=103.75, batches=4) == {
@@ -136,8 +136,8 @@ def test_an_epoch_s_line() -> None:
 def test_a_loop_s_own_waits_go_before_those_of_a_reader_that_runs_ahead() -> None:
     accounts = Accounts(FIELDS)
     _read(accounts, at_s=1.0, wait_s=0.9)
-    accounts.stepped(0, 0.125)
-    accounts.stepped(0, 0.125)
+    accounts.count_step_wait(0, 0.125)
+    accounts.count_step_wait(0, 0.125)
     account = accounts.close(0)
     assert account is not None
     assert account.log_fields(now_s=1.1, batches=1)["waiting"] == pytest.approx(0.25)
@@ -148,8 +148,8 @@ def test_a_loop_s_own_waits_go_before_those_of_a_reader_that_runs_ahead() -> Non
 def test_an_epoch_that_was_resumed_is_partly_complete() -> None:
     accounts = Accounts(FIELDS)
     _read(accounts, number=6)
-    accounts.trained(0, 6)
-    accounts.trained(0, 7)
+    accounts.count_trained(0, 6)
+    accounts.count_trained(0, 7)
     account = accounts.close(0)
     assert account is not None
     assert account.log_fields(now_s=20.0, batches=8)["complete"] == 0.25
@@ -159,7 +159,7 @@ def test_reading_ahead_counts_with_the_epoch_that_it_reads() -> None:
     accounts = Accounts(FIELDS)
     _read(accounts, number=0)
     _read(accounts, epoch=1, shape=WireShape(2, (("audio", 10), ("text", 5))), rows=1)
-    accounts.trained(0, 0)
+    accounts.count_trained(0, 0)
     first, second = accounts.close(0), accounts.close(1)
     assert first is not None
     assert second is not None
@@ -172,7 +172,7 @@ def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
     accounts = Accounts(FIELDS)
     _read(accounts)
     assert accounts.close(0) is not None
-    accounts.trained(0, 0)
+    accounts.count_trained(0, 0)
     assert accounts.close(0) is None
     assert accounts.counts.rounds == 0
     _read(accounts)
@@ -182,7 +182,7 @@ def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
 
 def test_an_epoch_of_nothing_has_a_line_too() -> None:
     accounts = Accounts(FIELDS[2:3])
-    accounts.read([_header(shape=WireShape(4, ()))], {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
+    accounts.count_read([_header(shape=WireShape(4, ()))], {}, ReadTimes(at_s=5.0, wait_s=0.0, conversion_s=0.0))
     account = accounts.close(0)
     assert account is not None
     line = account.log_fields(now_s=5.0, batches=0)

@@ -19,7 +19,7 @@ from tests.support.loaders import ROOT, running, write_job
 from trainer_client.tf import exit_guard
 
 
-class Pass:
+class FeedPass:
     """What a thread of a framework reads, until it was told to end and is let go."""
 
     def __init__(self):
@@ -33,7 +33,7 @@ class Pass:
     def read(self):
         self.ended.wait()
         self.let_go.wait()
-        exit_guard.left(self)
+        exit_guard.leave(self)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,9 @@ def ended_after_s():
 
 
 def test_whoever_waits_is_told_and_waited_for(monkeypatch):
-    one, looks = Pass(), []
+    one, looks = FeedPass(), []
     thread = threading.Thread(target=one.read)
-    exit_guard.entered(one)
+    exit_guard.enter(one)
     thread.start()
 
     def looked(pause_s):
@@ -67,24 +67,24 @@ def test_whoever_waits_is_told_and_waited_for(monkeypatch):
 
 
 def test_one_that_came_out_just_now_may_be_on_its_way_in():
-    one = Pass()
-    exit_guard.entered(one)
-    exit_guard.left(one)
+    one = FeedPass()
+    exit_guard.enter(one)
+    exit_guard.leave(one)
     assert exit_guard._REST_S / 2 < ended_after_s() < exit_guard._PATIENCE_S
 
 
 def test_one_that_rests_is_not_waited_for(monkeypatch):
-    one = Pass()
-    exit_guard.entered(one)
-    exit_guard.left(one)
+    one = FeedPass()
+    exit_guard.enter(one)
+    exit_guard.leave(one)
     monkeypatch.setattr(exit_guard, "_last_left_s", [time.monotonic() - exit_guard._REST_S])
     assert ended_after_s() < exit_guard._REST_S
     assert one.ended.is_set()
 
 
 def test_one_that_never_comes_out_holds_up_nobody():
-    one = Pass()
-    exit_guard.entered(one)
+    one = FeedPass()
+    exit_guard.enter(one)
     assert exit_guard._PATIENCE_S <= ended_after_s() < 2 * exit_guard._PATIENCE_S
 
 

@@ -11,7 +11,7 @@ from tests.support.two_devices import mirrored
 
 import tensorflow as tf  # isort: skip - after the devices are set
 
-from trainer_client.tf.untuned import devices_untuned, untuned  # isort: skip
+from trainer_client.tf.untuned import untune_devices, untuned  # isort: skip
 
 
 def tuned(dataset):
@@ -49,7 +49,7 @@ def test_nor_are_those_of_a_strategys_devices():
 
 def test_other_datasets_are_left_as_they_are():
     strategy = mirrored()
-    with pytest.raises(ValueError, match="cut short"), devices_untuned():
+    with pytest.raises(ValueError, match="cut short"), untune_devices():
         raise ValueError("cut short")
     data = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4))
     assert all(tuned(one) for one in over_devices(iter(data)))
