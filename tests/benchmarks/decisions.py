@@ -71,9 +71,9 @@ class Fed(LoneCore):
         return orders
 
     def _answer(self, connection_id: int, ping: m.Ping) -> None:
-        line = self.core.stream
-        assert line is not None
-        worker = line.connections.worker_at(connection_id)
+        stream = self.core.stream
+        assert stream is not None
+        worker = stream.connections.worker_at(connection_id)
         held = tuple(worker.asks) if worker is not None else ()
         self.pending.append((connection_id, m.Pong(number=ping.number, tickets=held, sealed=0, waiting=0)))  # type: ignore[arg-type]
 

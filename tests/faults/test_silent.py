@@ -39,7 +39,7 @@ def test_a_stopped_worker_holds_nobody_up_and_writes_nowhere_afterwards(
                     victim.send_signal(signal.SIGSTOP)
                 if len(got) == len(calm) - 4:
                     victim.send_signal(signal.SIGCONT)
-            counts = feed._session.receiver.stream.wants.counts
+            counts = feed._session.receiver.stream.tickets.counts
         assert got == calm
         assert counts.suspected >= 1
         assert (
@@ -77,7 +77,7 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
         marker.write_text(str(loaders.workers()[0].pid))
         with trainer_client.connect(loaders.endpoint) as feed:
             got = [(batch.number, batch.digest) for batch in feed]
-            counts = feed._session.receiver.stream.wants.counts
+            counts = feed._session.receiver.stream.tickets.counts
     assert got == calm
     assert 1 <= counts.hedged <= 1 + counts.asked / 20
 

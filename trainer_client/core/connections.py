@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
-    from trainer_client.core.wants import Wants
+    from trainer_client.core.worker_tickets import WorkerTickets
 
 __all__ = ["MOST_REMOTE", "Connections"]
 
@@ -59,7 +59,7 @@ class Connections:
         heartbeat_timeout_s: float,
         upcoming: Upcoming,
         workers: dict[int, KnownWorker],
-        wants: Wants,
+        tickets: WorkerTickets,
         out: list[i.Instruction],
     ) -> None:
         self.version = 0
@@ -69,7 +69,7 @@ class Connections:
         self._timeout_s = heartbeat_timeout_s
         self._upcoming = upcoming
         self._workers = workers
-        self._wants = wants
+        self._tickets = tickets
         self._out = out
         self._members: dict[str, WorkerAddress] = {}
         #: Endpoints of this host.
@@ -170,10 +170,9 @@ class Connections:
         gone = [one for one in cut if self._is_gone(one, now_s)]
         for one in gone:
             self._close(one, now_s)
-        if len(cut) - len(gone) > MOST_REMOTE:
-            longest = sorted((one for one in cut if one not in gone), key=lambda one: one.since_s)
-            for one in longest[:-MOST_REMOTE]:
-                self._close(one, now_s)
+        kept = sorted((one for one in cut if one not in gone), key=lambda one: one.since_s)
+        for one in kept[:-MOST_REMOTE]:
+            self._close(one, now_s)
 
     def _is_gone(self, connection: Connection, now_s: float) -> bool:
         worker = self._worker_of(connection)
@@ -204,7 +203,7 @@ class Connections:
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
         """The connection is not this worker's any more; it is buried once it can write nowhere."""
-        self._wants.cut(worker, by_us=connection.state is ConnectionState.DOWN)
+        self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.incarnation = worker.connection_id = None
         if worker.could_write():
             self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
@@ -244,7 +243,7 @@ class Connections:
         connection.hello_s = float("inf")
         worker = self._worker_of(connection)
         if worker is not None:
-            self._wants.cut(worker, by_us=by_us)
+            self._tickets.cut(worker, by_us=by_us)
             if worker.in_slot:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
@@ -288,8 +287,8 @@ class Connections:
         connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
         connection.hello_s, connection.renew_s = float("inf"), float("inf")
         connection.renew_pause_s = self._timeout_s
-        self._wants.note_arrival()
-        self._wants.hear(worker, now_s)
+        self._tickets.note_arrival()
+        self._tickets.hear(worker, now_s)
         way = "shared memory" if worker.in_slot else "TCP"
         self._log("info", "worker serves us", worker=worker.name, by=way, reason=came.reason)
 
@@ -327,7 +326,7 @@ class Connections:
 
     def _bury(self, worker: KnownWorker, *, crashed: bool) -> None:
         self._log("info", "worker is gone", worker=worker.name, crashed=crashed)
-        self._wants.bury(worker, crashed=crashed)
+        self._tickets.bury(worker, crashed=crashed)
         del self._workers[worker.incarnation]
 
     # --- time ---
@@ -336,7 +335,7 @@ class Connections:
         """Who is silent, who has to be asked for a sign of life, whose connection has to be made anew."""
         for worker in self._workers.values():
             if now_s - worker.heard_s > self._timeout_s:
-                self._wants.suspect(worker)
+                self._tickets.suspect(worker)
             self._ping_if_in_doubt(worker, now_s)
         for connection in list(self):
             self._renew(connection, now_s)
@@ -347,7 +346,7 @@ class Connections:
         if worker.connection_id is None or now_s - worker.pinged_s < pause_s or not worker.is_in_doubt(now_s - pause_s):
             return
         if self._by_id[worker.connection_id].state in SERVING:
-            self._out.append(i.ToWorker(worker.connection_id, self._wants.ping(worker, now_s)))
+            self._out.append(i.ToWorker(worker.connection_id, self._tickets.ping(worker, now_s)))
 
     def greet(self, now_s: float) -> None:
         """Say Hello (again) where it is due."""

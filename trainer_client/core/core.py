@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
+from trainer_client.core.answers import Answers
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.bad_rows import BadRows
 from trainer_client.core.connections import Connections
@@ -27,6 +28,7 @@ from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, Upcoming
 from trainer_client.core.wants import Wants
+from trainer_client.core.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,10 +53,13 @@ class AttachedStream:
         workers: dict[int, KnownWorker] = {}
         self.upcoming = Upcoming(start, settings.ranks, repeats=spec.evaluation)
         self.slots = SlotStates(slots)
-        bad_rows = BadRows(attached.max_bad)
-        self.wants = Wants(settings, spec, prefetch, self.upcoming, self.slots, workers, bad_rows, out)
+        self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
+        self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, BadRows(attached.max_bad), out)
+        self.wants = Wants(
+            settings, spec, prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
+        )
         timeout_s = spec.heartbeat_timeout_s
-        self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.wants, out)
+        self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
         self.questions = Questions(spec, out)
         out.append(i.MakeSlots(spec, slots + 1))
 
@@ -97,7 +102,7 @@ class Core:
         return out
 
     def _excuse(self, stream: AttachedStream, now_s: float) -> None:
-        stream.wants.excuse(now_s)
+        stream.tickets.excuse(now_s)
         stream.connections.excuse(now_s)
         self.attachment.excuse(now_s)
 
@@ -108,7 +113,7 @@ class Core:
         self._extend(stream, now_s)
         stream.wants.decide(now_s)
         self._watch_head(stream, now_s)
-        wakes = i.WakeFor(room=2 * stream.wants.unanswered < stream.wants.prefetch, slots=stream.wants.short_of_slots)
+        wakes = i.WakeFor(room=2 * stream.tickets.unanswered < stream.wants.prefetch, slots=stream.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes
             self._out.append(wakes)
@@ -263,22 +268,22 @@ class Core:
         elif worker is None:
             self.strays += 1
         elif isinstance(said, m.Pushed):
-            stream.wants.receive(worker, said, event.payload, now_s)
+            stream.answers.receive(worker, said, event.payload, now_s)
         elif isinstance(said, m.Cancelled):
-            stream.wants.give_up(worker, said.ticket, now_s)
+            stream.answers.give_up(worker, said.ticket, now_s)
         elif isinstance(said, m.Unbuilt):
             self._on_unbuilt(stream, worker, said, now_s)
         elif isinstance(said, m.Pong):
-            stream.wants.reconcile(worker, said, now_s)
+            stream.answers.reconcile(worker, said, now_s)
         else:
             self.strays += 1
 
     def _on_unbuilt(self, stream: AttachedStream, worker: KnownWorker, said: m.Unbuilt, now_s: float) -> None:
-        stream.wants.give_up(worker, said.ticket, now_s, said)
+        stream.answers.give_up(worker, said.ticket, now_s, said)
         if worker.connection_id is None:
             return
         if said.code == "unknown":  # no more wants until it welcomes us again
-            stream.wants.stop_asking(worker)
+            stream.tickets.stop_asking(worker)
             stream.connections.greet_again(worker.connection_id, now_s)
         elif said.code == "draining":
             stream.connections.drain(worker.connection_id, now_s)
@@ -292,7 +297,7 @@ class Core:
         assert self.stream is not None
         worker = self.stream.connections.worker_at(event.connection_id)
         if worker is not None:
-            self.stream.wants.settle(worker, event.header, now_s, valid=event.valid)
+            self.stream.answers.settle(worker, event.header, now_s, valid=event.valid)
 
     # --- the end ---
 

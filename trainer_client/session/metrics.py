@@ -19,7 +19,7 @@ from trainer_client.core.slot_states import SlotState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_client.core.wants import WantCounts
+    from trainer_client.core.worker_tickets import WantCounts
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts, ReadCounts
@@ -46,7 +46,7 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
     yield MetricSamples.one(names.COPIED, maker.copied, name)
     yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
-    yield from _wants(stream.wants.counts, name)
+    yield from _wants(stream.tickets.counts, name)
     yield from _waits(accounts.counts, name)
     yield from _reads(accounts.counts, name)
 

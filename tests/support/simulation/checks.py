@@ -140,12 +140,12 @@ class Checks:
 
     def on_turn(self, trainer: Trainer) -> None:
         """A turn is over: the books agree."""
-        line = trainer.core.stream
-        if line is None:
+        stream = trainer.core.stream
+        if stream is None:
             return
-        slots, outbox = line.slots, trainer.outbox
-        if slots.count(SlotState.LENT) != line.wants.unanswered:
-            raise Broken(f"S4: {trainer} has {line.wants.unanswered} unanswered wants and {_picture(slots)}")
+        slots, outbox = stream.slots, trainer.outbox
+        if slots.count(SlotState.LENT) != stream.tickets.unanswered:
+            raise Broken(f"S4: {trainer} has {stream.tickets.unanswered} unanswered wants and {_picture(slots)}")
         if not trainer.facts:
             offered, out = slots.count(SlotState.OFFERED), slots.count(SlotState.OUT)
             if (offered, out) != (len(outbox._inbox), outbox.held()):

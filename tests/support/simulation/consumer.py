@@ -126,9 +126,9 @@ class Consumer:
 
     def _batches(self, epoch: int, group: int) -> Generator[Pause, None, int]:
         """How many batches an epoch has, as `Feed` asks for it."""
-        line = self.trainer.core.stream
-        assert line is not None
-        known = line.upcoming.epochs.get((epoch, group))
+        stream = self.trainer.core.stream
+        assert stream is not None
+        known = stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
         answers: list[int] = []
@@ -137,7 +137,7 @@ class Consumer:
             answers.append(answer)
             self.poke()
 
-        spec = line.spec
+        spec = stream.spec
         self._wait("to know how long an epoch is")
         self.trainer.ask(
             m.EpochQuery(stream=spec.stream, plan_digest=spec.plan_digest, epoch=epoch, group=group), answered
@@ -172,9 +172,9 @@ class Consumer:
 
     def _keep(self, item: Item) -> None:
         """Look at a batch and hold it for a while, or copy it out."""
-        outbox, line = self.trainer.outbox, self.trainer.core.stream
-        assert line is not None
-        slots = line.slots
+        outbox, stream = self.trainer.outbox, self.trainer.core.stream
+        assert stream is not None
+        slots = stream.slots
         self.taken += 1
         if item.slot == slots.reserve or outbox.held() > max(1, slots.slots - 2):
             return

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trainer_client.core.answers import Answers
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.connections import Connections
 from trainer_client.core.upcoming import Upcoming
 from trainer_client.core.wants import Wants
+from trainer_client.core.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.wire import messages as m
-    from trainer_client.core.workers import Worker
+    from trainer_client.core.workers import KnownWorker
 
 __all__ = ["RULES", "without"]
 
@@ -26,27 +28,27 @@ Patch = tuple[type, str, "Callable[..., Any]"]
 
 
 def _lend_at_once() -> Patch:
-    suspect = Wants.suspect
+    suspect = WorkerTickets.suspect
 
-    def suspect_and_void(self: Wants, worker: Worker) -> None:
+    def suspect_and_void(self: WorkerTickets, worker: KnownWorker) -> None:
         suspect(self, worker)
-        self._void(worker, list(worker.asks), suspicious=False)
+        self.void(worker, list(worker.asks), suspicious=False)
 
-    return Wants, "suspect", suspect_and_void
+    return WorkerTickets, "suspect", suspect_and_void
 
 
 def _take_stale_answers() -> Patch:
-    receive = Wants.receive
+    receive = Answers.receive
 
-    def receive_any(self: Wants, worker: Worker, came: m.Pushed, payload: object, now_s: float) -> None:
+    def receive_any(self: Answers, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
         current = next((ticket for ticket in worker.asks if ticket.slot == came.ticket.slot), came.ticket)
         receive(self, worker, replace(came, ticket=current), payload, now_s)
 
-    return Wants, "receive", receive_any
+    return Answers, "receive", receive_any
 
 
 def _wait_for_the_silent() -> Patch:
-    return Wants, "_is_unasked", lambda _, entry: not entry.ready and not entry.askers
+    return WorkerTickets, "is_unasked", lambda _, entry: not entry.ready and not entry.askers
 
 
 def _take_any_attached() -> Patch:
@@ -70,7 +72,7 @@ def _never_make_room() -> Patch:
 
 
 def _trust_the_network() -> Patch:
-    return Wants, "reconcile", lambda self, worker, _pong, now_s: self.hear(worker, now_s)
+    return Answers, "reconcile", lambda self, worker, _pong, now_s: self._tickets.hear(worker, now_s)
 
 
 def _keep_old_connections() -> Patch:
@@ -80,7 +82,7 @@ def _keep_old_connections() -> Patch:
 def _bury_on_welcome() -> Patch:
     part = Connections._part
 
-    def bury(self: Connections, connection: Any, worker: Worker) -> None:
+    def bury(self: Connections, connection: Any, worker: KnownWorker) -> None:
         part(self, connection, worker)
         if worker.incarnation in self._workers:
             self._bury(worker, crashed=True)

@@ -274,8 +274,8 @@ class World:
             return ""
         if isinstance(error, RefusedError) and error.code in ("world", "cursor"):
             return "" if any(map(self._stood_in_the_way, self.trainers.values())) else "no other rank lives"
-        line = trainer.core.stream
-        head = line.upcoming.entries.get(line.upcoming.head) if line is not None else None
+        stream = trainer.core.stream
+        head = stream.upcoming.entries.get(stream.upcoming.head) if stream is not None else None
         if head is None:
             return "nobody refused"
         batch = (trainer.incarnation, head.batch.position.epoch, head.batch.number)

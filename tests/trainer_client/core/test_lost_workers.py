@@ -78,7 +78,7 @@ class TestSilence:
         lone.push(again)
         lone.push(want)
         assert lone.ordered(i.Offer) == []
-        assert lone.stream.wants.counts.stale == 1
+        assert lone.stream.tickets.counts.stale == 1
         assert lone.stream.slots.state(want.ticket.slot) is SlotState.FREE
 
     def test_each_further_asking_waits_twice_as_long(self):
@@ -115,7 +115,7 @@ class TestSilence:
         lone.tell(after_s=30)
         assert lone.wants() == []
         assert lone.ordered(i.Renew) == []
-        assert lone.stream.wants.counts.suspected == 0
+        assert lone.stream.tickets.counts.suspected == 0
 
     def test_pings_go_out_four_times_a_timeout_and_never_repeat_a_number(self):
         lone = LoneCore(prefetch=2)
@@ -242,7 +242,7 @@ class TestLostOnTheWay:
         ping = lone.sent(m.Ping)[-1]
         lone.pong(1, ping.number)
         assert [(one.number, one.ticket.generation) for one in lone.wants()] == [(0, want.ticket.generation + 1)]
-        assert lone.stream.wants.counts.lost_on_the_way == 1
+        assert lone.stream.tickets.counts.lost_on_the_way == 1
 
     def test_one_that_it_lists_is_not(self):
         lone = LoneCore(prefetch=1)
@@ -337,7 +337,7 @@ class TestRefusal:
         lone.say(want.worker, pushed(want, number=5))
         (again,) = lone.wants()
         assert again.worker == 3 - want.worker
-        assert lone.stream.wants.counts.rejected == 1
+        assert lone.stream.tickets.counts.rejected == 1
         lone.say(again.worker, pushed(again, nbytes=128))
         lone.wait_hearing(3, 1, 2)
         assert isinstance(failure(lone), LostError)
@@ -352,13 +352,13 @@ class TestRefusal:
         (look,) = lone.ordered(i.Check if shared else i.Write)
         lone.tell(e.Checked(look.connection_id, look.header, valid=False))
         assert [one.worker for one in lone.wants()] == [3 - want.worker]
-        assert lone.stream.wants.counts.rejected == 1
+        assert lone.stream.tickets.counts.rejected == 1
 
     def test_a_push_the_other_way_than_asked_is_refused(self):
         lone = LoneCore(prefetch=1)
         (want,) = lone.with_workers(2)
         lone.say(want.worker, pushed(want, in_slot=False), "payload")
-        assert lone.stream.wants.counts.rejected == 1
+        assert lone.stream.tickets.counts.rejected == 1
         assert lone.ordered(i.Write) == []
 
     def test_refused_by_all_that_live_it_fails_after_the_lost_timeout_though_others_are_only_silent(self):

@@ -1,0 +1,175 @@
+"""What workers answer to wants, and what that means: a batch to offer, one to drop, a ticket given back.
+
+Rules: pure. An answer counts if its ticket is still awaited, if it is the batch that was asked for and, where its bytes
+are checked, if they are right; the first valid answer wins, whoever sends it. Every answer frees its ticket. A worker
+that refuses a batch or sends wrong bytes is not asked for it again; one whose machine failed may be, a little later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.wire import messages as m
+from trainer_client.core import instructions as i
+from trainer_client.core.failures import failing_machines, refusal, wrong_bytes
+
+if TYPE_CHECKING:
+    from shared.wire.parts import Ticket
+    from trainer_client.core.bad_rows import BadRows
+    from trainer_client.core.settings import CoreSettings
+    from trainer_client.core.slot_states import SlotStates
+    from trainer_client.core.stream_spec import StreamSpec
+    from trainer_client.core.upcoming import Entry, Upcoming
+    from trainer_client.core.worker_tickets import WorkerTickets
+    from trainer_client.core.workers import KnownWorker
+
+__all__ = ["Answers"]
+
+#: A want that failed so often through the fault of machines, not of the data, ends the feed.
+_MOST_FAILURES = 5
+
+#: How long a worker that has too much to do is left alone.
+_BUSY_PAUSE_S = 0.25
+
+
+class Answers:
+    """Takes answers in."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the books that an answer is entered in
+        self,
+        settings: CoreSettings,
+        spec: StreamSpec,
+        upcoming: Upcoming,
+        slots: SlotStates,
+        tickets: WorkerTickets,
+        bad_rows: BadRows,
+        out: list[i.Instruction],
+    ) -> None:
+        #: About how long an answer takes.
+        self.usual_answer_s = 0.0
+        self._settings = settings
+        self._spec = spec
+        self._upcoming = upcoming
+        self._slots = slots
+        self._tickets = tickets
+        self._bad_rows = bad_rows
+        self._out = out
+
+    def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
+        """A batch is said to be in its slot, or in this payload."""
+        self._tickets.hear(worker, now_s)
+        ask = worker.asks.get(came.ticket)
+        if ask is None or ask.arrived or worker.connection_id is None:
+            self._tickets.counts.stale += 1
+            return
+        entry = self._upcoming.entries.get(ask.seq)
+        if entry is None or entry.ready:
+            self._drop(worker, came.ticket)
+        elif not self._spec.fits(came, entry.batch) or came.in_slot != ask.in_slot:
+            self._reject(worker, came.ticket)
+        elif came.in_slot and not self._settings.verify:
+            self._accept(worker, came, now_s)
+        elif came.in_slot:
+            ask.arrived = True
+            self._out.append(i.Check(worker.connection_id, came))
+        elif payload is None:
+            self._reject(worker, came.ticket)
+        else:
+            ask.arrived = True
+            self._out.append(i.Write(worker.connection_id, came, payload))
+
+    def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
+        """The batch was written, or looked at."""
+        ask = worker.asks.get(header.ticket)
+        if ask is None:
+            self._tickets.counts.stale += 1
+            return
+        entry = self._upcoming.entries.get(ask.seq)
+        if entry is None or entry.ready:
+            self._drop(worker, header.ticket)
+        elif valid:
+            self._accept(worker, header, now_s)
+        else:
+            self._reject(worker, header.ticket)
+
+    def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
+        """Nobody needs it any more."""
+        self._tickets.counts.stale += 1
+        self._slots.release(ticket)
+        self._tickets.close(worker, ticket)
+
+    def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
+        self._tickets.counts.rejected += 1
+        self._slots.release(ticket)
+        _, entry = self._tickets.close(worker, ticket)
+        if entry is not None:
+            entry.refused[worker.incarnation] = wrong_bytes(worker.name, entry.batch)
+
+    def _accept(self, worker: KnownWorker, header: m.Pushed, now_s: float) -> None:
+        ticket = header.ticket
+        entry = self._upcoming.entries[worker.asks[ticket].seq]
+        entry.header, entry.slot = header, ticket.slot
+        self._slots.offer(ticket)
+        ask, _ = self._tickets.close(worker, ticket)
+        answer_s = now_s - ask.sent_s
+        self.usual_answer_s += 0.1 * (answer_s - self.usual_answer_s) if self.usual_answer_s else answer_s
+        worker.serve(worker.in_hand_s(ask, now_s), now_s)
+        self._count_rows(entry, header)
+        self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header))
+        self._tickets.cancel(entry)
+
+    def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
+        """Before a consumer can have the last batch of an epoch it is to be known whether that was worth anything."""
+        if entry.counted:
+            return
+        entry.counted = True
+        self._bad_rows.count(good=header.rows, bad=header.masked, reason=header.reason)
+        lap = [one for one in self._upcoming.entries.values() if one.batch.lap == entry.batch.lap]
+        error = self._bad_rows.verdict(at_the_end=lap[-1].batch.last and all(one.ready for one in lap))
+        if error is not None:
+            self._out.append(i.Fail(error))
+
+    def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
+        """The worker gives the credit back without a batch: cancelled, or for the reason that it names."""
+        self._tickets.hear(worker, now_s)
+        if ticket not in worker.asks:
+            return
+        self._slots.release(ticket)
+        oldest = next(iter(worker.asks)) == ticket
+        ask, entry = self._tickets.close(worker, ticket)
+        in_hand_s = worker.in_hand_s(ask, now_s)
+        if in_hand_s > worker.service_s and oldest:
+            worker.serve(in_hand_s, now_s)  # cancelled, but it had this in hand for at least so long
+        if unbuilt is not None:
+            self._take_in(worker, entry, unbuilt, now_s)
+
+    def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
+        """Why it was not built: some reasons pass, some are the machine's, the others hold for this worker."""
+        if unbuilt.code == "draining":
+            worker.in_good_order = True
+            self._tickets.stop_asking(worker)
+        elif unbuilt.code == "busy":
+            worker.busy_until_s = now_s + _BUSY_PAUSE_S
+        elif unbuilt.code != "unknown" and entry is not None:
+            error = refusal(unbuilt, unbuilt.where)
+            if unbuilt.code == "machine":
+                entry.failures.append(f"{worker.name}: {unbuilt.got}")
+                entry.again_s = now_s + _BUSY_PAUSE_S * len(entry.failures)
+                if len(entry.failures) >= _MOST_FAILURES:
+                    self._out.append(i.Fail(failing_machines(entry, error)))
+            else:
+                entry.refused[worker.incarnation] = error
+
+    def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
+        """The worker lists what it holds of ours: what is not there was lost on the way, what should not be is void."""
+        self._tickets.hear(worker, now_s)
+        held = frozenset(pong.tickets)
+        for ticket, ask in list(worker.asks.items()):
+            if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
+                self._tickets.counts.lost_on_the_way += 1
+                self._slots.release(ticket)
+                self._tickets.close(worker, ticket)
+        worker.unlisted = False
+        if worker.connection_id is not None:
+            void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
+            self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)
