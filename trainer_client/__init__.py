@@ -1,5 +1,6 @@
-"""Stoker's trainer side: `connect` to a running job and iterate over its batches. Never imports TensorFlow by
-itself.
+"""The trainer's side of Stoker: `connect` to a running job and iterate over its batches.
+
+Importing this package does not import TensorFlow.
 """
 
 from __future__ import annotations

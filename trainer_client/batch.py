@@ -1,7 +1,7 @@
 """What a consumer gets: the arrays of one minibatch, and which one it is.
 
-The arrays are views into a slot. The last view to go gives the slot back: that is how memory stays bounded without a
-copy.
+The arrays are views into a slot, which is returned when the last view goes: that is how memory stays bounded without
+copying.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Batch(dict[str, Any]):
 
     @property
     def digest(self) -> int:
-        """xxh3-64 of all its bytes: as the worker wrote it, or counted now where none had been asked for."""
+        """xxh3-64 of all its bytes: as the worker computed it, or computed now if the worker was not asked to."""
         return self._digest or digest64(self._payload.data)
 
 
 class _Owner:
-    """Holds a batch on behalf of all views of its bytes; with the last view the batch goes, and hands its slot back."""
+    """Keeps a batch alive while there are views of its bytes; with the last one it goes, and its slot is returned."""
 
     __slots__ = ("__array_interface__", "_keeps")
 
@@ -54,5 +54,5 @@ class _Owner:
 
 
 def owned(data: NDArray[np.uint8], item: object) -> NDArray[np.uint8]:
-    """The same bytes; `item` lives as long as any view of the result, and goes in whichever thread drops the last."""
+    """The same bytes; `item` lives as long as any view of the result, and dies in whichever thread drops the last."""
     return np.asarray(_Owner(data, item))

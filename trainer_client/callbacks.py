@@ -1,9 +1,9 @@
 """`FeedCheckpoint`: the model and the cursor of what it was trained on, committed together and restored together.
 
 Rules it keeps:
-- Counted is what a train step took, never what was read ahead: callbacks of Keras do not know that, so the model's
-  train function is wrapped and given a Python iterator that counts and times.
-- Weights, seeds of random layers and the optimizer's state are in it, as plain arrays; nothing is pickled.
+- What a train step took is counted, never what was read ahead. Keras does not tell its callbacks the difference, so the
+  model's train function is wrapped and given a Python iterator that counts and times.
+- A checkpoint holds weights, the seeds of random layers and the optimizer's state, as plain arrays; nothing is pickled.
 
 It must not know how a feed gets its batches.
 """
@@ -49,9 +49,9 @@ class EpochTimes:
 class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Saves model and cursor every `every` batches and after each epoch; restores the newest at the start of `fit`.
 
-    `epochs` of `fit` is then absolute: a run that was stopped is continued, a finished one trains nothing more. Without
-    a checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's times, and the epoch's
-    logs its `data_wait_s`.
+    With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one trains no further. Without a
+    checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's times, and the epoch's
+    logs contain `data_wait_s`.
     """
 
     def __init__(self, feed: Feed, folder: str | Path, *, every: int | None = None, keep: int = 3) -> None:
@@ -62,7 +62,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 expected="every and keep of at least 1",
                 got=f"every={every}, keep={keep}",
                 where="FeedCheckpoint",
-                remedy="Mend them.",
+                remedy="Pass 1 or more.",
             )
         self.times: EpochTimes | None = None
         self._session = feed._session  # noqa: SLF001 - both are halves of one face
@@ -75,13 +75,13 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._train_function: Callable[..., Any] | None = None
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
-        """Restore, and put the counting iterator in."""
+        """Restore, and install the counting iterator."""
         self._warn_of_replicas()
         self._restore()
         self._wrap()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Start the epoch's clock; `fit` has read where to begin."""
+        """Start the epoch's clock; by now `fit` has read where to begin."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = _StopWatch()
@@ -95,7 +95,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save(next_epoch=epoch if stopped_inside else epoch + 1)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Take the counting iterator out."""
+        """Remove the counting iterator."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
         if self._pending is not None:
@@ -116,7 +116,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- counting ---
 
     def _wrap(self) -> None:
-        """In place of the train function, or of what a `fit` left there that ended in an error."""
+        """Replace the train function, or the wrapper that a `fit` which ended in an error left there."""
         function = self.model.train_function
         left = getattr(function, "__self__", None)
         self._train_function = left._train_function if isinstance(left, FeedCheckpoint) else function  # noqa: SLF001
@@ -147,7 +147,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- saving ---
 
     def _save(self, next_epoch: int) -> None:
-        """Every process reads its variables, since that may need all of them; one writes."""
+        """Every process reads its variables, because reading may need all processes; one of them writes."""
         if self._pending is not None:
             return
         arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
@@ -166,7 +166,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- restoring ---
 
     def _restore(self) -> None:
-        """The cursor and the epoch at once; the variables too, unless the model is still without them."""
+        """Restore cursor and epoch now, and the variables as well if the model has them already."""
         self._pending = None
         self._unsaved = 0
         found = self._folder.read_last()
@@ -209,7 +209,7 @@ def _check_keras(version: str) -> None:
 
 
 def _plain(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable
-    """Its value in a dtype that a file of plain arrays can hold; float32 holds every bfloat16 exactly."""
+    """The value in a dtype that a file of plain arrays can hold; float32 represents every bfloat16 exactly."""
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
 
@@ -219,7 +219,7 @@ def _like(variable: Any, array: NDArray[np.generic]) -> Any:  # noqa: ANN401 - a
 
 
 class _StopWatch:
-    """Adds up waiting, and takes the rest of the time for computing."""
+    """Adds up waiting; the rest of the time counts as computing."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -227,7 +227,7 @@ class _StopWatch:
         self._began_s = time.perf_counter()
 
     def times(self) -> EpochTimes:
-        """Until now."""
+        """The times so far."""
         total_s = time.perf_counter() - self._began_s
         return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
 

@@ -1,10 +1,10 @@
-"""A folder of checkpoints: numbered files of plain arrays and a record, of which the newest whole one is read.
+"""A folder of checkpoints: numbered files of plain arrays and a record, of which the newest intact one is read.
 
 Rules it keeps:
-- A checkpoint is one file, written under another name, synced and renamed: there is a whole one or none.
-- A digest over all its bytes stands at its end. A file without that digest is damaged, wherever the damage is.
-- What is damaged is named and passed over, and the checkpoint before it is read. When none is left that is an error:
-  starting from nothing is for a folder without checkpoints.
+- A checkpoint is one file, written under another name, synced and renamed: it is there whole or not at all.
+- It ends with a digest of all its bytes. A file whose digest does not match is damaged, wherever the damage is.
+- A damaged file is named and skipped, and the one before it is read. If none is left, that is an error: only a folder
+  without any checkpoint means starting from nothing.
 
 It must not know models, feeds or TensorFlow.
 """
@@ -35,16 +35,16 @@ Arrays = dict[str, "NDArray[np.generic]"]
 #: Format 1 had no digest but the checksum of each array.
 _FORMAT = 2
 _RECORD = "record"
-#: What the digest follows at the end of the file; whoever reads plain .npz files looks past it.
+#: Stands before the digest at the end of the file; readers of plain .npz files ignore what follows the archive.
 _SEAL = b"stoker checkpoint, xxh3-128 of all before this: "
 _TAIL_BYTES = len(_SEAL) + 16
 _PIECE_BYTES = 2**20
-#: Where an archive says how many entries it has.
+#: Where an archive states its number of entries.
 _ENTRIES_FROM_END = -12
 
 
 class _DamagedError(Exception):
-    """A file is no whole checkpoint; the message says why."""
+    """A file is not an intact checkpoint; the message says why."""
 
 
 class CheckpointFolder:
@@ -57,7 +57,7 @@ class CheckpointFolder:
         self._log = Log("trainer")
 
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
-        """Commit one checkpoint; whole or not at all."""
+        """Commit one checkpoint, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         last = self._list_paths()[-1:]
         path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
@@ -72,7 +72,7 @@ class CheckpointFolder:
         return path
 
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest whole checkpoint; None if there is no checkpoint at all."""
+        """The newest intact checkpoint; None if there is no checkpoint at all."""
         reasons: dict[Path, str] = {}
         for path in reversed(self._list_paths()):
             try:
@@ -107,7 +107,7 @@ class CheckpointFolder:
         for path in paths:
             try:
                 path.unlink(missing_ok=True)
-            except OSError as error:  # the new checkpoint is there, and that is what counts
+            except OSError as error:  # the new checkpoint is in place, and that is what counts
                 self._log.warning("an old checkpoint cannot be removed", file=path, reason=error)
 
 
@@ -132,7 +132,7 @@ def _write(file: IO[bytes], arrays: Mapping[str, NDArray[np.generic]], record: M
 
 
 def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Arrays and record of a whole checkpoint; else OSError or _DamagedError."""
+    """Arrays and record of an intact checkpoint; else OSError or _DamagedError."""
     with path.open("rb") as file:
         arrays, record = _parse(file) if _is_sealed(file) else _parse_without_seal(file)
     del record["format"]
@@ -140,7 +140,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _is_sealed(file: IO[bytes]) -> bool:
-    """Whether the file ends with a digest, which must then be right."""
+    """Whether the file ends with a digest; if so, it must match."""
     length = file.seek(0, os.SEEK_END) - _TAIL_BYTES
     if length < 0:
         return False
@@ -154,7 +154,7 @@ def _is_sealed(file: IO[bytes]) -> bool:
 
 
 def _compute_digest(file: IO[bytes], length: int) -> bytes:
-    """The digest of the first `length` bytes; the file then stands behind them."""
+    """The digest of the first `length` bytes; leaves the file's position behind them."""
     state, left = xxhash.xxh3_128(), length
     file.seek(0)
     while left and (piece := file.read(min(left, _PIECE_BYTES))):
@@ -171,7 +171,7 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
-    """Of format 1, which has checksums only; or the end of a later one is missing."""
+    """A file of format 1, which had checksums only, or a later one whose end is missing."""
     try:
         arrays, record = _parse(file)
         if record["format"] != 1:
@@ -179,16 +179,16 @@ def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
         _check_archive(file)
     except (MemoryError, _DamagedError):
         raise
-    except Exception as error:  # there is hardly one that a damaged archive cannot raise
+    except Exception as error:  # a damaged archive can raise nearly anything
         raise _DamagedError(f"it cannot be read ({error!r})") from error
     return arrays, record
 
 
 def _check_archive(file: IO[bytes]) -> None:
-    """All its arrays are there and have their checksums: a damaged length would make parsing stop short of either."""
+    """Check that all arrays are there and match their checksums; with a damaged length, parsing would stop before."""
     with zipfile.ZipFile(file) as archive:
         there = archive.infolist()
-        for entry in there:  # `testzip` looks at one of two with the same name
+        for entry in there:  # `testzip` would look at only one of two with the same name
             with archive.open(entry) as member:
                 while member.read(_PIECE_BYTES):
                     pass

@@ -1,9 +1,9 @@
 """What users call: `connect(...)` gives a `Feed`; iterating it gives numpy minibatches, `dataset()` gives them to
 TensorFlow.
 
-Rules: the cursor moves by what was trained on, never by what was read: an iterator opens at the cursor, and only
-`trained(n)`, or draining an iterator to its end without having called it, moves it. This module is a thin face: what is
-behind a feed lives in the room `session`. It imports TensorFlow only when asked for a dataset.
+Rules: the cursor moves by what was trained on, never by what was read. An iterator starts at the cursor; `trained(n)`
+moves it, and so does reading an iterator to its end if `trained` was not called meanwhile. This module is only the face
+of a feed, and the room `session` holds what is behind it. It imports TensorFlow only when asked for a dataset.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
     occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
-    small), within `prefetch_bytes` of buffers. The feed talks to all workers of its own host, and to so many `workers`
-    of other hosts. With a `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and says
-    where in a file in the folder `metrics_targets`.
+    small), within `prefetch_bytes` of buffers. The feed talks to all workers on its own host, and to `workers` on
+    other hosts. With a `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and announces
+    the port in a file in the folder `metrics_targets`.
     """
     ranks = Ranks(rank=rank, replicas=replicas, world=world or replicas)
     if strategy is not None:
@@ -98,7 +98,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     return Feed(session)
 
 
-#: More batches ahead than this are memory and nothing else.
+#: Prefetching more than this takes memory and gains nothing.
 _MOST_PREFETCH = 1024
 
 
@@ -130,7 +130,7 @@ class Feed:
         return self._session.shapes
 
     def tag(self, number: int) -> str:
-        """What the source calls the sample with this number, as it stands in a batch's `tag`."""
+        """The source's name for the sample with this number, as found in a batch's `tag`."""
         return self._session.receiver.ask_name(number)
 
     # --- reading ---
@@ -141,11 +141,11 @@ class Feed:
         self._session.count_to_end(batches)
 
     def open(self) -> Reading:
-        """Read from the cursor to the end of its epoch; moves nothing."""
+        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is."""
         return Reading(self._session.open(), self._session.replicas)
 
     def interrupt(self, error: BaseException) -> None:
-        """Whoever waits for a batch, or comes to wait, gets this error; from any thread."""
+        """Raise this error in whoever is waiting for a batch, or will be; may be called from any thread."""
         self._session.interrupt(error)
 
     # --- the cursor ---
@@ -165,11 +165,11 @@ class Feed:
         return self._session.cursor.rounds_left()
 
     def trained(self, rounds: int = 1) -> None:
-        """So many more rounds (steps of the whole world) were trained on: the cursor moves behind them."""
+        """Report that this many more rounds (steps of the whole world) were trained on: the cursor moves past them."""
         self._session.cursor.count(rounds)
 
     def waited(self, wait_s: float) -> None:
-        """The training loop waited so long for the data of a step; for metrics, and for the log line of each epoch."""
+        """Report how long the training loop waited for a step's data, for the metrics and each epoch's log line."""
         self._session.count_step_wait(wait_s)
 
     def state(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Feed:
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` gave; refused if it is of another plan, or if other ranks stand elsewhere."""
+        """Go to a cursor that `state` returned; refused if the plan is another one, or other ranks stand elsewhere."""
         self._session.cursor.restore(state)
 
     # --- TensorFlow ---
@@ -204,7 +204,7 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> tf.distribute.DistributedDataset:
-        """The per-replica dataset of a strategy; the feed was connected with it."""
+        """The per-replica dataset for the strategy that the feed was connected with."""
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -219,7 +219,7 @@ class Feed:
         weights: Keys | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as above
     ) -> None:
-        """Run a step through each of the shapes once, largest first, with masked rows only."""
+        """Run `step` once on each of the shapes, largest first, with masked rows only."""
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
@@ -228,7 +228,7 @@ class Feed:
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Leave the job; batches that are still looked at stay whole."""
+        """Leave the job; batches that are still referenced stay valid."""
         self._session.close(timeout_s)
 
     def __enter__(self) -> Self:
@@ -259,7 +259,7 @@ class Reading:
         return self._batches.taken // self._replicas
 
     def close(self) -> None:
-        """End early; moves nothing."""
+        """Stop early; the cursor stays where it is."""
         self._batches.close()
 
     def __enter__(self) -> Self:

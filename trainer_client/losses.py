@@ -1,8 +1,9 @@
-"""Losses that masked rows change in neither value nor gradient, even where a masked row's own loss is not finite.
+"""Losses whose value and gradient masked rows do not change, even where a masked row's own loss is not finite.
 
-Rules: a mean divides by the sum of weights, over all replicas of the step, so that ranks with fewer rows (or none)
-weigh as much as their rows do; what a masked row computes is replaced before it can become infinite, since infinity
-times zero is no number in a gradient either. Under a strategy a mean is a replica's share; the shares' sum is the mean.
+Rules: a mean divides by the sum of weights over all replicas of the step, so that a rank with fewer rows (or none)
+counts for no more than its rows. What a masked row computes is replaced before it can become infinite, because infinity
+times zero is NaN in a gradient, too. Under a strategy, a mean is one replica's share, and the shares add up to the
+mean.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid_rows"]
 
-_SURELY = 1e9  # a logit that leaves no probability to others
+_SURELY = 1e9  # a logit so large that it leaves no probability to the others
 
 
 def valid_rows(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
-    """The values with masked rows replaced by zeros; no gradient flows into those."""
+    """The values with masked rows replaced by zeros, into which no gradient flows."""
     keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
     return tf.where(keep, values, tf.zeros_like(values))
 
@@ -86,7 +87,7 @@ def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
 
 
 def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors
-    """Logits whose frames past each row's length are surely blank: the loss is then that of the row's own frames."""
+    """Logits that are certainly blank past each row's length, so that the loss is that of the row's own frames."""
     shape = tf.shape(logits)
     own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
     blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)

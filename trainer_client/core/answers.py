@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers"]
 
-#: A want that failed so often through the fault of machines, not of the data, ends the feed.
+#: A want that failed this often through the fault of machines, not of the data, ends the feed.
 _MOST_FAILURES = 5
 
-#: How long a worker that has too much to do is left alone.
+#: How long to leave a worker alone that has too much to do.
 _BUSY_PAUSE_S = 0.25
 
 
@@ -56,7 +56,7 @@ class Answers:
         self._out = out
 
     def receive(self, worker: KnownWorker, came: m.Pushed, payload: object, now_s: float) -> None:
-        """A batch is said to be in its slot, or in this payload."""
+        """A worker says that a batch is in its slot, or in this payload."""
         self._tickets.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
         if ask is None or ask.arrived or worker.connection_id is None:
@@ -79,7 +79,7 @@ class Answers:
             self._out.append(i.Write(worker.connection_id, came, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """The batch was written, or looked at."""
+        """The batch was written, or checked."""
         ask = worker.asks.get(header.ticket)
         if ask is None:
             self._tickets.counts.stale += 1
@@ -93,7 +93,7 @@ class Answers:
             self._reject(worker, header.ticket)
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Nobody needs it any more."""
+        """Nobody needs this batch any more."""
         self._tickets.counts.stale += 1
         self._slots.release(ticket)
         self._tickets.close(worker, ticket)
@@ -119,7 +119,7 @@ class Answers:
         self._tickets.cancel(entry)
 
     def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
-        """Before a consumer can have the last batch of an epoch it is to be known whether that was worth anything."""
+        """Judge the rows before a consumer can take the epoch's last batch and believe that all went well."""
         if entry.counted:
             return
         entry.counted = True
@@ -130,7 +130,7 @@ class Answers:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """The worker gives the credit back without a batch: cancelled, or for the reason that it names."""
+        """The worker returns the ticket without a batch: cancelled, or for the reason that it names."""
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:
             return
@@ -139,12 +139,12 @@ class Answers:
         ask, entry = self._tickets.close(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
         if in_hand_s > worker.service_s and oldest:
-            worker.serve(in_hand_s, now_s)  # cancelled, but it had this in hand for at least so long
+            worker.serve(in_hand_s, now_s)  # cancelled, but it had this in hand for at least that long
         if unbuilt is not None:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Why it was not built: some reasons pass, some are the machine's, the others hold for this worker."""
+        """Why it was not built: some reasons pass, some are the machine's, others hold for this worker for good."""
         if unbuilt.code == "draining":
             worker.in_good_order = True
             self._tickets.stop_asking(worker)
@@ -161,7 +161,7 @@ class Answers:
                 entry.refused[worker.incarnation] = error
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """The worker lists what it holds of ours: what is not there was lost on the way, what should not be is void."""
+        """The worker lists our tickets: a missing one was lost on the way, and an unknown one is void."""
         self._tickets.hear(worker, now_s)
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):

@@ -1,9 +1,9 @@
-"""What is open with the coordinator: the request to attach, and whether anything is heard.
+"""What is open with the coordinator: the request to attach, and how long it has been silent.
 
-Rules: pure. Every answer names its request: one to anything but the request that is open is dropped and counted, and
-a position other than the one asked for is an error. A request is sent again, under the same number, until it is
-answered. A coordinator that is lost after that is no error: training in lockstep goes on, and when it is back it is
-told again who we are, and where we stood when we attached, as the other ranks do: by now each is at another step.
+Rules: pure. Every answer names its request: an answer to any but the open one is dropped and counted, and a position
+other than the one asked for is an error. A request is repeated, under the same number, until it is answered. Losing the
+coordinator after that is no error: training in lockstep goes on. When the coordinator is back, it is told again who we
+are and where we stood when we attached. All ranks tell it that, because by now each may be at a different step.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _USUAL_TIMEOUT_S = 2.0
 
 
 class Attachment:
-    """`attached` once the coordinator has agreed."""
+    """`attached` is true once the coordinator has agreed."""
 
     def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
         self.attached = False
-        #: Answers that named another request than the one that is open.
+        #: How many answers named a request other than the open one.
         self.late_answers = 0
-        #: What the coordinator said last of why it is not ready.
+        #: The last reason that the coordinator gave for not being ready.
         self.heard = "no answer"
         self._settings = settings
         self._out = out
@@ -44,7 +44,7 @@ class Attachment:
         #: The cursor of the open request.
         self._asked: Cursor | None = None
         self._open = False
-        #: Who waits for the answer.
+        #: The number of whoever waits for the answer.
         self._for: int | None = None
         self._stood: Cursor | None = None
         self._again_s = float("inf")
@@ -55,13 +55,13 @@ class Attachment:
 
     @property
     def due_s(self) -> float:
-        """When there is something to say."""
+        """When there will be something to say."""
         if self._open:
             return min(self._again_s, self._silence.due_s(self._timeout_s))
         return self._beat_s
 
     def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None) -> None:
-        """Attach (again) at this cursor with the next `tick`; `waiting` is the number of whoever wants the answer."""
+        """Attach at this cursor with the next `tick`, perhaps again; `waiting` says who wants the answer."""
         self._serial += 1
         self._silence.excuse(now_s)
         self._asked, self._open, self._for = cursor, True, waiting
@@ -88,11 +88,11 @@ class Attachment:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def try_soon(self, now_s: float) -> None:
-        """The request did not get out: while a connection is being made, a start should not wait for a pause to end."""
+        """The request did not get out: while the connection is being made, do not wait for a whole pause."""
         self._again_s, self._pause_s = now_s + _NOT_YET_S, _FIRST_PAUSE_S
 
     def tick(self, members: int, now_s: float) -> None:
-        """Say what is due; on a connection that is made anew the open request is said at once."""
+        """Say what is due; on a replaced connection, an open request is repeated at once."""
         self._renew(now_s)
         if self._open and now_s >= self._again_s:
             self._say(now_s)
@@ -101,17 +101,17 @@ class Attachment:
             self._out.append(i.SendProgress(members))
 
     def _renew(self, now_s: float) -> None:
-        """Make the connection anew where nothing comes on it."""
+        """Replace the connection if nothing is heard on it."""
         if (self.attached or self._open) and self._silence.lose_patience(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
-        """Something came from the coordinator."""
+        """Something was heard from the coordinator."""
         self._silence.hear(now_s)
 
     def wait(self, said: m.Wait, now_s: float) -> None:
-        """It is not ready yet."""
+        """The coordinator is not ready yet."""
         if self._take_answer(said.serial):
             self.heard = said.reason
             self._again_s = now_s + said.retry_ms / 1000
@@ -123,7 +123,7 @@ class Attachment:
         return answers
 
     def agree(self, said: m.Attached, now_s: float) -> bool:
-        """The coordinator agrees; False if this answers something else, or is wrong."""
+        """The coordinator agrees; False if this answers another request, or is wrong."""
         if not self._take_answer(said.serial):
             return False
         asked, cursor = self._asked, said.cursor
@@ -140,7 +140,7 @@ class Attachment:
         return True
 
     def answer(self, answer: m.Attached | BaseException) -> bool:
-        """Tell whoever waits; False if nobody does."""
+        """Pass the answer on to whoever waits for it; False if nobody does."""
         waiting, self._for = self._for, None
         self._open = False
         if waiting is not None:
@@ -148,19 +148,19 @@ class Attachment:
         return waiting is not None
 
     def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
-        """The request is refused: an error for whoever waits for it, else for the feed."""
+        """The request is refused: that is an error for whoever waits for it, else for the feed."""
         if serial is not None and not self._take_answer(serial):
             return
         if not self.answer(error):
             self._out.append(i.Fail(error))
 
     def come_back(self, now_s: float) -> None:
-        """The coordinator does not know us: it was started anew, or we were silent for long."""
+        """The coordinator does not know us: it was restarted, or we were silent for long."""
         if not self._open:
             self.ask(self._stood, now_s, waiting=None)
 
     def excuse(self, now_s: float) -> None:
-        """We stalled: it is not the coordinator that was silent."""
+        """We stalled, so it was not the coordinator that was silent."""
         self._silence.excuse(now_s)
 
 

@@ -1,4 +1,4 @@
-"""Too many bad samples stop a job, instead of training on nothing to a successful end.
+"""Stops a job that has too many bad samples, instead of letting it train on nothing and succeed.
 
 Rules: pure. What counts is the share of masked rows among those delivered since attaching, once there are enough of
 them or the epoch ends; a single batch never decides.
@@ -10,15 +10,15 @@ from shared.errors import DataError
 
 __all__ = ["BadRows"]
 
-#: A share of fewer rows than this says little.
+#: The share among fewer rows than this says little.
 _ENOUGH_ROWS = 100
 
-#: Reasons that are shown.
+#: How many reasons are shown.
 _SHOWN = 3
 
 
 class BadRows:
-    """Counts rows; `most` is the share of bad ones that is still borne."""
+    """Counts rows; `most` is the highest share of bad ones that is tolerated."""
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -26,7 +26,7 @@ class BadRows:
         self._reasons: list[str] = []
 
     def count(self, *, good: int, bad: int, reason: str) -> None:
-        """One more batch is delivered."""
+        """Count the rows of one more batch."""
         self._batches += 1
         self._rows += good + bad
         self._bad += bad
@@ -34,7 +34,7 @@ class BadRows:
             self._reasons.append(reason)
 
     def verdict(self, *, at_the_end: bool) -> DataError | None:
-        """The error that stops the job, if there are too many; `at_the_end`: the epoch has no more rows."""
+        """The error that stops the job, if too many are bad; `at_the_end`: the epoch has no more rows."""
         enough = self._batches > 1 and (at_the_end or self._rows >= _ENOUGH_ROWS)
         if not enough or self._bad <= self._most * self._rows:
             return None

@@ -1,18 +1,18 @@
 """Which workers a trainer talks to, and how each of those connections stands.
 
 Rules:
-- A trainer talks to all workers of its own host, and to a bounded number of others, chosen by a hash of the trainer
-  and the worker's endpoint: load spreads over the fleet, a restarted worker stays in its subsets, and the work of a
-  decision does not grow with the fleet. Workers that are silent, leaving, or refuse the head of the line do not count:
-  others are added.
-- Being off the coordinator's list closes nothing, because a coordinator that was just started knows few. A connection
-  is forgotten once its worker is off the list and gone: proved dead, gone in good order, or cut for long; and never
-  while the worker might still write into a slot.
+- A trainer talks to all workers on its own host and to a bounded number of others, chosen by a hash of the trainer and
+  the worker's endpoint. So load spreads over the fleet, a restarted worker stays in its subsets, and the work of a
+  decision does not grow with the fleet. Workers that are silent, draining, or refuse the head do not count towards the
+  bound, and others are added.
+- Being off the coordinator's list closes nothing, because a coordinator that was just started knows only a few workers.
+  A connection is forgotten once its worker is off the list and gone (proved dead, gone in good order, or cut off for
+  long), and never while the worker might still write into a slot.
 - A worker is buried only on proof: its lock on our memory is gone. Another incarnation that answers at its endpoint is
-  no such proof where it wrote in place.
-- What one worker says or is closes that one connection, with a line in the log, and never ends the feed.
-- One side may not know that a connection is gone, so that of a worker which is silent is made anew.
-Pure: connection_ids are numbers, and sockets are somebody else's.
+  no such proof if the former one wrote into slots.
+- Whatever a worker says or turns out to be closes at most its own connection, with a log line; it never ends the feed.
+- One side may not know that a connection is gone, so the connection to a silent worker is replaced.
+Pure: connections are known by their ids; the sockets are somebody else's.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_REMOTE", "Connections"]
 
-#: A trainer never has more connections to workers of other hosts than this.
+#: A trainer never has more connections to workers on other hosts than this.
 MOST_REMOTE = 32
 
 #: Lock bytes start here, because the nonce lies before them, and end where the protocol's bound does.
 _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE = 16, 2**20
 
-#: Pause before a Hello that was not answered is said again, and before one that could not be sent is tried again.
+#: Pause before a Hello that got no answer is repeated, and before one that could not be sent is tried again.
 _HELLO_PAUSE_S = 0.5
 _NOT_YET_S = 0.002
 
-#: A silent worker's connection is made anew at most this many heartbeat timeouts apart.
+#: A silent worker's connection is replaced again after at most this many heartbeat timeouts.
 _LONGEST_RENEWAL = 8
 
 
@@ -63,7 +63,7 @@ class Connections:
         out: list[i.Instruction],
     ) -> None:
         self.version = 0
-        #: Nobody who is there can build the head of the line: many others are tried at a time.
+        #: Nobody who is there can build the head: as many others as possible are tried at a time.
         self.in_need = False
         self._settings = settings
         self._timeout_s = heartbeat_timeout_s
@@ -72,16 +72,16 @@ class Connections:
         self._tickets = tickets
         self._out = out
         self._members: dict[str, WorkerAddress] = {}
-        #: Endpoints of this host.
+        #: Endpoints on this host.
         self._local: list[str] = []
-        #: Endpoints of other hosts, the ones to talk to first in front.
+        #: Endpoints on other hosts, in the order in which to talk to them.
         self._order: list[str] = []
         self._ranks: dict[str, int] = {}
         self._by_id: dict[int, Connection] = {}
         self._by_endpoint: dict[str, Connection] = {}
-        #: What was said by workers that turned us away, and by which incarnation, as far as the list tells.
+        #: What the workers that turned us away said, and which incarnation it was according to the list.
         self._turned_away: dict[str, tuple[int, StokerError]] = {}
-        #: Endpoints that were given up for others since the head has nobody who can build it, and why.
+        #: Endpoints that were given up for others while nobody can build the head, and why.
         self._given_up: dict[str, str] = {}
         self._last_id = 0
         self._lock_bytes = _FIRST_LOCK_BYTE
@@ -95,7 +95,7 @@ class Connections:
     # --- the list ---
 
     def update_members(self, version: int, members: Iterable[WorkerAddress], now_s: float) -> None:
-        """The coordinator's latest list."""
+        """Take in the coordinator's latest list."""
         self.version = version
         self._members = {one.endpoint: one for one in members}
         self._ranks = {endpoint: self._ranks.get(endpoint) or self._rank(endpoint) for endpoint in self._members}
@@ -117,7 +117,7 @@ class Connections:
         return bool(address.boot_id) and address.boot_id == self._settings.boot_id
 
     def top_up(self, now_s: float) -> None:
-        """Connect to whom we should talk to and do not; forget who is gone."""
+        """Connect to everyone that we should talk to; forget those that are gone."""
         self._forget_the_gone(now_s)
         for endpoint in self._local:
             if self._may_open(endpoint):
@@ -144,7 +144,7 @@ class Connections:
         return not (endpoint in self._by_endpoint or endpoint in self._turned_away or endpoint in self._given_up)
 
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
-        """Whether it serves the head of the line, or may yet."""
+        """Whether it serves the head, or still may."""
         worker = self._worker_of(connection)
         if worker is None:
             return connection.endpoint in self._members and now_s - connection.opened_s <= self._timeout_s
@@ -153,7 +153,7 @@ class Connections:
         return connection.state in SERVING and worker.is_live(now_s) and not refuses
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
-        """Give up the connection that has been of no use for the longest; whether there was one."""
+        """Give up the connection that has been useless for the longest; False if there is none."""
         useless = [one for one in remote if not self._is_useful(one, now_s) and self._may_forget(one)]
         if not useless:
             return False
@@ -164,7 +164,7 @@ class Connections:
         return True
 
     def _forget_the_gone(self, now_s: float) -> None:
-        """Those off the list and cut whose workers are gone; of the others only so many are kept."""
+        """Close what is off the list and down if the worker is gone; of the others, keep only so many."""
         cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self._members]
         cut = [one for one in cut if self._may_forget(one)]
         gone = [one for one in cut if self._is_gone(one, now_s)]
@@ -202,7 +202,7 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """The connection is not this worker's any more; it is buried once it can write nowhere."""
+        """The connection is no longer this worker's, which is buried once it cannot write into any slot."""
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
         connection.incarnation = worker.connection_id = None
         if worker.could_write():
@@ -211,7 +211,7 @@ class Connections:
             self._bury(worker, crashed=not worker.in_good_order)
 
     def turn_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
-        """The worker refused us, or cannot be reached at all: this connection is over."""
+        """The worker refused us, or cannot be reached at all: close this connection."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -229,13 +229,13 @@ class Connections:
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
-        if connection.state is not ConnectionState.DOWN:  # it broke and was made again before we looked
+        if connection.state is not ConnectionState.DOWN:  # it broke and came back before we noticed
             self.note_down(connection_id, now_s)
         connection.move("up", now_s)
         self._greet(connection, now_s)
 
     def note_down(self, connection_id: int, now_s: float, *, by_us: bool = False) -> None:
-        """It is gone, and what was on it is lost."""
+        """It is down, and what was on its way is lost."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
@@ -248,20 +248,20 @@ class Connections:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
     def note_greeting_failed(self, connection_id: int, now_s: float) -> None:
-        """It is up but takes nothing yet."""
+        """It is up, but does not take messages yet."""
         connection = self._by_id.get(connection_id)
         if connection is not None and connection.state is ConnectionState.GREETING:
             connection.hello_s = now_s + _NOT_YET_S
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
-        """The worker does not know us (any more)."""
+        """The worker does not know us, or no longer does."""
         connection = self._by_id[connection_id]
-        if connection.state is not ConnectionState.DOWN:  # else it is greeted once it is up
+        if connection.state is not ConnectionState.DOWN:  # else it is greeted when it comes up
             connection.move("greet again", now_s)
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Say Hello; each offers a lock byte that nobody has locked."""
+        """Say Hello, offering a lock byte that nobody has locked yet."""
         if not connection.lock_byte:
             connection.lock_byte = self._lock_bytes
             self._lock_bytes += 1
@@ -271,16 +271,16 @@ class Connections:
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def welcome(self, connection_id: int, came: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """The worker serves us; `locked`: it holds the lock that it was offered last."""
+        """The worker serves us; `locked`: it holds the lock byte that it was offered last."""
         connection = self._by_id.get(connection_id)
         if connection is None or connection.state is ConnectionState.DOWN:
-            return  # it was said before the connection was closed, or went
+            return  # it was said before the connection was closed or broke
         former = self._worker_of(connection)
         if former is not None and former.incarnation != came.incarnation:
             self._part(connection, former)
         worker = self._workers.get(came.incarnation) or self._get_to_know(came, now_s)
         connection.incarnation, worker.connection_id = worker.incarnation, connection_id
-        if locked and connection.lock_byte:  # else it answers a Hello that was said twice
+        if locked and connection.lock_byte:  # else this answers a Hello that was repeated
             worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
         worker.in_slot = came.shared and (locked or worker.in_slot)
         worker.takes_no_wants, worker.unlisted, worker.cut = False, True, False
@@ -307,13 +307,13 @@ class Connections:
         return worker
 
     def drain(self, connection_id: int, now_s: float) -> None:
-        """The worker drains."""
+        """The worker drains: it will take nothing new."""
         connection = self._by_id[connection_id]
         if connection.state in SERVING:
             connection.move("drain", now_s)
 
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
-        """Proof that this worker can write nowhere any more."""
+        """Proof that this worker cannot write into any slot any more."""
         worker = self._workers.get(incarnation)
         if worker is None:
             return
@@ -321,7 +321,7 @@ class Connections:
         self._bury(worker, crashed=not worker.in_good_order)
         if connection is not None:
             connection.incarnation = None
-            if connection.state in SERVING:  # it had only let go of our memory, because we were away for long
+            if connection.state in SERVING:  # it had only released our memory because we were away for long
                 self.greet_again(connection.id, now_s)
 
     def _bury(self, worker: KnownWorker, *, crashed: bool) -> None:
@@ -332,7 +332,7 @@ class Connections:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """Who is silent, who has to be asked for a sign of life, whose connection has to be made anew."""
+        """See who is silent, who needs a ping, and whose connection has to be replaced."""
         for worker in self._workers.values():
             if now_s - worker.heard_s > self._timeout_s:
                 self._tickets.suspect(worker)
@@ -349,7 +349,7 @@ class Connections:
             self._out.append(i.ToWorker(worker.connection_id, self._tickets.ping(worker, now_s)))
 
     def greet(self, now_s: float) -> None:
-        """Say Hello (again) where it is due."""
+        """Say Hello, perhaps again, wherever that is due."""
         for connection in self:
             if now_s >= connection.hello_s:
                 self._greet(connection, now_s)
@@ -371,7 +371,7 @@ class Connections:
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
-        """Look for proof that silent workers are dead; whether some might still write into slots."""
+        """Look for proof that silent workers are dead; returns whether some might still write into slots."""
         writers = False
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
@@ -380,30 +380,30 @@ class Connections:
         return writers
 
     def due_s(self) -> float:
-        """When a Hello is to be said (again)."""
+        """When the next Hello is due."""
         return min((connection.hello_s for connection in self), default=float("inf"))
 
     def excuse(self, now_s: float) -> None:
-        """We stalled: no connection is old for it."""
+        """We stalled, so restart every connection's timer."""
         for connection in self:
             connection.since_s = now_s
 
     # --- who is there ---
 
     def worker_at(self, connection_id: int) -> KnownWorker | None:
-        """Who answered there last."""
+        """The worker that answered on this connection last."""
         connection = self._by_id.get(connection_id)
         return self._worker_of(connection) if connection is not None else None
 
     def serving(self) -> list[int]:
-        """Connections to workers that serve us."""
+        """Ids of the connections whose workers serve us."""
         return [connection.id for connection in self if connection.state in SERVING]
 
     def _worker_of(self, connection: Connection) -> KnownWorker | None:
         return self._workers.get(connection.incarnation) if connection.incarnation is not None else None
 
     def is_all_tried(self, now_s: float) -> bool:
-        """Whether nobody on the list is left who might still build the head."""
+        """Whether everyone on the list was tried, and nobody might still build the head."""
         return all(self._is_tried(endpoint, now_s) for endpoint in self._members)
 
     def _is_tried(self, endpoint: str, now_s: float) -> bool:
@@ -413,17 +413,17 @@ class Connections:
         return connection is not None and not self._is_useful(connection, now_s)
 
     def need(self, *, somebody: bool) -> None:
-        """Whether nobody can build the head; once somebody can, whoever was given up may be tried again."""
+        """Say whether somebody is needed for the head; once not, those that were given up may be tried again."""
         self.in_need = somebody
         if not somebody:
             self._given_up.clear()
 
     def refusals(self) -> list[StokerError]:
-        """What was said by those that turned us away."""
+        """What those that turned us away said."""
         return [error for _, error in self._turned_away.values()]
 
     def tried(self) -> tuple[list[str], int]:
-        """Whom we tried, each with how it stands, and how many are on the list."""
+        """Everyone we tried, each with how it stands, and how many are on the list."""
         tried = dict.fromkeys(self._turned_away, "turned us away") | self._given_up
         tried |= {connection.endpoint: self._describe(connection) for connection in self}
         return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self._members)

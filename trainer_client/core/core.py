@@ -1,13 +1,14 @@
 """The trainer's core: one pure object with one door, `handle(events, now_s) -> instructions`.
 
-It owns all that a trainer decides: which batches come next (`upcoming`), which worker is asked and when again
-(`wants`), in what state each slot is (`slot_states`), how the connection to each worker stands (`connections`), and
-what is open with the coordinator (`attachment`). Each fact has one owner, and nobody else changes it.
+It owns everything that a trainer decides: which batches come next (`upcoming`), which worker is asked and when again
+(`wants`), who holds which ticket (`worker_tickets`), what answers mean (`answers`), what state each slot is in
+(`slot_states`), how the connection to each worker stands (`connections`), and what is open with the coordinator
+(`attachment`). Each fact has one owner, and nobody else changes it.
 
-Rules: pure; all facts of a turn come in at once and are decided on once, because deciding after each would double the
-cost. Instructions are carried out in their order, and what comes of them is told as events of the same turn. What a
-consumer did may reach us late, or not at all where a signal came in between: what follows from later facts is inferred.
-The core must not know sockets, threads, memory, TensorFlow or what time it is.
+Rules: pure. All facts of a turn come in at once and lead to one decision, because deciding after each would double the
+cost. Instructions are carried out in order, and what comes of them is reported as events of the same turn. What a
+consumer did may reach us late, or never if a signal came in between, so it is inferred from later facts. The core must
+not know sockets, threads, memory, TensorFlow, or what time it is.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachedStream", "Core"]
 
-#: How often a silent writer is looked at for proof of its death: a lock has no event to wait for.
+#: How often to check whether a silent writer is dead: a lock that goes gives no event to wait for.
 _PROBE_S = 0.02
 
 
 class AttachedStream:
-    """What exists once the trainer is attached: the books of one stream."""
+    """What exists once the trainer is attached to a stream."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
         spec = self.spec = StreamSpec.of(attached)
@@ -68,9 +69,9 @@ class Core:
     """The state behind the door."""
 
     def __init__(self, settings: CoreSettings) -> None:
-        #: When to come back at the latest, with events or without.
+        #: When to call `handle` again at the latest, with events or without.
         self.due_s = float("inf")
-        #: Messages that nobody expected.
+        #: How many messages nobody expected.
         self.strays = 0
         self._settings = settings
         self._out: list[i.Instruction] = []
@@ -85,7 +86,7 @@ class Core:
         self._wakes = i.WakeFor(room=True, slots=False)
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
-        """Take in what happened; what is to be done about it."""
+        """Take in what happened; returns what to do about it."""
         if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:
             self._excuse(self.stream, now_s)
         self._seen_s = now_s
@@ -129,7 +130,7 @@ class Core:
         self.attachment.ask(event.cursor, now_s, waiting=event.serial)
 
     def _on_opened(self, event: e.Opened, _now_s: float) -> None:
-        """Serve this reader from now on; what lies ahead is kept where it is what the reader needs next."""
+        """Serve this reader from now on; what lies ahead is kept if it is what the reader needs next."""
         assert self.stream is not None
         upcoming = self.stream.upcoming
         over = upcoming.is_over(event.start)
@@ -157,7 +158,7 @@ class Core:
 
     @staticmethod
     def _pass(upcoming: Upcoming, seq: int, slot: int) -> None:
-        """Batch `seq` was consumed, and so were those before it."""
+        """Batch `seq` was consumed, and so were all before it."""
         entry = upcoming.entries.get(seq)
         if entry is not None and entry.slot == slot:
             upcoming.pass_to(seq + 1)
@@ -170,7 +171,7 @@ class Core:
         assert self.stream is not None
         self.stream.questions.ask(event.question, now_s)
 
-    # --- the way ahead ---
+    # --- what lies ahead ---
 
     def _extend(self, stream: AttachedStream, now_s: float) -> None:
         upcoming, wants = stream.upcoming, stream.wants
@@ -302,7 +303,7 @@ class Core:
     # --- the end ---
 
     def _watch_head(self, stream: AttachedStream, now_s: float) -> None:
-        """A head that nobody can build ends the feed; soon, if all workers that are there refused it."""
+        """A head that nobody can build ends the feed, and soon if every worker that is there refused it."""
         head = stream.upcoming.entries.get(stream.upcoming.head)
         refused = head.refused if head is not None else {}
         if self._failed or (head is not None and head.ready) or stream.wants.somebody_can(refused):

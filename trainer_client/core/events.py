@@ -1,7 +1,7 @@
 """What the core is told: facts, in the order in which they happened.
 
-Rules: pure; nothing here decides. `link` is the core's own number for a connection to a worker; `seq` numbers the
-batches that lie ahead of a trainer, and only grows.
+Rules: pure; nothing here decides. `connection_id` is the core's own number for a connection to a worker. `seq` numbers
+the batches that lie ahead of a trainer, and only grows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttachAsked:
-    """The user wants to attach (again) at this cursor; None: at the beginning. Serials grow."""
+    """The user wants to attach, perhaps again, at this cursor; None: at the beginning. Serials grow."""
 
     serial: int
     cursor: Cursor | None
@@ -47,7 +47,7 @@ class AttachAsked:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A reader wants to be served from now on: its way began at `start`, and it has taken so many batches of it."""
+    """A reader wants to be served from now on: it began at `start`, and has taken this many batches since."""
 
     reader: int
     start: Position
@@ -56,7 +56,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """The consumer has the batch. Where a signal came in between this is never said, and has to be inferred."""
+    """The consumer has the batch. If a signal came in between, this is never reported and has to be inferred."""
 
     seq: int
     slot: int
@@ -64,7 +64,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """Nobody looks into the batch any more."""
+    """Nobody references the batch any more."""
 
     seq: int
     slot: int
@@ -89,7 +89,7 @@ class CoordinatorSaid:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAway:
-    """What was to be said to the coordinator was not: the connection is not up (yet)."""
+    """A message to the coordinator was not sent, because the connection is down or not up yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class ConnectionUp:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDown:
-    """It is gone, and what was on it is lost; whether the worker lives is not known."""
+    """It is down, and what was on its way is lost; whether the worker is alive is not known."""
 
     connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """It cannot be made: the endpoint is nonsense, or the machine has no sockets left."""
+    """It cannot be made: the endpoint is invalid, or the machine has no sockets left."""
 
     connection_id: int
     error: StokerError
@@ -135,7 +135,7 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A payload was written or looked at, as `Write` and `Check` ask for: `valid` says whether it is what it claims."""
+    """A payload was written or checked, as `Write` or `Check` ordered; `valid`: it is what its header says."""
 
     connection_id: int
     header: m.Pushed
@@ -144,14 +144,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class LockGone:
-    """Proof: this worker can write nowhere any more."""
+    """Proof that this worker cannot write into any slot any more."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """A batch that had been offered: taken back (`won`), or the consumer was faster."""
+    """An offered batch was taken back (`won`), or the consumer was faster."""
 
     seq: int
     won: bool

@@ -1,6 +1,6 @@
-"""The errors that end a feed or a connection, in words: each says what was expected, what came, where and what to do.
+"""The wording of the errors that end a feed or a connection: expected, got, where, and what to do.
 
-Pure: when there is one is decided elsewhere.
+Pure: when an error is due is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def refusal(said: m.Refused | m.Unbuilt | m.NotAttached, where: str) -> RefusedE
 
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
-    """A worker pushed other bytes than its header names, or than were asked for."""
+    """A worker pushed bytes other than its header names, or a batch other than the one asked for."""
     return LostError(
         expected="a batch with the digest and layout that its header names",
         got="other bytes, from every worker that was asked",
@@ -32,7 +32,7 @@ def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
 
 
 def failing_machines(entry: Entry, last: StokerError) -> StokerError:
-    """So many machines failed at a batch, without any fault of the data."""
+    """Too many machines failed at a batch, through no fault of the data."""
     return LostError(
         expected=last.expected,
         got="; ".join(entry.failures)[:4000],
@@ -42,7 +42,7 @@ def failing_machines(entry: Entry, last: StokerError) -> StokerError:
 
 
 def other_plan(ours: str, theirs: str) -> StokerError:
-    """Another plan runs there than the one that was trained on."""
+    """The job's plan is not the one that was trained on."""
     return RefusedError(
         code="plan",
         expected=f"plan {ours}, which this run is trained on",
@@ -53,7 +53,7 @@ def other_plan(ours: str, theirs: str) -> StokerError:
 
 
 def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
-    """The last error of those who refused, with how many of how many they were."""
+    """The last error of those that refused, with how many of how many they were."""
     where = f"{last.where} (refused by {refused} of {listed} workers)"
     if isinstance(last, RefusedError):
         return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
@@ -61,7 +61,7 @@ def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
 
 
 def nobody_left(tried: list[str], listed: int, timeout_s: float) -> StokerError:
-    """No worker is left that could build."""
+    """No worker is left that could build the head."""
     shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
     return LostError(
         expected="a live worker",

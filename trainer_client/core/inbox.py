@@ -1,7 +1,7 @@
 """Puts what arrives back in order.
 
-Rules: pure. Items go in under their sequence number, in any order, each number once, and come out in order, each once.
-Taking one out is a single step of the interpreter: a signal comes before it or after it.
+Rules: pure. Items go in under their sequence numbers, in any order but each number once, and come out in order. Taking
+one out is a single step of the interpreter: a signal comes either before it or after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Inbox(Generic[T]):
 
     def __init__(self, head: int = 0) -> None:
         self._ready: deque[T] = deque()
-        #: The number behind those that are ready, and what came before its turn.
+        #: The number after the last one that is ready, and what arrived before its turn.
         self._end = head
         self._early: dict[int, T] = {}
 
@@ -32,7 +32,7 @@ class Inbox(Generic[T]):
         return self._end - len(self._ready)
 
     def put(self, seq: int, item: T) -> None:
-        """Take an item in."""
+        """Add an item."""
         if seq < self._end or seq in self._early:
             raise AssertionError(f"number {seq} came twice; the head is {self.head}")
         self._early[seq] = item
@@ -45,18 +45,18 @@ class Inbox(Generic[T]):
         return self._ready[0] if self._ready else None
 
     def take(self) -> T:
-        """The head, which is gone then."""
+        """Remove and return the head."""
         return self._ready.popleft()
 
     def retract(self, seq: int) -> T | None:
-        """Take an item back out, if it is still here; its number may be put again."""
+        """Remove an item, if it is still here; its number may be put again."""
         while self._ready and self._end > seq:
             self._end -= 1
             self._early[self._end] = self._ready.pop()
         return self._early.pop(seq, None)
 
     def restart(self, head: int) -> list[T]:
-        """Begin anew at `head`; what was still here is returned."""
+        """Start over at `head`; returns what was still here."""
         left = [*self._ready, *self._early.values()]
         self._ready.clear()
         self._early.clear()

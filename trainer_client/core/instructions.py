@@ -1,4 +1,4 @@
-"""What the core orders, to be carried out in this order; what comes of it is told as events of the same turn.
+"""What the core orders, to be carried out in order; what comes of it is reported as events of the same turn.
 
 Rules: pure; nothing here decides.
 """
@@ -38,31 +38,31 @@ __all__ = [
     "WriteLog",
 ]
 
-# --- the coordinator, and who waits for it ---
+# --- the coordinator, and those who wait for it ---
 
 
 @dataclass(frozen=True, slots=True)
 class ToCoordinator:
-    """Send it, if the connection is up."""
+    """Send this to the coordinator, if the connection is up."""
 
     message: m.Message
 
 
 @dataclass(frozen=True, slots=True)
 class SendProgress:
-    """Tell how far training and reading are; `members` is the version of the list of workers that is known."""
+    """Report how far training and reading are; `members` is the version of our list of workers."""
 
     members: int
 
 
 @dataclass(frozen=True, slots=True)
 class RenewCoordinator:
-    """Nothing was heard for too long: make the connection anew."""
+    """Replace the connection, because nothing was heard for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAttach:
-    """The request to attach is answered."""
+    """Give the answer to the request to attach to whoever waits for it."""
 
     serial: int
     answer: m.Attached | BaseException
@@ -70,7 +70,7 @@ class AnswerAttach:
 
 @dataclass(frozen=True, slots=True)
 class AnswerQuestion:
-    """A worker answered."""
+    """Give a worker's answer to whoever asked."""
 
     question: m.EpochQuery | m.NameQuery
     answer: int | str
@@ -78,7 +78,7 @@ class AnswerQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MakeSlots:
-    """The stream is known now: make so many slots, the reserve included, for batches of this stream."""
+    """The stream is known now: make this many slots, the reserve included, for its batches."""
 
     spec: StreamSpec
     slots: int
@@ -104,14 +104,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Make the connection anew, under the same identity: one side may not know that it is gone."""
+    """Replace the connection, under the same identity: one side may not know that it is gone."""
 
     connection_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Say Hello; shared memory is offered under this lock byte."""
+    """Say Hello, and offer shared memory under this lock byte."""
 
     connection_id: int
     lock_byte: int
@@ -119,7 +119,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class ToWorker:
-    """Send it; where the connection does not take it, it is down."""
+    """Send this; a connection that does not take it counts as down."""
 
     connection_id: int
     message: m.Message
@@ -127,7 +127,7 @@ class ToWorker:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put a payload into its slot, and tell with `Checked` whether it is what its header says."""
+    """Write a payload into its slot, and report with `Checked` whether it is what its header says."""
 
     connection_id: int
     header: m.Pushed
@@ -136,7 +136,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Look at what a worker wrote into its slot, and tell with `Checked`."""
+    """Check what a worker wrote into its slot, and report with `Checked`."""
 
     connection_id: int
     header: m.Pushed
@@ -144,7 +144,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Does this worker still hold its lock? `LockGone` if not."""
+    """Check whether this worker still holds its lock; report `LockGone` if not."""
 
     incarnation: int
     lock_byte: int
@@ -155,7 +155,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The batch lies whole in its slot: a consumer may take it in its turn."""
+    """The batch is complete in its slot: a consumer may take it in its turn."""
 
     seq: int
     slot: int
@@ -165,14 +165,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """Take an offered batch back, if no consumer was faster; tell with `TakenBack`."""
+    """Take an offered batch back, unless a consumer was faster; report with `TakenBack`."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """What is offered from `head` on is for this reader; `ended`: its epoch has nothing left."""
+    """Give what is offered from `head` on to this reader; `ended`: its epoch has nothing left."""
 
     reader: int
     head: int
@@ -181,7 +181,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Throw away what is offered: the next batch is number `head`, for this reader."""
+    """Drop what is offered: the next batch is number `head`, for this reader."""
 
     reader: int
     head: int
@@ -189,7 +189,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class WakeFor:
-    """When consumers should wake the receive thread: room in the line (a batch was taken), a slot that comes back."""
+    """What consumers should wake the receive thread for: room (a batch was taken), or a slot that came back."""
 
     room: bool
     slots: bool
@@ -197,14 +197,14 @@ class WakeFor:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The feed cannot go on."""
+    """End the feed with this error."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLog:
-    """A line for people."""
+    """Write a log line."""
 
     level: str
     event: str

@@ -1,6 +1,7 @@
 """Questions that any worker can answer: how many batches an epoch has, what a sample is called.
 
-Rules: pure. A question is put to a few workers at a time, in turn, until one answers; whoever does not know is silent.
+Rules: pure. A question is put to a few workers at a time, in turn, until one answers; one that does not know says
+nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Questions"]
 
-#: Pause before a question that nobody answered is put again.
+#: Pause before a question that nobody answered is put to the next workers.
 _PAUSE_S = 0.2
 
-#: Workers that are asked at a time.
+#: How many workers are asked at a time.
 _AT_A_TIME = 3
 
 
 class Questions:
-    """What is not answered yet."""
+    """The questions that are not answered yet."""
 
     def __init__(self, spec: StreamSpec, out: list[i.Instruction]) -> None:
         self._spec = spec
@@ -36,15 +37,15 @@ class Questions:
 
     @property
     def due_s(self) -> float:
-        """When one is to be put again."""
+        """When the next one is to be put again."""
         return min(self._asked.values(), default=float("inf"))
 
     def ask(self, question: m.EpochQuery | m.NameQuery, now_s: float) -> None:
-        """Put it with the next `tick`, unless it was put lately."""
+        """Put it with the next `tick`, unless it was put recently."""
         self._asked.setdefault(question, now_s)
 
     def tick(self, connection_ids: Sequence[int], now_s: float) -> None:
-        """Put what is due to the next few of these workers."""
+        """Put the questions that are due to the next few of these workers."""
         for question, due_s in self._asked.items():
             if now_s < due_s:
                 continue

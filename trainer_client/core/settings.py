@@ -1,4 +1,4 @@
-"""What the core is told once: who the trainer is, and how far ahead and how patient it is. Pure."""
+"""What the core is told once: who the trainer is, how far ahead it asks, and how patient it is. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CoreSettings", "slots_for"]
 
-#: Batches asked for ahead: one being built, some on their way, the others to even out what takes longer.
+#: Batches asked for ahead: one being built, some on their way, the rest to even out those that take longer.
 _USUAL_PREFETCH = 8
 
 
@@ -25,21 +25,21 @@ class CoreSettings:
     incarnation: int
     name: str
     boot_id: str
-    #: Of each replica; None: as many as suit the size of batches.
+    #: For each replica; None: as many as suit the size of batches.
     prefetch: int | None = None
     prefetch_bytes: int = 2**30
     shared_memory: bool = True
     verify: bool = False
-    #: How many workers of other hosts it talks to.
+    #: How many workers on other hosts it talks to.
     workers: int = 16
-    #: Without any worker that can build for so long, the feed stops with an error.
+    #: After this long without any worker that can build, the feed stops with an error.
     lost_timeout_s: float = 60.0
-    #: A head that waits so long, and three times the usual answer, is hedged.
+    #: A head that has waited this long, and three times as long as the usual answer, is hedged.
     hedge_floor_s: float = 0.25
 
 
 def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
-    """How many ordinary slots there are to be, and how many batches are asked for ahead."""
+    """How many ordinary slots to make, and how many batches to ask for ahead."""
     replicas = settings.ranks.replicas
     wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
     hands = 4 * replicas + 2  # what a consumer and TensorFlow's own prefetching hold at a time, as measured

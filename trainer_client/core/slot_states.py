@@ -1,10 +1,10 @@
-"""Whose slot is it? The trainer's book of slots.
+"""Who may touch which slot: the trainer's record of its slots.
 
 Rules: pure. A slot is lent again only after the answer to its last ticket, or when its writer is proved dead, or when
 nobody could write into it anyway (the batch comes as a TCP frame and the trainer itself writes). Each lending raises
-the slot's generation, so an answer to an older ticket is known to be stale. One reserve slot is never lent for writing
-in place: the head of the line can always be asked for through it. What a consumer did may have to be inferred: a slot
-that is handed back had been taken.
+the slot's generation, so that an answer to an older ticket is recognised as stale. One reserve slot is never lent for
+writing in place, so that the head can always be asked for through it. What a consumer did may have to be inferred: a
+slot that is handed back must have been taken.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class SlotState(enum.Enum):
 
     FREE = "free"  #: nobody
     LENT = "lent"  #: the worker that holds the ticket
-    OFFERED = "offered"  #: a batch lies in it that a consumer may take at any moment
+    OFFERED = "offered"  #: a consumer may take the batch in it at any moment
     OUT = "out"  #: the consumer
 
 
-#: What may happen to a slot; any other pair is a defect of ours and raises.
+#: What may happen to a slot; any other pair is a bug of ours and raises.
 _NEXT = {
     (SlotState.FREE, "lend"): SlotState.LENT,
     (SlotState.LENT, "offer"): SlotState.OFFERED,
@@ -45,7 +45,7 @@ class SlotStates:
         self.reserve = slots
         self._states = [SlotState.FREE] * (slots + 1)
         self._generations = [0] * (slots + 1)
-        # The last one freed is lent first: its pages are warm, and untouched slots stay unallocated.
+        # The last one freed is lent first: its pages are warm, and slots that were never used stay unallocated.
         self._free = list(range(slots - 1, -1, -1))
         self._counts = dict.fromkeys(SlotState, 0) | {SlotState.FREE: slots + 1}
 
@@ -68,7 +68,7 @@ class SlotStates:
         self._move(ticket.slot, "offer")
 
     def release(self, ticket: Ticket) -> None:
-        """The answer came without a batch, or is no longer needed: nobody can write into the slot any more."""
+        """The answer came without a batch, or none is needed: nobody can write into the slot any more."""
         self._require_current(ticket)
         self._move(ticket.slot, "release")
 
@@ -77,7 +77,7 @@ class SlotStates:
         self._move(slot, "take")
 
     def take_back(self, slot: int) -> None:
-        """The batch is not offered any more."""
+        """The batch is no longer offered."""
         self._move(slot, "take back")
 
     def hand_back(self, slot: int) -> None:

@@ -1,7 +1,7 @@
 """What attaching taught us about a stream, and whether a pushed batch fits it.
 
-Rules: pure. A batch that fits has the shape of a bucket (or lies within the largest one where batches are padded to
-their longest row), exactly the layout that follows from it, and is the one that was asked for.
+Rules: pure. A batch fits if it is the one that was asked for, has the shape of a bucket (or, where batches are padded
+to their longest row, is no larger than a bucket), and has exactly the layout that follows from that shape.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamSpec"]
 
-#: Layouts kept; with batches padded to their longest row there may be thousands of shapes.
+#: How many layouts are kept: batches that are padded to their longest row may have thousands of shapes.
 _MOST_LAYOUTS = 4096
 
-#: Handing a batch to TensorFlow takes about 0.2 ms, whatever its size, and asking for one 0.1 ms: copying is cheaper.
+#: Handing a batch to TensorFlow takes about 0.2 ms and asking for one 0.1 ms, whatever its size: copying small ones is
+#: cheaper.
 _AT_A_TIME_BYTES = 2**20
 _MOST_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """Fields of a batch, shapes of the buckets, and the name of the plan."""
+    """Fields of a batch, shapes of the buckets, and the digest of the plan."""
 
     job: str
     stream: str
@@ -61,7 +62,7 @@ class StreamSpec:
 
     @cached_property
     def at_a_time(self) -> int:
-        """How many batches are worth handling at once, because they are small; else 1."""
+        """How many batches to handle at once: several if they are small, else 1."""
         return max(1, min(_MOST_AT_A_TIME, _AT_A_TIME_BYTES // max(1, self.largest_bytes())))
 
     def layout(self, shape: WireShape) -> Layout | None:
@@ -83,7 +84,7 @@ class StreamSpec:
         return layout_of(self.fields, asked) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
-        """Whether the header announces the batch that was asked for, in a form that it may have."""
+        """Whether the header announces the batch that was asked for, in a permitted form."""
         asked = (batch.position.epoch, batch.number, batch.empty)
         if (header.epoch, header.number, header.empty) != asked:
             return False

@@ -1,10 +1,10 @@
-"""What lies ahead of a trainer: the endless sequence of its batches, lap after lap, and what became of the next ones.
+"""What lies ahead of a trainer: the endless sequence of its batches, lap after lap, and how far the next ones are.
 
 Rules: pure. A lap is one pass from a position to the end of its epoch; after it comes the next epoch from its
-beginning, or, in an evaluation stream, the same pass again. How many batches an epoch has is learnt from outside; the
-sequence goes as far as it knows. Batches are numbered (`seq`) in the order in which they will be consumed; numbers
-only grow: a new way goes on counting where the last one ended, so that an answer to an old number is never taken for
-a new one. The position of the line is here and nowhere else.
+beginning or, in an evaluation stream, the same pass again. How many batches an epoch has is learnt from outside, and
+the sequence goes as far as that is known. Batches are numbered (`seq`) in the order in which they will be consumed.
+Numbers only grow: a reader that starts elsewhere goes on counting where the last one ended, so that an answer for an
+old number is never taken for a new one. The position of the sequence is kept here and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place between two rounds: the first batch number not yet passed, and the group that numbers count in."""
+    """A place between two rounds: the next batch number of an epoch, and the size of its groups."""
 
     epoch: int
     number: int
@@ -59,23 +59,23 @@ class UpcomingBatch:
 
 @dataclass(slots=True)
 class Entry:
-    """A batch of the line, and how far it is."""
+    """An upcoming batch, and how far it is."""
 
     batch: UpcomingBatch
-    #: How many builders were lost, or may have been, while they had it.
+    #: How many workers died, or may have died, while they had it.
     attempt: int = 0
-    #: The batch is here: its header and slot.
+    #: Once the batch is here: its header and slot.
     header: Pushed | None = None
     slot: int = -1
-    #: Its rows were counted among those delivered.
+    #: Its rows were already counted as delivered.
     counted: bool = False
     hedged: bool = False
-    #: Not asked of another worker before this; moves out by doubling.
+    #: Do not ask another worker before this time; the pause doubles with each asking.
     again_s: float = 0.0
     patience_s: float = 0.0
-    #: What each worker (by incarnation) said that cannot build it.
+    #: What each worker (by incarnation) that refused it said.
     refused: dict[int, StokerError] = field(default_factory=dict)
-    #: What each machine said that failed at it without any fault of the data.
+    #: What each machine said that failed at it through no fault of the data.
     failures: list[str] = field(default_factory=list)
     #: Workers (by incarnation) that hold a ticket for it.
     askers: dict[int, Ticket] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Course:
         self._lap_batches: Iterator[UpcomingBatch] | None = None
 
     def next_lap(self) -> Position | None:
-        """Where the lap that comes next starts; None in the midst of one."""
+        """Where the next lap starts; None in the middle of one."""
         return self._at if self._lap_batches is None else None
 
     def missing(self) -> tuple[int, int] | None:
@@ -148,7 +148,7 @@ class Course:
 
 
 class Upcoming:
-    """The line of batches from `head` on, and the course behind it."""
+    """The batches from `head` on, and the course that continues them."""
 
     def __init__(self, start: Position, ranks: Ranks, *, repeats: bool) -> None:
         self.epochs: dict[tuple[int, int], int] = {}
@@ -162,20 +162,20 @@ class Upcoming:
         self._course = self._new_course(start)
 
     def learn(self, epoch: int, group: int, batches: int) -> None:
-        """An epoch has so many batches."""
+        """An epoch has this many batches."""
         self.epochs[epoch, group] = batches
 
     def missing(self) -> tuple[int, int] | None:
-        """The (epoch, group) that has to be learnt before the line goes on."""
+        """The (epoch, group) whose number of batches must be learnt before the sequence goes on."""
         return self._course.missing()
 
     def is_over(self, position: Position) -> bool | None:
-        """Whether nothing is left of the epoch behind this position; None while that is not known."""
+        """Whether nothing is left of the epoch after this position; None while that is not known."""
         batches = self.epochs.get((position.epoch, position.group))
         return None if batches is None else position.number >= batches
 
     def extend(self, most: int) -> range:
-        """Take up to so many more batches into the line; their numbers."""
+        """Add up to this many more batches; returns their numbers."""
         first = self.end
         while self.end - first < most:
             batch = self._course.advance()
@@ -192,7 +192,7 @@ class Upcoming:
         self.head = max(self.head, head)
 
     def leads_on(self, start: Position, taken: int) -> bool:
-        """Whether what lies ahead is just what a reader needs that begins at `start`."""
+        """Whether what lies ahead is exactly what a reader that begins at `start` needs."""
         if taken:
             return False
         first = self.entries.get(self.head)
@@ -201,7 +201,7 @@ class Upcoming:
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Lead where a reader goes on that began at `start`; what lay ahead is gone."""
+        """Go on where a reader is that began at `start` and took this many; what lay ahead is dropped."""
         self._course = self._new_course(start)
         for _ in range(taken):
             self._course.advance()

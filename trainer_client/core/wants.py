@@ -1,13 +1,13 @@
 """Which batch is asked of which worker, and when again.
 
 Rules, each from an interleaving that failed without it:
-- A want goes to the worker that should be through with its unanswered work first; never twice to one that already has
-  it or refused it. Among equals another order holds for each trainer, so that they do not all ask the same one.
+- A want goes to the worker that should finish its unanswered work first, and never again to one that holds it or has
+  refused it. Each trainer breaks ties in its own order, so that they do not all ask the same worker.
 - What a silent worker holds is asked of others, nearest batches first. Each further asking of one want waits twice as
   long as the last.
-- The head always has a slot: the furthest ready batch makes room, else the reserve slot serves, by TCP.
-- A worker with nothing to do takes over wants that another one has not begun and will not soon.
-- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
+- The head always gets a slot: the furthest ready batch makes room, or else the reserve slot serves, by TCP.
+- A worker with nothing to do takes over wants that another one has not begun and will not begin soon.
+- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is fine.
 Pure. The work of one decision depends on what changed, and on the few workers that this trainer talks to, never on the
 size of the fleet.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Wants"]
 
-#: At most one want in so many is asked of a second worker although the first is well.
+#: At most one want in this many is asked of a second worker although the first one is fine.
 HEDGED_SHARE = 20
 
 
@@ -54,7 +54,7 @@ class Wants:
         out: list[i.Instruction],
     ) -> None:
         self.prefetch = prefetch
-        #: Whether something was not asked for want of a slot.
+        #: Whether something could not be asked for because no slot was free.
         self.short_of_slots = False
         self._settings = settings
         self._spec = spec
@@ -72,17 +72,17 @@ class Wants:
         return any(one.may_be_asked and one.incarnation not in refused for one in self._workers.values())
 
     def all_refuse(self, refused: Mapping[int, StokerError]) -> bool:
-        """Whether everyone who is there refused."""
+        """Whether everyone who is there has refused."""
         return bool(refused) and bool(self._workers) and self._workers.keys() <= refused.keys()
 
     # --- the sequence of batches ---
 
     def extend(self, seqs: range) -> None:
-        """These lie ahead from now on."""
+        """These batches lie ahead as well."""
         self._tickets.unasked.extend(seqs)
 
     def refocus(self) -> None:
-        """Other batches lie ahead from now on: what was asked for is void."""
+        """Other batches lie ahead from now on: cancel everything that was asked for."""
         for worker in self._workers.values():
             for ticket in worker.asks:
                 self._tickets.send_cancel(worker, ticket)
@@ -90,7 +90,7 @@ class Wants:
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """An offered batch was taken back, or the consumer was faster."""
+        """An offered batch was taken back (`won`), or the consumer was faster."""
         self._retracting.discard(seq)
         entry = self._upcoming.entries.get(seq)
         if won and entry is not None:
@@ -102,7 +102,7 @@ class Wants:
     # --- asking ---
 
     def decide(self, now_s: float) -> None:
-        """Ask for what is wanted and not asked of anybody who was heard lately, the nearest batches first."""
+        """Ask for what nobody has in hand who was heard lately, nearest batches first."""
         if self._tickets.look_around:
             self._see_who_is_there()
         self._hedge(now_s)
@@ -136,14 +136,14 @@ class Wants:
                 self.short_of_slots = True
                 left += self._tickets.unasked[at:]
                 break
-            if entry.askers:  # the second time and later: wait twice as long before the next
+            if entry.askers:  # not the first asking: wait twice as long before the next
                 entry.patience_s = 2 * entry.patience_s or self._spec.heartbeat_timeout_s
                 entry.again_s = now_s + entry.patience_s
             self._send(seq, worker, ticket, now_s)
         self._tickets.unasked = left
 
     def _rebalance(self, now_s: float) -> None:
-        """A worker that has nothing to do takes over what waits longest at another one, but not what that builds."""
+        """Idle workers take over what would wait longest elsewhere, but not what is being built."""
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
         for thief in sorted(idle, key=lambda one: one.service_s):
@@ -151,7 +151,7 @@ class Wants:
             found = longest_waiting(donors, thief, self._upcoming.entries, enough_s, now_s)
             ticket = self._slots.lend() if found is not None else None
             if found is None or ticket is None:
-                return  # slower ones would find less
+                return  # slower workers would find even less
             seq, donor, given = found
             self._tickets.send_cancel(donor, given)
             self._send(seq, thief, ticket, now_s)
@@ -189,7 +189,7 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """A free slot; the head makes room for itself if there is none."""
+        """Lend a free slot; if there is none, the head makes room for itself."""
         ticket = self._slots.lend()
         if ticket is not None or seq != self._upcoming.head or self._retracting:
             return ticket
@@ -202,7 +202,7 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """A slot that a silent worker has, but cannot write into: what it pushes by TCP will be stale."""
+        """Take back a slot that a silent worker holds but cannot write into: what it pushes by TCP will be stale."""
         found = [
             (ask.seq, worker, ticket)
             for worker in self._workers.values()
@@ -211,7 +211,7 @@ class Wants:
         ]
         if not found:
             return None
-        # One that nobody waits for, if there is one, and of those the furthest.
+        # Preferably one whose batch nobody waits for; of those, the furthest.
         _, worker, ticket = min(found, key=lambda one: (self._is_wanted(one[0]), -one[0]))
         self._tickets.void(worker, [ticket], suspicious=False)
         self._tickets.send_cancel(worker, ticket)

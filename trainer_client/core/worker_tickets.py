@@ -1,10 +1,10 @@
 """Which worker holds which ticket, and what becomes of them when it falls silent, is cut off or dies.
 
 Rules, each from an interleaving that failed without it:
-- Silent is suspect, not dead: a silent worker gets nothing new, and what it holds is asked for elsewhere as well.
+- A silent worker is suspect, not dead: it gets nothing new, and what it holds is asked for elsewhere as well.
 - Its slots stay out of the pool until it answers or is proved dead (see `slot_states`).
-- A proved death raises `attempt` of the wants that the worker held: the next builder tries their samples in a child
-  process first. So does a cut: nobody may ever tell what it died of.
+- A proved death raises `attempt` of the wants that the worker held, so that the next builder tries their samples in a
+  child process first. So does a cut, because its cause may never be known.
 Pure. What is asked of whom is decided in `wants`, what answers mean in `answers`.
 """
 
@@ -53,46 +53,46 @@ class WorkerTickets:
         self.unanswered = 0
         #: Numbers of batches that no worker has in hand that was heard lately, in order.
         self.unasked: list[int] = []
-        #: Workers came, went, fell silent or were heard again: `unasked` has to be made anew.
+        #: Workers came, went, fell silent or were heard again: `unasked` has to be computed again.
         self.look_around = True
         self._upcoming = upcoming
         self._slots = slots
         self._workers = workers
         self._out = out
-        #: Counted over all workers: one that is buried too early and comes back must not meet its old numbers again.
+        #: Counted over all workers, so that one that is buried too early and comes back never sees a number twice.
         self._pings = 0
 
     # --- workers come and go ---
 
     def note_arrival(self) -> None:
-        """A worker serves us from now on, or again."""
+        """A worker serves us now, or again."""
         self.look_around = True
 
     def hear(self, worker: KnownWorker, now_s: float) -> None:
-        """Something came from a worker."""
+        """Something was heard from this worker."""
         worker.heard_s = now_s
         if worker.silent and not worker.cut:
             worker.silent = False
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Nothing came from it for too long, or its connection is gone."""
+        """Nothing was heard from it for too long, or its connection is gone."""
         if not worker.silent:
             worker.silent = True
             self.look_around = True
             self.counts.suspected += 1
 
     def stop_asking(self, worker: KnownWorker) -> None:
-        """It takes nothing new."""
+        """Give this worker no more wants."""
         worker.takes_no_wants = True
         self.look_around = True
 
     def cut(self, worker: KnownWorker, *, by_us: bool = False) -> None:
-        """Its connection is gone, and with it what was to come by TCP."""
+        """Its connection is gone, and with it what it was to send by TCP."""
         self.suspect(worker)
         worker.cut = True
         by_tcp = [ticket for ticket, ask in worker.asks.items() if not ask.in_slot]
-        # It may have died of one of these: whoever is asked next must know before proof is there, if it ever is.
+        # One of these may have killed it: whoever is asked next must know now, because proof may come late or never.
         suspicious = not (by_us or worker.in_good_order)
         self.void(worker, by_tcp, suspicious=suspicious)
         for ask in worker.asks.values() if suspicious else ():
@@ -102,12 +102,12 @@ class WorkerTickets:
                 entry.attempt += 1
 
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
-        """Proved: it can write nowhere any more."""
+        """It is proved that it cannot write into any slot any more."""
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
 
     def void(self, worker: KnownWorker, tickets: Iterable[Ticket], *, suspicious: bool) -> None:
-        """No answer will come to these."""
+        """No answer to these tickets will come."""
         for ticket in tickets:
             self._slots.release(ticket)
             ask, entry = self.close(worker, ticket)
@@ -115,13 +115,13 @@ class WorkerTickets:
                 entry.attempt += suspicious and not ask.blamed
 
     def ping(self, worker: KnownWorker, now_s: float) -> m.Ping:
-        """The next sign of life to ask for."""
+        """Make the next Ping, which asks for a sign of life."""
         self._pings += 1
         worker.pinged_s = now_s
         return m.Ping(number=self._pings)
 
     def excuse(self, now_s: float) -> None:
-        """We stalled, so nobody is silent or slow for it: all timers start anew."""
+        """We stalled, so restart every worker's timers."""
         for worker in self._workers.values():
             worker.heard_s = worker.answered_s = now_s
             for ask in worker.asks.values():

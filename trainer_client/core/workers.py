@@ -1,8 +1,8 @@
-"""What is known of each worker: one incarnation, its pace, its silence, its tickets; and which should have a want.
+"""What is known of each worker (its incarnation, pace, silence and tickets), and which one should get a want.
 
-Rules: pure. A want is for the worker that should be through with it first. A worker's pace counts how long the want in
-its hand takes already; one whose pace is not known yet is taken for a usual one; equals are told apart by an order that
-is another for each trainer. What is to be done about workers is decided in `wants` and `connections`.
+Rules: pure. A want goes to the worker that should finish it first. A worker's pace includes how long its current want
+has taken so far; one whose pace is not known yet is assumed to be average. Ties are broken by an order that differs
+from trainer to trainer. What to do about workers is decided in `wants` and `connections`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 __all__ = ["QUICKEST_S", "Ask", "KnownWorker", "least_busy", "longest_waiting", "usual_pace_s"]
 
-#: Differences of pace below this do not count: of two quick workers the one with less to do is asked.
+#: Paces below this count as equal: of two quick workers, the one with less to do is asked.
 QUICKEST_S = 0.001
 
 
 @dataclass(slots=True)
 class Ask:
-    """A ticket that a worker holds, or held when it was last heard."""
+    """A ticket that a worker holds, as far as is known here."""
 
     seq: int
     in_slot: bool
     sent_s: float
-    #: The last ping that was sent before this want: an answer to a later one must list it.
+    #: The last ping that was sent before this want: a Pong to any later one must list the ticket.
     after_ping: int
-    #: Its batch is already held to be one that may kill.
+    #: Its batch was already counted as one that may have killed this worker.
     blamed: bool = False
-    #: Its answer is here, and is being looked at.
+    #: Its answer is here, and is being checked.
     arrived: bool = False
 
 
@@ -45,7 +45,7 @@ class KnownWorker:
     name: str
     #: The connection over which it is reached; None once another incarnation answers there.
     connection_id: int | None
-    #: Breaks ties: another order of workers for each trainer.
+    #: Breaks ties; each trainer orders workers differently.
     rank: int
     in_slot: bool
     lock_byte: int
@@ -54,13 +54,13 @@ class KnownWorker:
     #: About how long it takes for one want, and when its last answer came.
     service_s: float = 0.0
     answered_s: float = 0.0
-    #: Nothing came from it for too long, or its connection is gone.
+    #: Nothing was heard from it for too long, or its connection is gone.
     silent: bool = False
     #: Its connection is gone, and it has not welcomed us again: what it said before may still come.
     cut: bool = False
-    #: It takes nothing new.
+    #: It drains, or does not know us at the moment.
     takes_no_wants: bool = False
-    #: It said that it drains: when it is gone it did not crash.
+    #: It said that it drains, so when it goes it did not crash.
     in_good_order: bool = False
     #: It asked to be left alone until then.
     busy_until_s: float = 0.0
@@ -69,20 +69,20 @@ class KnownWorker:
     asks: dict[Ticket, Ask] = field(default_factory=dict)
 
     def in_hand_s(self, ask: Ask, now_s: float) -> float:
-        """Seconds since it could begin with this."""
+        """Seconds since it could have begun with this."""
         return now_s - max(ask.sent_s, self.answered_s)
 
     def serve(self, service_s: float, now_s: float) -> None:
-        """Note that it took so long for a want."""
+        """Note that it took this long for a want."""
         self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
         self.answered_s = now_s
 
     def is_in_doubt(self, since_s: float) -> bool:
-        """Whether there is something to ask it: it was not heard since then, or has had a want for longer."""
+        """Whether to send it a ping: it was not heard since then, or has held a want for longer."""
         return self.unlisted or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
-        """Seconds a want, counting how long the one in hand takes already."""
+        """Seconds for each want, including how long the current one has taken so far."""
         pace_s = max(self.service_s, QUICKEST_S)
         if self.asks:  # tickets are held in the order in which they were sent: the first is the oldest
             oldest = next(iter(self.asks.values()))
@@ -99,7 +99,7 @@ class KnownWorker:
         return self.may_be_asked and now_s >= self.busy_until_s
 
     def could_write(self) -> bool:
-        """Whether it holds tickets for writing in place."""
+        """Whether it holds tickets that let it write into slots."""
         return any(ask.in_slot for ask in self.asks.values())
 
 
@@ -110,7 +110,7 @@ def usual_pace_s(workers: Iterable[KnownWorker]) -> float:
 
 
 def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
-    """The one that should be through first with all that it has, of those that neither have nor refused this batch."""
+    """The one that should finish all it has first, of those that neither hold nor refused this batch."""
     able = [
         worker
         for worker in workers
@@ -122,7 +122,7 @@ def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now
 
 
 def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
-    """Seconds until it should be through with one more want; then what tells equals apart."""
+    """Seconds until it should be done with one more want; then the tie-breakers."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
     if not worker.service_s:
         pace_s = max(pace_s, usual_s)
@@ -132,7 +132,7 @@ def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float
 def longest_waiting(
     donors: Iterable[KnownWorker], thief: KnownWorker, entries: Mapping[int, Entry], enough_s: float, now_s: float
 ) -> tuple[int, KnownWorker, Ticket] | None:
-    """Of the wants that these workers have not begun, the next in line whose wait there is longer than `enough_s`."""
+    """Of the wants that these workers have not begun, the nearest one that will wait there longer than `enough_s`."""
     found: tuple[int, KnownWorker, Ticket] | None = None
     for donor in donors:
         pace_s = donor.pace_s(now_s)

@@ -1,7 +1,7 @@
 """The trainer's connection to the coordinator.
 
-Rules: used in the receive thread only; what is said and when is decided in the core. What cannot be sent now is lost:
-the core says it again.
+Rules: used in the receive thread only; the core decides what is said and when. What cannot be sent right now is
+dropped, because the core will say it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CoordinatorClient"]
 
 
 class CoordinatorClient:
-    """One DEALER, under one identity for as long as the trainer lives."""
+    """One DEALER socket, which keeps its identity for as long as the trainer lives."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
         self.garbage = 0
@@ -39,12 +39,12 @@ class CoordinatorClient:
         return connect_dealer(self._context, self._endpoint, self._keys, self._identity)
 
     def renew(self) -> None:
-        """Make the connection anew; zmq.ZMQError where that cannot be: the former one stays."""
+        """Replace the connection; zmq.ZMQError if that fails, and then the former one stays."""
         former, self.socket = self.socket, self._connect()
         former.close(linger=0)
 
     def read(self) -> Iterator[Message]:
-        """What the coordinator said."""
+        """Yield what the coordinator said."""
         for frames in read_waiting(self.socket):
             try:
                 yield decode(frames[0].buffer)
@@ -60,5 +60,5 @@ class CoordinatorClient:
         return True
 
     def close(self) -> None:
-        """Hang up; what was said last still has a moment to leave."""
+        """Hang up; what was said last still gets a moment to leave."""
         self.socket.close(linger=100)

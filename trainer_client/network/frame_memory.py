@@ -1,4 +1,4 @@
-"""Puts the memory that large frames are received in into huge pages: libzmq takes it from malloc, frame by frame."""
+"""Moves the memory that large frames are received in to huge pages; libzmq allocates it with malloc for each frame."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from shared.huge_pages import HUGE_PAGE, collapse
 
 __all__ = ["keep_in_huge_pages"]
 
-#: Where frames lay: malloc gives the same few places again and again.
+#: Where frames have been: malloc returns the same few places again and again.
 _seen: set[int] = set()
 _MOST_SEEN = 256
 
 
 def keep_in_huge_pages(frame: memoryview) -> None:
-    """The next frame in this place is received and copied faster."""
+    """Make the next frame in this place faster to receive and to copy."""
     if frame.nbytes < 2 * HUGE_PAGE:
         return
     bytes_ = np.frombuffer(frame, np.uint8)

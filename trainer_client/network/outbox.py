@@ -1,12 +1,13 @@
 """Where the receive thread and the consumers meet: batches go one way, facts and errors the other.
 
 Rules: a consumer pops what is offered under the one lock here, without a hop between threads, and never touches a
-socket. What consumers do is left as facts in one ordered deque. One reader is served at a time; the newest one that
-waits goes before, because frameworks abandon iterators without a word.
+socket. What consumers did is left as facts in one ordered deque. One reader is served at a time; the newest one that
+waits takes precedence, because frameworks abandon iterators without a word.
 
-A signal's handler may raise at any instruction of a consumer's Python, so nothing here depends on two of them: locks
-are taken and given back by the interpreter itself, a reader counts a batch before the one step that takes it out (and
-takes it once more if that step was not reached), and that a slot came back is told by a weak reference, without Python.
+A signal handler may raise at any instruction of a consumer's Python, so nothing here depends on two instructions both
+being reached: the interpreter itself takes and releases the locks, a reader counts a batch before the one step that
+takes it out (and takes it again if that step was not reached), and a weak reference reports that a slot came back,
+without running any Python.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "Outbox", "Reader", "Waiting"]
 
-#: How long the reader in service has to pause before an older one may take over.
+#: How long the reader that is served has to pause before an older one may take over.
 _LEFT_BEHIND_S = 0.1
 
 _SERIALS = itertools.count()
 
 
 class _Claim:
-    """Lives as long as anybody looks into a slot."""
+    """Lives for as long as anybody references a slot."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Loan(weakref.ref[_Claim]):
-    """Watches a claim; what it calls when the claim is gone is a method of the interpreter's, with itself."""
+    """Watches a claim; when the claim dies, it passes itself to a built-in method, so no Python runs."""
 
     __slots__ = ("seq", "slot")
 
@@ -54,7 +55,7 @@ class _Loan(weakref.ref[_Claim]):
 
 
 class _Knock:
-    """Calls somebody as it goes; apart from the claim, which whoever keeps an error of its finaliser must not keep."""
+    """Calls a function as it dies; apart from the claim, so that an error from this finaliser keeps no claim alive."""
 
     __slots__ = ("_call",)
 
@@ -66,9 +67,9 @@ class _Knock:
 
 
 class Item:
-    """A batch that lies whole in its slot; when the last reference to it goes, the slot is handed back."""
+    """A complete batch in its slot; when the last reference to it goes, the slot is handed back."""
 
-    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")  # the interpreter lets go in alphabetical order
+    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")  # released in alphabetical order
 
     def __init__(self, offer: Offer, claim: _Claim, gone: Callable[[], None]) -> None:
         self.seq = offer.seq
@@ -80,7 +81,7 @@ class Item:
 
 
 class Reader:
-    """A reader's way from `start` to the end of that epoch, and how much of it was taken."""
+    """One reader, from `start` to the end of that epoch, and how far it has come."""
 
     __slots__ = ("closed", "end", "first", "serial", "start", "taken")
 
@@ -88,7 +89,7 @@ class Reader:
         self.serial = next(_SERIALS)
         self.start = start
         self.taken = 0
-        #: In the line of batches that it is served from: the number of its first one, and behind its last one.
+        #: In the sequence of upcoming batches: the number of its first one, and the number after its last one.
         self.first = 0
         self.end: int | None = None
         self.closed = False
@@ -99,7 +100,7 @@ class Reader:
         return self.end is not None and self.first + self.taken >= self.end
 
     def begin(self, head: int) -> None:
-        """It is served from here on."""
+        """It is served from this number on."""
         self.first, self.end = head - self.taken, None
 
     def count(self, item: Item) -> None:
@@ -113,27 +114,27 @@ class Reader:
 
 
 class Waiting:
-    """Readers that wait, each at a bell of its own: a condition's lock could be left taken by a signal's handler."""
+    """Readers that wait, each at its own bell: a signal handler could leave a condition's lock taken."""
 
     def __init__(self) -> None:
-        #: Who waits, by bell.
+        #: Who is waiting, by bell.
         self.readers: dict[threading.Lock, Reader] = {}
 
     def newest(self) -> int:
-        """The serial of the newest reader that waits."""
+        """The serial of the newest reader that is waiting."""
         return max(reader.serial for reader in list(self.readers.values()))
 
     def come(self, bell: threading.Lock, reader: Reader) -> None:
-        """It waits at this bell, which nobody rang yet."""
+        """Let this reader wait at this bell, which has not been rung yet."""
         bell.acquire(blocking=False)
         self.readers[bell] = reader
 
     def wait(self, bell: threading.Lock, timeout_s: float) -> None:
-        """Until the bell rings, or rang since the last wait; so long at most, for ever if negative."""
+        """Wait until the bell rings, unless it has since the last wait; at most this long, or for ever if negative."""
         bell.acquire(timeout=timeout_s)
 
     def ring(self) -> None:
-        """Whoever waits looks up."""
+        """Wake everyone who is waiting."""
         for bell in list(self.readers):
             if bell.locked():
                 bell.release()
@@ -144,17 +145,17 @@ class Outbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.error: BaseException | None = None
-        #: The first batch that was not yet read, by epoch and number: for people.
+        #: Epoch and number of the first batch that was not read yet; shown to people.
         self.read_to = (0, 0)
-        #: When the receive thread is to be woken. It turns whenever a batch arrives, and looks at the rest then anyway.
+        #: What to wake the receive thread for. It also runs whenever a batch arrives, and sees the rest then anyway.
         self.wake_for_room = True
         self.wake_for_slots = False
         self._wake = wake
         #: What consumers did, in order.
         self._facts: deque[Event | _Loan] = deque()
-        #: By slot; those of slots that came back are dead.
+        #: By slot; the loans of slots that came back are dead references.
         self._loans: dict[int, _Loan] = {}
-        self._lock = threading.RLock()  # a signal's handler may close a feed
+        self._lock = threading.RLock()  # a signal handler may close a feed
         self._waiting = Waiting()
         self._inbox: Inbox[Item] = Inbox()
         self._served: Reader | None = None
@@ -178,7 +179,7 @@ class Outbox:
                     pause_s = self._queue_up(reader)
                 self._waiting.wait(bell, pause_s)
         finally:
-            self._waiting.readers.pop(bell, None)  # one step, whatever comes
+            self._waiting.readers.pop(bell, None)  # a single instruction, whatever happens
 
     def _take_next(self, reader: Reader) -> Item | None:
         if self.error is not None:
@@ -192,7 +193,7 @@ class Outbox:
         return None
 
     def _queue_up(self, reader: Reader) -> float:
-        """Ask to be served, if it is time; how long to wait at most before looking again."""
+        """Ask to be served, if it is time to; returns how long to wait at most before looking again."""
         newest = reader.serial == self._waiting.newest()
         if self._wanted is not reader and newest and self._may_take_over(reader):
             self._ask_to_be_served(reader)
@@ -200,7 +201,7 @@ class Outbox:
         return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
-        """A newer reader goes before; an older one only when the one in service has paused."""
+        """A newer reader takes precedence; an older one may take over only if the one being served has paused."""
         served = self._served
         if served is None or served.closed or served.ended or reader.serial > served.serial:
             return True
@@ -221,7 +222,7 @@ class Outbox:
             self._wake()
 
     def take_alike(self, reader: Reader, first: Item, most: int) -> list[Item]:
-        """Up to so many more that are there already and have the shape of the first."""
+        """Take up to this many more that are there already and have the shape of the first."""
         alike: list[Item] = []
         with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:
@@ -247,35 +248,35 @@ class Outbox:
             self._wake()
 
     def tell(self, event: Event) -> None:
-        """Something that the receive thread is to hear, soon."""
+        """Tell the receive thread something, and wake it."""
         self._facts.append(event)
         self._wake()
 
     def leave(self, reader: Reader) -> None:
-        """Nobody reads this any more."""
+        """Close this reader: nobody will read it any more."""
         with self._lock:
             reader.closed = True
             self._waiting.ring()
 
     def interrupt(self, error: BaseException) -> None:
-        """Whoever waits, or comes to wait, gets this error; the first one counts."""
+        """Raise this error in whoever is waiting, or will be; the first error counts."""
         with self._lock:
             self.error = self.error or error
             self._waiting.ring()
 
     def nudge(self) -> None:
-        """Whoever waits runs a little Python, and with it handlers of signals, before waiting on."""
+        """Make whoever is waiting run a little Python, and with it signal handlers, before waiting on."""
         with self._lock:
             self._waiting.ring()
 
     def forget_interrupt(self) -> None:
-        """A Ctrl-C that was answered is no reason not to begin anew."""
+        """A Ctrl-C that was dealt with must not keep the feed from being read again."""
         with self._lock:
             if isinstance(self.error, KeyboardInterrupt):
                 self.error = None
 
     def close(self) -> None:
-        """Whoever waits learns that the feed is closed."""
+        """Tell whoever is waiting that the feed is closed."""
         with self._lock:
             self._closed = True
             self._waiting.ring()
@@ -283,18 +284,18 @@ class Outbox:
     # --- for the receive thread ---
 
     def read_facts(self) -> Iterator[Event]:
-        """What consumers did since the last look, in order."""
+        """Yield what consumers did since the last call, in order."""
         while self._facts:
             fact = self._facts.popleft()
             yield HandedBack(fact.seq, fact.slot) if isinstance(fact, _Loan) else fact
 
     @property
     def has_facts(self) -> bool:
-        """Whether consumers did anything since the last look."""
+        """Whether consumers did anything since the last `read_facts`."""
         return bool(self._facts)
 
     def offer(self, offers: Iterable[Offer]) -> None:
-        """Batches are there."""
+        """Make these batches available to consumers."""
         with self._lock:
             for offer in offers:
                 claim = _Claim()
@@ -308,11 +309,11 @@ class Outbox:
         with self._lock:
             item = self._inbox.retract(seq)
             if item is not None:
-                del self._loans[item.slot]  # the core knows: nothing is handed back
+                del self._loans[item.slot]  # the core knows about it: nothing is handed back
             return item is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
-        """What is here from `head` on is for this reader; where a consumer took of it meanwhile it has to ask anew."""
+        """Give what is here from `head` on to this reader; if some of it was taken meanwhile, it has to ask again."""
         with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
@@ -324,7 +325,7 @@ class Outbox:
             self._waiting.ring()
 
     def restart(self, serial: int, head: int) -> None:
-        """Begin anew at `head` for this reader; the batches that were here are handed back."""
+        """Start over at `head` for this reader; the batches that were here are handed back."""
         with self._lock:
             self._settle()
             left = self._inbox.restart(head)
@@ -333,7 +334,7 @@ class Outbox:
             if reader is not None:
                 self._begin(reader)
             self._waiting.ring()
-        del left  # outside of the lock, for this runs finalisers
+        del left  # outside the lock, because this runs finalisers
 
     def _begin(self, reader: Reader) -> None:
         self._settle()
@@ -341,12 +342,12 @@ class Outbox:
         self._served = reader
 
     def _settle(self) -> None:
-        """What was taken out counts: a signal may have come between a reader's counting and its taking."""
+        """Trust what was taken out: a signal may have come after a reader counted a batch, before it took it."""
         if self._served is not None:
             self._served.taken = self._inbox.head - self._served.first
 
     def _reader_of(self, serial: int) -> Reader | None:
-        """None if another one has asked to be served since."""
+        """The reader that asked to be served; None if another one has asked since."""
         wanted = self._wanted
         return wanted if wanted is not None and wanted.serial == serial else None
 

@@ -1,7 +1,8 @@
-"""The trainer's one receive thread: turns what comes into events, and carries out what the core decides.
+"""The trainer's one receive thread: turns what arrives into events, and carries out what the core decides.
 
-Rules: every socket is made, used and closed in this thread; consumers meet it in the outbox; the loop wakes by message,
-by wake or at the core's next deadline. Nothing is decided here. An error is raised again where the user waits.
+Rules: every socket is made, used and closed in this thread; consumers meet it in the outbox. The loop wakes for a
+message, for a consumer, or at the core's next deadline. Nothing is decided here. An error in this thread is raised
+again where the user is waiting.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
 #: The longest that the loop sleeps, whatever the core says.
 _LONGEST_PAUSE_S = 1.0
 
-#: How often a consumer that waits for an answer looks whether the feed has failed meanwhile.
+#: How often a consumer that waits for an answer checks whether the feed has failed meanwhile.
 _LOOK_S = 0.2
 
 #: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
@@ -65,11 +66,11 @@ class ReceiverSettings:
 
 @dataclass(slots=True)
 class Standing:
-    """How far a consumer is; written by the feed, read for the heartbeats."""
+    """How far the consumer has come; written by its session, read for the heartbeats."""
 
     #: (epoch, number) of the first batch not yet trained on.
     trained_to: tuple[int, int] = (0, 0)
-    #: Seconds that were waited for data since the start.
+    #: Seconds that the consumer has waited for data since the start.
     waited_s: float = 0.0
 
 
@@ -104,7 +105,7 @@ class Receiver:
 
     @property
     def stream(self) -> AttachedStream:
-        """The core's books of the stream, to be read only; present once `attach` has returned."""
+        """What the core knows of the stream, to be read only; there once `attach` has returned."""
         assert self.core.stream is not None
         return self.core.stream
 
@@ -120,7 +121,7 @@ class Receiver:
         return self._memory
 
     def count_garbage(self) -> int:
-        """Frames that were no message for us."""
+        """How many frames were not valid messages."""
         workers = self._workers.count_garbage() if self._workers is not None else 0
         return workers + self._coordinator.garbage + self.core.strays
 
@@ -135,7 +136,7 @@ class Receiver:
             raise self._no_coordinator() from None
 
     def ask_batches(self, epoch: int, group: int) -> int:
-        """How many batches an epoch has; any worker can say."""
+        """How many batches an epoch has; waits for a worker's answer if that is not known yet."""
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
             return known
@@ -145,7 +146,7 @@ class Receiver:
         return batches
 
     def ask_name(self, sample: int) -> str:
-        """What the source calls a sample; any worker can say."""
+        """The source's name for a sample; waits for a worker's answer."""
         spec = self.spec
         name: str = self._ask(m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample))
         return name
@@ -162,7 +163,7 @@ class Receiver:
                     raise self.outbox.error from None
 
     def close(self, timeout_s: float) -> None:
-        """End the thread and its sockets; slots that consumers still look at live until they look away."""
+        """End the thread and its sockets; slots that consumers still reference stay valid."""
         self.outbox.close()
         self._closing = True
         self._waker.wake()
@@ -211,7 +212,7 @@ class Receiver:
 
     def _pause_ms(self) -> int:
         if self.outbox.has_facts and (self.outbox.wake_for_slots or self.outbox.wake_for_room):
-            return 0  # they came while we decided that we wait for them
+            return 0  # some came while we decided to wait for them
         pause_s = min(self.core.due_s - time.monotonic(), _LONGEST_PAUSE_S)
         return max(0, int(1000 * pause_s) + 1)
 
@@ -223,7 +224,7 @@ class Receiver:
             yield from self._workers.read(ready, now_s)
 
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
-        """Do what was decided, in order; what came of it."""
+        """Carry out instructions, in order; returns what came of it."""
         events: list[e.Event] = []
         for order in orders:
             own = self._own_orders.get(type(order))
@@ -264,7 +265,7 @@ class Receiver:
         )
 
     def _measure_waited_permille(self) -> int:
-        """Of the time since this was asked last."""
+        """The consumer's share of waiting since the last call."""
         now_s = time.monotonic()
         waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
         told_s, told_waited_s = self._told
@@ -276,14 +277,14 @@ class Receiver:
         self._poller.unregister(self._coordinator.socket)
         try:
             self._coordinator.renew()
-        except zmq.ZMQError as error:  # no descriptor, say; the core says it again
+        except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
             self.log.warning("connection to the coordinator cannot be made anew", error=str(error))
         self._poller.register(self._coordinator.socket, zmq.POLLIN)
 
     def _answer_attach(self, order: i.AnswerAttach) -> None:
         answer = self._attaching.pop(order.serial, None)
         if answer is None:
-            return  # the feed failed in this turn, and it was told so
+            return  # the feed failed in this turn, and the caller was told so
         if isinstance(order.answer, BaseException):
             answer.set_exception(order.answer)
         else:
@@ -296,7 +297,7 @@ class Receiver:
             asked.set_result(order.answer)
 
     def _make_slots(self, order: i.MakeSlots) -> None:
-        """The first answer: now it is known how large a slot is."""
+        """The coordinator has answered, so the size of a slot is known now."""
         self.log = self.log.bind(job=order.spec.job)
         self._memory = SlotMemory(order.slots, order.spec.largest_bytes())
         if self.settings.core.shared_memory and not self._memory.shareable:
@@ -326,7 +327,7 @@ class Receiver:
         self.outbox.serve(order.reader, order.head, ended=order.ended)
 
     def _restart(self, order: i.Restart) -> None:
-        self._flush_offers()  # what was offered in this very turn is thrown away there, and handed back like the rest
+        self._flush_offers()  # what was offered in this turn is dropped there, and handed back like the rest
         self.outbox.restart(order.reader, order.head)
 
     def _wake_for(self, order: i.WakeFor) -> None:

@@ -1,9 +1,9 @@
-"""Sealed payloads of one worker, on a connection of their own: keys for them, what comes, and in which turn it counts.
+"""Sealed payloads of one worker, on a connection of their own: their keys, what arrives, and when it counts.
 
-Rules: used in the receive thread only. A key serves one Hello; what does not open is thrown away and counted. Answers
-on the worker's other connection may overtake payloads here: a Pong waits for those that were sent before it, as long as
-they go on coming. Payloads that do not come are lost, and so may be this connection: it is made anew then. It must not
-know wants, slots or what a batch is good for.
+Rules: used in the receive thread only. A key serves one Hello; what it does not open is dropped and counted. Answers on
+the worker's other connection may overtake payloads here, so a Pong waits for the payloads that were sent before it, as
+long as payloads keep coming. If they stop, they are lost, and perhaps this connection with them: it is replaced then.
+It must not know wants, slots, or what a batch is good for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TURN = 64
 
 
 class SealedPayload:
-    """A payload frame, and what opens it."""
+    """A payload frame, with what opens it."""
 
     __slots__ = ("_frame", "_number", "_opener")
 
@@ -50,7 +50,7 @@ class SealedPayload:
         self._frame = frame
 
     def unpack(self, layout: Layout, packing: PayloadEncoding, place: NDArray[np.uint8]) -> None:
-        """Write it where it belongs; ProtocolError if it is another than its header's, or was changed."""
+        """Write it where it belongs; ProtocolError if it is not its header's payload, or was changed."""
         if packing.plain:
             if not self._opener.open_payload_into(self._number, self._frame, place):
                 raise _changed()
@@ -62,7 +62,7 @@ class SealedPayload:
 
 
 class SealedConnection:
-    """`socket` is None until the worker says where it sends from."""
+    """One worker's payloads; `socket` is None until the worker has said where it sends them from."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], worker_endpoint: str) -> None:
         self.socket: zmq.Socket[bytes] | None = None
@@ -77,13 +77,13 @@ class SealedConnection:
         self._heard_s = 0.0
 
     def make_seal(self) -> Seal:
-        """A key for the next Hello; it must not meet the numbers of another."""
+        """Make a key for the next Hello; numbers that were counted under another key do not apply to it."""
         self._opener = Opener()
-        self.forget()  # it counted under the last key
+        self.forget()  # the Pong that waits counted under the last key
         return Seal(self._opener.key, self._identity)
 
     def expect(self, port: int) -> None:
-        """Connect to where the worker sends them from; 0: it sends none."""
+        """Connect to the port that the worker sends from; 0: it sends none."""
         self._port = port
         self._follow()
 
@@ -92,7 +92,7 @@ class SealedConnection:
             self.renew()
 
     def renew(self) -> None:
-        """Make the connection anew, under the same identity; where that cannot be, it is tried again at each Pong."""
+        """Replace the connection, under the same identity; if that fails, it is tried again at each Pong."""
         former = self.socket
         try:
             self.socket = self._connect() if self._port else None
@@ -108,7 +108,7 @@ class SealedConnection:
         return connect_sealed_dealer(self._context, at_port(self._endpoint, self._port), self._identity)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
-        """Headers, each with its payload."""
+        """Yield headers, each with its payload."""
         assert self.socket is not None
         for frames in read_waiting(self.socket, _TURN):
             header = self._open(frames[0].bytes)
@@ -130,17 +130,17 @@ class SealedConnection:
     # --- Pongs that go before payloads ---
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
-        """Whether this has to wait, because payloads that the worker sent before it are still on their way."""
+        """Whether this Pong has to wait, because payloads that the worker sent before it are still on their way."""
         self._follow()
         if not self._is_behind(pong):
             self._early = None
             return False
-        if self._early is None:  # a later one says more, but would put off for ever what it replaced
+        if self._early is None:  # a later Pong says more, but replacing the first one could put it off for ever
             self._early, self._heard_s = pong, now_s
         return True
 
     def take_due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
-        """The Pong that waited, once it need not any more, and whether its payloads are lost: none came for so long."""
+        """Take the Pong that waited, once it need not wait any more; and whether its payloads count as lost."""
         pong = self._early
         if pong is None:
             return None
@@ -151,14 +151,14 @@ class SealedConnection:
         return pong, lost
 
     def forget(self) -> None:
-        """The worker is gone, or cut off, or has another key: what waited counts no more."""
+        """The worker is gone, cut off, or has another key: the Pong that waited is void."""
         self._early = None
 
     def _is_behind(self, pong: Pong) -> bool:
         return self._opener is not None and self._opener.number < pong.sealed
 
     def close(self) -> None:
-        """No more of them."""
+        """Hang up."""
         self.expect(0)
 
 

@@ -1,7 +1,7 @@
 """The trainer's connection to one worker: messages out, messages and payloads in.
 
-Rules: used in the receive thread only. The socket survives the worker's restarts, and so does its identity when the
-connection is made anew. What messages mean is the core's business.
+Rules: used in the receive thread only. The socket survives restarts of the worker, and its identity survives replacing
+the socket. What messages mean is the core's business.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerConnection"]
 
-#: Messages taken from one worker before the others have their turn.
+#: Messages to take from one worker before the others get their turn.
 _TURN = 64
 
 
 class WorkerConnection:
-    """A DEALER, the watch on its connection and, under keys, the connection that sealed payloads come on."""
+    """A DEALER socket, its connection monitor and, with keys, the connection for sealed payloads."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
         self.endpoint = endpoint
-        #: Under which byte shared memory was offered last.
+        #: The lock byte under which shared memory was offered last.
         self.lock_byte = 0
         self.garbage = 0
         self.packing = PayloadEncoding()
-        #: Payloads under keys come on a connection of their own.
+        #: With keys, payloads come on a connection of their own.
         self.sealed = SealedConnection(context, endpoint) if keys is not None else None
         self._context = context
         self._keys = keys
@@ -55,12 +55,12 @@ class WorkerConnection:
         return connect_watched_dealer(self._context, self.endpoint, self._keys, self._identity)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What is to be polled."""
+        """The sockets to poll."""
         sealed = self.sealed.socket if self.sealed is not None else None
         return [self.socket, self.monitor, *([sealed] if sealed is not None else ())]
 
     def renew(self) -> None:
-        """Make all of it anew; zmq.ZMQError where that cannot be: the former connection stays."""
+        """Replace all sockets; zmq.ZMQError if that fails, and then the former connection stays."""
         made = self._connect()
         self._hang_up(linger=0)
         self._queued.clear()
@@ -69,11 +69,11 @@ class WorkerConnection:
             self.sealed.renew()
 
     def queue(self, message: Message) -> None:
-        """Send it with the next `flush`."""
+        """Queue a message for the next `flush`."""
         self._queued.append(encode(message))
 
     def flush(self) -> bool:
-        """Send what is queued, if the connection is up; else it is lost."""
+        """Send what is queued; False, and it is lost, if the connection is down."""
         queued, self._queued = self._queued, []
         try:
             if queued:
@@ -83,14 +83,14 @@ class WorkerConnection:
         return True
 
     def read_changes(self) -> Iterator[bool]:
-        """The connection came up (true) or went (false)."""
+        """Yield each change of the connection: True if it came up, False if it went down."""
         for event in read_connection_events(self.monitor):
             if not event.up and self.sealed is not None:
                 self.sealed.forget()
             yield event.up
 
     def read(self, now_s: float) -> Iterator[tuple[Message, memoryview | SealedPayload | None]]:
-        """Messages, each with its payload if it has one; a Pong that goes before payloads waits for them."""
+        """Yield messages, with their payloads; a Pong that overtook sealed payloads is kept until they are here."""
         for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):
                 if isinstance(message, Welcome):
@@ -100,7 +100,7 @@ class WorkerConnection:
                 yield message, payload
 
     def _read_all(self, frames: Iterator[zmq.Frame]) -> Iterator[tuple[Message, memoryview | None]]:
-        """The messages of one arrival; what follows one that is none is not looked into, for it may be a payload."""
+        """The messages that arrived together; what follows an invalid one is ignored, because it may be a payload."""
         for frame in frames:
             try:
                 message = decode(frame.buffer)
@@ -119,12 +119,12 @@ class WorkerConnection:
             self.sealed.expect(welcome.sealed_port)
 
     def read_sealed(self, now_s: float) -> Iterator[tuple[Message, SealedPayload | None]]:
-        """Sealed payloads with their headers."""
+        """Yield sealed payloads with their headers."""
         if self.sealed is not None:
             yield from self.sealed.read(now_s)
 
     def read_late(self, now_s: float, patience_s: float) -> Iterator[tuple[Message, None]]:
-        """A Pong that waited for payloads; where they are lost, the connection may be, and is made anew."""
+        """Yield the Pong that waited for payloads; if they are lost, so may be their connection, which is replaced."""
         due = self.sealed.take_due(now_s, patience_s) if self.sealed is not None else None
         if due is not None:
             pong, lost = due
@@ -141,7 +141,7 @@ class WorkerConnection:
             decode_payload(payload, layout, self.packing, place)
 
     def count_garbage(self) -> int:
-        """Frames that were no message for us."""
+        """How many frames were not valid messages."""
         return self.garbage + (self.sealed.garbage if self.sealed is not None else 0)
 
     def _hang_up(self, *, linger: int) -> None:

@@ -1,8 +1,8 @@
-"""All of a trainer's connections to workers: carries out what the core orders, and tells what came of it.
+"""All of a trainer's connections to workers: carries out what the core orders, and reports what came of it.
 
 Rules: used in the receive thread only. Nothing is decided here. A payload is written into its slot only when the core
-says so, and looked at before it counts: by its digest where it came as a frame or `verify` is set, by its seal where it
-is sealed. Poll registrations follow the sockets.
+says so, and checked before it counts: by its digest if it came as a frame or `verify` is set, by its seal if it is
+sealed. Poll registrations follow the sockets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["WorkerConnections", "WorkerConnectionsParts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConnectionsParts:
-    """What the connections work with."""
+    """What all connections need."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     poller: zmq.Poller
@@ -46,7 +46,7 @@ class WorkerConnectionsParts:
 
 
 class WorkerConnections:
-    """Connections by the core's number."""
+    """Connections, by the id that the core gave them."""
 
     def __init__(self, parts: WorkerConnectionsParts) -> None:
         self._parts = parts
@@ -56,7 +56,7 @@ class WorkerConnections:
         #: Polled sockets, by connection.
         self._polled: dict[int, list[zmq.Socket[bytes]]] = {}
         self._by_socket: dict[zmq.Socket[bytes], int] = {}
-        #: With something to send.
+        #: Ids of those with something to send.
         self._spoken_to: set[int] = set()
         self._garbage = 0
         self._log = Log("trainer", stream=parts.spec.stream)
@@ -90,12 +90,12 @@ class WorkerConnections:
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
-        """Make a connection anew."""
+        """Replace a connection."""
         connection = self._connections[order.connection_id]
         self._forget_sockets(order.connection_id)
         try:
             connection.renew()
-        except zmq.ZMQError as error:  # no descriptor, say; the core says it again
+        except zmq.ZMQError as error:  # no descriptor left, say; the core will order it again
             self._log.warning(
                 "connection to a worker cannot be made anew", worker=connection.endpoint, error=str(error)
             )
@@ -106,7 +106,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def _poll(self, connection_id: int) -> None:
-        """Register the sockets that it has now; they change when it is made anew."""
+        """Register its current sockets; they change when it is replaced."""
         sockets = self._connections[connection_id].sockets()
         if self._polled.get(connection_id) == sockets:
             return
@@ -124,7 +124,7 @@ class WorkerConnections:
     # --- what comes ---
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """What workers said, and what became of connections."""
+        """Yield what workers said, and what happened to connections."""
         for connection_id in sorted({self._by_socket[one] for one in ready if one in self._by_socket}):
             connection = self._connections[connection_id]
             if connection.monitor in ready:
@@ -147,7 +147,7 @@ class WorkerConnections:
                 self._poll(connection_id)
 
     def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
-        """Whether a worker that welcomes us holds its lock has to be seen: it is not taken at its word."""
+        """The payload; for a Welcome, whether the worker really holds the lock that it says it does."""
         if isinstance(message, m.Welcome):
             return message.shared and self._memory.is_locked(connection.lock_byte)
         return payload
@@ -171,13 +171,13 @@ class WorkerConnections:
             yield e.GreetingFailed(order.connection_id)
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
-        """Send it with the next `flush`."""
+        """Queue a message for the next `flush`."""
         self._connections[order.connection_id].queue(order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 
     def flush(self) -> Iterator[e.Event]:
-        """Send all that was ordered in this turn, what is for one worker at once."""
+        """Send all that was ordered in this turn, with one call for each worker."""
         spoken_to, self._spoken_to = self._spoken_to, set()
         for connection_id in spoken_to:
             if not self._connections[connection_id].flush():
@@ -189,7 +189,7 @@ class WorkerConnections:
         """Put a payload into its slot."""
         connection, header, payload = self._connections[order.connection_id], order.header, order.payload
         layout = self._spec.layout(header.shape)
-        assert layout is not None, "the core has looked at the header"
+        assert layout is not None, "the core has checked the header"
         place = self._memory.slot(header.ticket.slot)[: header.nbytes]
         if isinstance(payload, memoryview):
             keep_in_huge_pages(payload)
@@ -198,28 +198,28 @@ class WorkerConnections:
         except ProtocolError:
             connection.garbage += 1
             valid = False
-        else:  # that a sealed payload opens is proof that it is the one which its header names
+        else:  # a sealed payload that opens is proven to be the one that its header names
             valid = isinstance(payload, SealedPayload) or digest64(place.data) == header.digest
         yield e.Checked(order.connection_id, header, valid)
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
-        """Look at what a worker wrote in place."""
+        """Check what a worker wrote in place."""
         payload = self._memory.slot(order.header.ticket.slot)[: order.header.nbytes]
         yield e.Checked(order.connection_id, order.header, digest64(payload.data) == order.header.digest)
 
     def probe(self, order: i.Probe) -> Iterator[e.Event]:
-        """Look for a worker's lock."""
+        """Check whether a worker still holds its lock."""
         if not self._memory.is_locked(order.lock_byte):
             yield e.LockGone(order.incarnation)
 
     # --- the end ---
 
     def count_garbage(self) -> int:
-        """Frames from workers that were no message for us."""
+        """How many frames from workers were not valid messages."""
         return self._garbage + sum(connection.count_garbage() for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
-        """Hang up on all."""
+        """Hang up on everyone."""
         for connection in self._connections.values():
             connection.close()
 

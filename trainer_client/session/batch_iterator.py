@@ -1,7 +1,7 @@
 """One pass over a feed, from where it was opened to the end of that epoch.
 
-Rules: taking batches moves no cursor. Each batch is timed and counted: the wait for it, and what it took to make arrays
-of it.
+Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
+and how long making arrays of it took.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchIterator:
         return batch
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
-        """The next batches, as far as they are there and of one shape, in arrays with one more axis before the others.
+        """The next batches that are there and have one shape, in arrays with one more axis in front.
 
         Handing an array to a framework has a fixed cost, so a few large ones are cheaper than many small ones; and the
         slots are free again at once.
@@ -76,7 +76,7 @@ class BatchIterator:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         self._accounts.count_read([item.header for item in items], arrays, times)
-        if self._accounts.counts.step_wait_s is None:  # where a loop tells what its steps waited, that counts
+        if self._accounts.counts.step_wait_s is None:  # a loop that reports its own waits is believed instead
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 
     @property
@@ -85,7 +85,7 @@ class BatchIterator:
         return self._reader.taken
 
     def close(self) -> None:
-        """End early; moves nothing."""
+        """Stop early; the cursor stays where it is."""
         self._receiver.outbox.leave(self._reader)
 
     def __enter__(self) -> Self:

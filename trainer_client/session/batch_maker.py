@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchMaker"]
 
-#: How long a consumer that is short of slots waits for one before it gets a copy.
+#: How long a consumer that is short of slots waits for one before it is given a copy.
 _PATIENCE_S = 0.02
 _LOOK_AGAIN_S = 0.0005
 
@@ -33,7 +33,7 @@ class BatchMaker:
     """Makes the batches of one feed."""
 
     def __init__(self, receiver: Receiver) -> None:
-        #: Called in the consumer's thread when slots run short, before copies are handed out: a framework may let go.
+        #: Called in the consumer's thread when slots run short, before copies are made: a framework may let go of some.
         self.on_short_of_slots: Callable[[], None] | None = None
         #: Batches that were copied out because the consumer held too many slots.
         self.copied = 0
@@ -46,7 +46,7 @@ class BatchMaker:
         layout = receiver.spec.layout(header.shape)
         assert layout is not None
         data = receiver.memory.slot(item.slot)[: layout.nbytes]
-        # The reserve serves one head after the other: a consumer that keeps batches must never sit on it.
+        # The reserve serves one head after another, so a consumer that keeps its batches must never hold it.
         copied = item.slot == receiver.stream.slots.reserve or not self._make_room()
         data = data.copy() if copied else owned(data, item)
         return Batch(layout.arrays(data), data, header)

@@ -1,9 +1,9 @@
-"""What a trainer counts of its batches: all that were read, for metrics, and epoch by epoch, for the epoch's log line.
+"""What a trainer counts: all batches that it read, for metrics, and each epoch by itself, for the epoch's log line.
 
-Rules: pure, plain numbers that only grow, a few microseconds a batch. Two may say how long was waited: the reader of
-the feed, for each batch, and the training loop, for each step; where the loop says it, an epoch's line goes by that,
-for a reader inside `tf.data` runs ahead of the steps. Reading ahead, and iterators that are opened and dropped, are
-counted with the epoch that they read; steps are counted by what was trained on.
+Rules: pure; plain numbers that only grow; a few microseconds a batch. Waits are reported twice: for each batch by the
+reader of the feed, and for each step by the training loop, if it does. An epoch's log line goes by the loop's figures
+where there are any, because a reader inside `tf.data` runs ahead of the steps. What was read ahead, or by an iterator
+that was dropped, counts towards the epoch that it belongs to; steps count only once they were trained on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimes:
-    """Of one batch: when it was taken, how long that was waited for, and how long it took to make arrays of it."""
+    """Of one batch: when it was taken, how long the consumer waited for it, and how long making arrays of it took."""
 
     at_s: float
     wait_s: float
@@ -46,7 +46,7 @@ class ReadCounts:
     build_wait_s: float = 0.0
     transfer_wait_s: float = 0.0
     conversion_s: float = 0.0
-    #: Waits told by the training loop; None until it tells any.
+    #: Waits that the training loop reported; None until it reports any.
     step_wait_s: float | None = None
     rounds: int = 0
     sample_rows: int = 0
@@ -56,16 +56,16 @@ class ReadCounts:
     sample_bytes: int = 0
     padding_bytes: int = 0
     masked_bytes: int = 0
-    #: Waits by WAIT_BOUNDS_S: at or below each bound but no lower one, and above all.
+    #: Waits by WAIT_BOUNDS_S: each is counted at the lowest bound that it does not exceed, or in the last place.
     waits: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BOUNDS_S) + 1))
 
 
 @dataclass(slots=True)
 class EpochAccount:
-    """One epoch, from the first batch that was read of it."""
+    """One epoch, from the first batch of it that was read."""
 
     began_s: float
-    #: The batch number at which training on it began, here.
+    #: The batch number at which this trainer began to train on it.
     first: int = 0
     steps: int = 0
     read_wait_s: float = 0.0
@@ -91,7 +91,7 @@ class EpochAccount:
 
 
 class Accounts:
-    """The books of one feed, whose batches have these fields."""
+    """The counts of one feed, whose batches have these fields."""
 
     def __init__(self, fields: Iterable[Field]) -> None:
         self.counts = ReadCounts()
@@ -102,7 +102,7 @@ class Accounts:
             for key, one in known.items()
             if one.padded and f"{key}_length" in known
         }
-        #: What it has to see of a batch.
+        #: The keys of a batch that it needs to see.
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
         self._epochs: dict[int, EpochAccount] = {}
 
@@ -149,14 +149,14 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def count_step_wait(self, epoch: int, wait_s: float) -> None:
-        """The training loop waited so long for the data of a step."""
+        """The training loop waited this long for the data of a step."""
         self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
         account = self._epochs.get(epoch)
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
     def count_trained(self, epoch: int, number: int, rounds: int = 1) -> None:
-        """So many rounds, from batch `number` of the epoch on, were trained on; a closed one counts no more."""
+        """Count rounds, from batch `number` of the epoch on, as trained on; ignored once the epoch is closed."""
         account = self._epochs.get(epoch)
         if account is not None:
             self.counts.rounds += rounds
@@ -164,11 +164,11 @@ class Accounts:
             account.steps += rounds
 
     def forget(self) -> None:
-        """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be told of."""
+        """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be reported."""
         self._epochs = {}
 
     def close(self, epoch: int) -> EpochAccount | None:
-        """The epoch is over: its account, if anything of it was read; those before it are forgotten."""
+        """The epoch is over: its account, if any of it was read; earlier epochs are forgotten."""
         account = self._epochs.get(epoch)
         for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next one
             del self._epochs[old]
@@ -176,6 +176,6 @@ class Accounts:
 
 
 def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
-    """What of a wait is put down to building the batch, and what to its way here."""
+    """How much of a wait is put down to building the batch, and how much to its transfer."""
     build_wait_s = wait_s if in_slot else min(wait_s, build_s)
     return build_wait_s, wait_s - build_wait_s

@@ -1,8 +1,8 @@
-"""A feed's session: all that is behind a `Feed`, for the feed itself, the TensorFlow adapter and the callback.
+"""A feed's session: everything behind a `Feed`, for the feed itself, the TensorFlow adapter and the callback.
 
-Rules: it joins parts and decides little itself: the receive thread brings batches (`network.receiver`), `BatchMaker`
-hands them out, `TrainedCursor` knows what was trained on, `Accounts` counts. It must not know sockets or TensorFlow,
-and nothing that it imports knows the `Feed` in front of it.
+Rules: it joins the parts and decides little itself: the receive thread (`network.receiver`) brings batches,
+`BatchMaker` hands them out, `TrainedCursor` knows what was trained on, and `Accounts` counts. It must not know sockets
+or TensorFlow, and nothing that it imports knows the `Feed` in front of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FeedSession", "MetricsSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """Where metrics are served (None: nowhere), and the folder to say so in."""
+    """The port to serve metrics on (None: do not), and the folder to announce it in."""
 
     port: int | None = None
     targets: str | Path | None = None
@@ -75,12 +75,12 @@ class FeedSession:
 
     @property
     def replicas(self) -> int:
-        """How many batches this trainer gets a round, one for each of its ranks."""
+        """How many batches of each round this trainer gets: one for each of its ranks."""
         return self.receiver.settings.core.ranks.replicas
 
     @property
     def at_a_time(self) -> int:
-        """How many batches a framework had better take over at once, where handing over costs more than copying."""
+        """How many batches a framework should take at a time: several, if handing over costs more than copying."""
         return self.receiver.spec.at_a_time
 
     @property
@@ -90,41 +90,41 @@ class FeedSession:
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped the feed, kept for those whose framework swallowed it."""
+        """What stopped the feed, kept because a framework may swallow the exception."""
         return self.receiver.outbox.error
 
     # --- reading ---
 
     def open(self) -> BatchIterator:
-        """Read from the cursor to the end of its epoch; moves nothing."""
+        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is."""
         self.receiver.outbox.forget_interrupt()
         return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.begin_reading())
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
-        """A framework reads from now on: `let_go` makes it drop batches that it needs no more, `on_close` is told."""
+        """A framework reads from now on; `let_go` makes it drop batches that it has finished with."""
         self.maker.on_short_of_slots, self._on_close = let_go, on_close
 
     def count_to_end(self, batches: BatchIterator) -> None:
-        """An iterator came to its end: if nobody counted its rounds, all of them were trained on."""
+        """An iterator reached its end: if nobody counted its rounds, they all count as trained on."""
         self.cursor.count_to_end(batches.start, batches.taken // self.replicas)
 
     def count_step_wait(self, wait_s: float) -> None:
-        """The training loop waited so long for the data of a step: what counts, where a reader runs ahead of it."""
+        """The training loop waited this long for a step's data; believed over the reader, which may run ahead of it."""
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
 
     def interrupt(self, error: BaseException) -> None:
-        """Whoever waits for a batch, or comes to wait, gets this error."""
+        """Raise this error in whoever is waiting for a batch, or will be."""
         self.receiver.outbox.interrupt(error)
 
     def nudge(self) -> None:
-        """Whoever waits for a batch looks up, and waits on."""
+        """Wake whoever is waiting for a batch, to let signal handlers run, and let them wait on."""
         self.receiver.outbox.nudge()
 
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Leave the job; batches that are still looked at stay whole."""
+        """Leave the job; batches that are still referenced stay valid."""
         if self._on_close is not None:
             self._on_close(self)
         server, self._metrics_server = self._metrics_server, None

@@ -1,7 +1,7 @@
-"""The metrics of a trainer: what its feed counted, as samples, while Prometheus is asking.
+"""A trainer's metrics: turns what its feed counted into samples when Prometheus asks.
 
 Rules: everything here runs in the server's thread and reads only single numbers and lists of fixed length; nothing here
-is called for a batch. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if it
+runs for each batch. What the numbers mean is declared in `shared.metrics.names`. A trainer serves metrics only if it
 was connected with `metrics_port`.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["serve", "trainer_samples"]
 def serve(
     receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, port: int, targets: str | Path | None
 ) -> MetricsServer:
-    """Serve a feed's metrics until the result is closed; with `targets` it says in that folder where."""
+    """Serve a feed's metrics until the result is closed; with `targets`, a file in that folder says where."""
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}

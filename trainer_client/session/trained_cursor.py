@@ -1,7 +1,7 @@
 """The cursor: the first batch that was not yet trained on, and what moves it.
 
-Rules: it moves by what was trained on, never by what was read. All ranks stand at one place, which attaching at a
-cursor checks. An evaluation stream has no cursor to move: each opening gives the same epoch.
+Rules: it moves by what was trained on, never by what was read. All ranks stand at the same place, which is checked when
+they attach at a cursor. The cursor of an evaluation stream never moves: each opening gives the same epoch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class TrainedCursor:
         self._ranks = receiver.settings.core.ranks
         self._accounts = accounts
         self._next_group = answer.next_group
-        #: The coordinator was told where this rank stands, and agreed.
+        #: This rank has told the coordinator where it stands, and the coordinator agreed.
         self._stated = False
-        #: An iterator that came to its end counted its epoch, and nothing was opened since: `count` has nothing to add.
+        #: An iterator that came to its end counted its epoch, and none was opened since: `count` has nothing to add.
         self._all_counted = False
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
     def begin_reading(self) -> Position:
-        """Where a reader that is opened now begins; a rank among others says first where it stands."""
+        """Where a reader that is opened now begins; one rank of several says where it stands first."""
         self._all_counted = False
         if not self._stated and self._ranks.world > self._ranks.replicas and not self._spec.evaluation:
             self._reattach(self.at)
@@ -50,7 +50,7 @@ class TrainedCursor:
     # --- what was trained on ---
 
     def count(self, rounds: int) -> None:
-        """So many more rounds were trained on."""
+        """Count this many more rounds as trained on."""
         if self._spec.evaluation or self._all_counted:
             return
         for _ in range(rounds):
@@ -65,7 +65,7 @@ class TrainedCursor:
             self._log_epoch(at.epoch, batches)
 
     def count_to_end(self, start: Position, rounds: int) -> None:
-        """A reader that began at `start` came to the end of its epoch: if nobody counted meanwhile, this counts it."""
+        """A reader that began at `start` reached the end of its epoch: if nobody counted meanwhile, count all of it."""
         if self.at != start:
             return
         self._accounts.count_trained(start.epoch, start.number, rounds)
@@ -79,7 +79,7 @@ class TrainedCursor:
         self._receiver.standing.trained_to = (self.at.epoch, self.at.number)
 
     def _log_epoch(self, epoch: int, batches: int) -> None:
-        """An epoch is over: a line for people."""
+        """Write the log line of an epoch that is over."""
         account = self._accounts.close(epoch)
         if account is not None:
             fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
@@ -113,7 +113,7 @@ class TrainedCursor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` gave; refused if it is of another plan, or if other ranks stand elsewhere."""
+        """Go to a cursor that `state` returned; refused if the plan is another one, or other ranks stand elsewhere."""
         mine = self.state()
         for name in ("job", "stream", "plan_digest"):
             if state.get(name) != mine[name]:

@@ -1,1 +1,1 @@
-"""The TensorFlow adapter: the only room that imports TensorFlow, and what it takes to live beside it."""
+"""The TensorFlow adapter: datasets over feeds, and what it takes to share a process with TensorFlow."""

@@ -1,16 +1,17 @@
 """Ctrl-C while TensorFlow waits for a batch: without help it is noticed only once a batch arrives.
 
-A main thread inside TensorFlow runs no Python, so no signal handler. Python still writes the signal's number to a file
-descriptor at once; a thread of ours reads it there and stops the feeds, whose passes then raise and give the main
-thread back. Python that TensorFlow calls is no place to raise KeyboardInterrupt in: a pass that the main thread reads
-itself would make an unknown error of it, a constructor of TensorFlow's errors a RuntimeError. So our handler is
-Python's own, except that it waits until the main thread is out of these.
+While the main thread is inside TensorFlow it runs no Python, and so no signal handler. Python still writes the signal's
+number to a file descriptor at once; a thread of ours reads it there and stops the feeds, whose passes then raise and
+return control to the main thread. KeyboardInterrupt must not be raised in Python that TensorFlow calls: in a pass that
+the main thread reads, TensorFlow would turn it into an unknown error, and in the constructor of one of its errors into
+a RuntimeError. So our handler does what Python's own does, but only once the main thread is out of such code.
 
-A handler of the user's own runs in the main thread where that reads by itself. Python notices a signal too late that
-comes just as it begins to wait; so whoever waits is nudged for each.
+A user's own handler runs in the main thread if that thread reads batches itself. Python misses a signal that arrives
+just as it begins to wait, so each signal wakes whoever is waiting.
 
-Rules: only feeds that the main thread began to watch; only where SIGINT has Python's handler or ours (whoever installs
-another decides alone); the descriptor's bytes go on to its previous owner; both are put back with the last feed.
+Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler or ours (a
+program that installs another decides alone). The descriptor's bytes are passed on to its previous owner. Descriptor and
+handler are put back when the last feed is closed.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ if TYPE_CHECKING:
 __all__ = ["forget", "raise_pending", "watch"]
 
 
-#: What TensorFlow calls from within: functions, and the files that they are in.
+#: Python functions that TensorFlow calls, by name, and the files that they are in.
 _CALLED = {"__init__": ("errors_impl.py", "eager/core.py"), "__call__": ("ops/script_ops.py",)}
 
 
 class Interruptible(Protocol):
-    """What is stopped: a feed."""
+    """What can be stopped: the session of a feed."""
 
     def interrupt(self, error: BaseException, /) -> None:
         """Make blocked and later reads raise this."""
 
     def nudge(self) -> None:
-        """Let whoever waits look up: a signal that comes just as Python begins to wait does not wake it."""
+        """Wake whoever is waiting: a signal that arrives just as Python begins to wait does not."""
 
 
 class _Watcher:
-    """Owns wakeup descriptor and handler from start to `restore`, both in the main thread."""
+    """Owns the wakeup descriptor and the handler until `restore`; both ends run in the main thread."""
 
     def __init__(self, feeds: Iterable[Interruptible]) -> None:
         self._feeds = feeds
@@ -59,7 +60,7 @@ class _Watcher:
         self._thread.start()
 
     def restore(self) -> None:
-        """Give both back, unless somebody replaced them meanwhile: then theirs stay."""
+        """Put both back, unless somebody replaced them meanwhile."""
         if signal.getsignal(signal.SIGINT) is _raise_once_outside:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         found = signal.set_wakeup_fd(self._previous)
@@ -93,7 +94,7 @@ def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame in which no exception is lost: in a finaliser, and where TensorFlow calls Python, it is."""
+    """The innermost frame whose exceptions are not lost; in finalisers, and where TensorFlow calls Python, they are."""
     outside = frame
     while frame is not None:
         name, path = frame.f_code.co_name, frame.f_code.co_filename
@@ -104,7 +105,7 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 
 def _raise_on_return_to(frame: FrameType) -> None:
-    """A trace function is the one thing that Python calls as soon as a frame goes on, by return or by exception."""
+    """Only a trace function is called as soon as a frame resumes, be it after a return or after an exception."""
     previous = sys.gettrace()
 
     def trace(*_event: object) -> None:
@@ -117,7 +118,7 @@ def _raise_on_return_to(frame: FrameType) -> None:
 
 
 def raise_pending() -> None:
-    """Let a Ctrl-C that waits for its handler be raised here: entering a function is enough."""
+    """Let a pending Ctrl-C be raised here: entering a function is enough."""
 
 
 _feeds: weakref.WeakSet[Interruptible] = weakref.WeakSet()
@@ -125,7 +126,7 @@ _watchers: list[_Watcher] = []
 
 
 def watch(feed: Interruptible) -> None:
-    """Stop this feed on Ctrl-C; outside the main thread nothing can be done, and nothing is."""
+    """Stop this feed on Ctrl-C; outside the main thread nothing can be done, so nothing happens."""
     if threading.current_thread() is not threading.main_thread():
         return
     _feeds.add(feed)
@@ -134,7 +135,7 @@ def watch(feed: Interruptible) -> None:
 
 
 def forget(feed: Interruptible) -> None:
-    """The feed is closed; with the last one, descriptor and handler go back to their owners."""
+    """The feed is closed; with the last one, descriptor and handler go back to their previous owners."""
     _feeds.discard(feed)
     if not _feeds and _watchers and threading.current_thread() is threading.main_thread():
         _watchers.pop().restore()

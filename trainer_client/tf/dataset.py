@@ -1,13 +1,13 @@
 """A feed as a `tf.data.Dataset`: what `feed.dataset(...)` and `feed.distributed(...)` return.
 
 Rules it keeps:
-- A batch enters TensorFlow without a copy: arrays are handed on as they are, and slots that TensorFlow still holds come
-  back through `flush_references`, so that a feed is never waited for in vain.
-- Reading moves no cursor. A pass over the feed's own dataset that was consumed to its end counts as trained on, if
-  nobody counted meanwhile: at once where the consumer is Python, else when the dataset is next iterated. What was read
-  ahead does not count, nor what is derived from the dataset (`take`, `map`, an `adapt` on such).
-- An element is fetched in the thread that asks for it, except where TensorFlow has work to do on it: each thread more
-  costs as much as a small batch, and what is ready waits in the feed's slots.
+- A batch enters TensorFlow without a copy: arrays are handed on as they are. Slots that TensorFlow has finished with
+  but still references come back through `flush_references`, so that nobody waits in vain for a free one.
+- Reading does not move the cursor. A pass over the feed's own dataset that was consumed to its end counts as trained
+  on, if nobody counted meanwhile: at once if the consumer is Python, else when the dataset is next iterated. What was
+  read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, an `adapt` on either).
+- An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it: each additional thread
+  costs as much as a small batch, and batches that are ready wait in the feed's slots anyway.
 
 It must not know sockets, slots or plans: it sees a session only.
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-# Not public, but nothing public lets a dataset say its longest length, or its iteration be seen (2.18 to 2.21 alike).
+# Not public, but nothing public lets a dataset state its greatest length or observe its iteration (2.18 to 2.21).
 from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDataset
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedDataset", "copies_batches", "distributed", "flush_references", "make", "ranks_of", "warm_up"]
 
-#: Elements that wait behind the step that runs: one hides the work on the next, one evens out different shapes.
+#: Elements that are prepared during a step: one hides the work on the next, one evens out different shapes.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
-_LOOKS = 2  # one full pass may be an `adapt`; a second may be training, and after a third it is late to say so
+_LOOKS = 2  # one full pass may be an `adapt`, but a second may be training, and it is late to warn after a third
 
 
 def make(session: FeedSession, structure: ElementStructure) -> FeedDataset:
@@ -68,7 +68,7 @@ def make(session: FeedSession, structure: ElementStructure) -> FeedDataset:
 def distributed(
     session: FeedSession, strategy: tf.distribute.Strategy, structure: ElementStructure
 ) -> tf.distribute.DistributedDataset:
-    """The per-replica dataset of a feed that was connected with this strategy: replica r gets the r-th of a round."""
+    """The per-replica dataset of a feed connected with this strategy: replica r gets the r-th batch of each round."""
     replicas = ranks_of(strategy).replicas
     if replicas != session.replicas:
         raise SettingsError(
@@ -106,8 +106,8 @@ def _prepare(session: FeedSession) -> None:
     copies_batches()  # at the start, so that the log has it
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
-    # Keras says that it stops at an epoch shorter than the longest, while it goes on with the next; and it asks every
-    # dataset to be shuffled already, because `shuffle` is True by default. Both are no news to users of a plan.
+    # Keras warns that it stops at an epoch shorter than the longest, although it goes on with the next one; and that a
+    # dataset should already be shuffled, because `shuffle` is True by default. Neither concerns batches of a plan.
     for message in ("Your input ran out of data", "`shuffle=True` was passed"):
         warnings.filterwarnings("ignore", message=message, module=r"keras\.src\.trainers")
 
@@ -125,7 +125,7 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 
 
 def _ahead(data: tf.data.Dataset, structure: ElementStructure) -> tf.data.Dataset:
-    """Read ahead of the step that runs what takes TensorFlow time; the rest waits in the feed's slots already."""
+    """Prefetch only what TensorFlow has to work on; everything else waits ready in the feed's slots."""
     device = _accelerator()
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
@@ -153,18 +153,18 @@ class _Counting:
         self._batches: BatchIterator | None = None
 
     def on_began(self, iterator: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
-        """The dataset is iterated anew; the iterator reads nothing before it is asked."""
+        """The dataset is iterated again; the iterator reads nothing until it is asked."""
         self._iterator, self._batches, self.error = iterator, None, None
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """The iterator was asked."""
+        """The iterator was asked for the first time."""
         self._batches = batches
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
         """Nothing to count: what was read may still be on its way to the consumer."""
 
     def on_stopped(self, error: BaseException) -> None:
-        """TensorFlow makes an error of its own of it."""
+        """Remember the error, because TensorFlow will raise one of its own instead."""
         self.error = error
 
     def on_ended(self) -> None:
@@ -174,7 +174,7 @@ class _Counting:
             self.session.count_to_end(batches)
 
     def settle(self) -> None:
-        """A consumer inside a graph is not seen: whether it left anything is asked when it can want no more."""
+        """A consumer inside a graph cannot be observed; once it can want no more, ask whether it left anything."""
         if self._batches is None or self.session.evaluation or self.session.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
@@ -182,20 +182,20 @@ class _Counting:
 
 
 class _Derived:
-    """Notices that what is derived from a feed's dataset is trained on uncounted: all epochs would be the same."""
+    """Notices training on what is derived from a feed's dataset: nothing counts it, so each epoch is the same."""
 
     def __init__(self, session: FeedSession) -> None:
         self._session = session
         self._starts: list[Any] = []
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """Looking is free."""
+        """Opening alone is not counted."""
 
     def on_stopped(self, error: BaseException) -> None:
         """Whoever derived the dataset gets TensorFlow's account of it."""
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Once is a look as well; over and over from one cursor looks like training."""
+        """One full pass may be a look as well; several from the same cursor suggest training."""
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.evaluation:
             Log("trainer").warning(
@@ -206,7 +206,7 @@ class _Derived:
 
 
 class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # TensorFlow has no types
-    """A feed's own dataset: it is iterated over one pipeline, and what is derived from it reads the other."""
+    """A feed's own dataset: iterating it reads one pipeline, and whatever is derived from it reads the other."""
 
     def __init__(self, counting: _Counting, counted: tf.data.Dataset, uncounted: tf.data.Dataset) -> None:
         self._counting = counting
@@ -215,7 +215,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         super().__init__(uncounted, uncounted._variant_tensor)  # noqa: SLF001 - how one dataset stands for another
 
     def cardinality(self) -> tf.Tensor:
-        """The length of the longest epoch: with less, or none, Keras would cut epochs to the length of the first."""
+        """The length of the longest epoch: with less, or none, Keras would cut all epochs to the first one's length."""
         session = self._counting.session
         return tf.constant(session.cursor.most_rounds() * session.replicas, tf.int64)
 
@@ -240,10 +240,10 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
 
 class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
-    """Says when its consumer sees the end, and raises what stopped the feed instead of TensorFlow's account of it.
+    """Reports when its consumer reaches the end, and raises what stopped the feed instead of TensorFlow's own error.
 
-    Putting an element together takes TensorFlow longer than fetching it, because it expects any structure: here it is
-    known, and small batches come a third faster.
+    Assembling an element takes TensorFlow longer than fetching it, because it is prepared for any structure. Here the
+    structure is known, which makes small batches a third faster.
     """
 
     counting: _Counting
@@ -279,7 +279,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
 
 
 class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[misc] # TensorFlow has no types
-    """As TensorFlow made it, and its iteration is seen."""
+    """As TensorFlow made it, except that its iteration is observed."""
 
     counting: _Counting
 
@@ -301,7 +301,7 @@ def _warn(message: str) -> None:
 
 
 class _Flusher:
-    """A thread that runs a tiny eager op when asked: on entering TensorFlow, what it needs no more is dropped."""
+    """A thread that runs a tiny eager op when asked: on entry, TensorFlow drops the references that it queued."""
 
     def __init__(self) -> None:
         self._asked = threading.Semaphore(0)
@@ -325,7 +325,7 @@ _flusher: list[_Flusher] = []
 
 
 def flush_references() -> None:
-    """Make TensorFlow drop the references that it queued: in a thread of ours, waited for only so long."""
+    """Make TensorFlow drop the references that it queued, in a thread of ours that is waited for only briefly."""
     with _flusher_lock:
         if not _flusher:
             _flusher.append(_Flusher())
@@ -336,7 +336,7 @@ def flush_references() -> None:
 
 
 def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
-    """Where this process stands in a strategy; tasks of a cluster are a chief, if it has one, and then its workers."""
+    """The ranks of this process in a strategy; in a cluster the chief, if there is one, comes before the workers."""
     world = int(strategy.num_replicas_in_sync)
     resolver = strategy.cluster_resolver
     if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -352,9 +352,9 @@ def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
 
 
 def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: ElementStructure) -> None:
-    """Run `step` once on each padded shape, largest first, with elements whose every row is masked.
+    """Run `step` once on each padded shape, largest first, with all rows masked.
 
-    Shapes are then compiled before training, and one that does not fit into memory fails at once.
+    Shapes are then compiled before training starts, and one that does not fit into memory fails at once.
     """
     for batch in masked_batches(session):
         element = structure.of({key: tf.constant(array) for key, array in batch.items()})

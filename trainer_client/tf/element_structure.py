@@ -1,7 +1,7 @@
 """What an element of a dataset is made of: which arrays of a batch, in which structure.
 
-Rules: each part mirrors what the user names: a key gives a tensor, a tuple of keys a tuple, a mapping a dict. It serves
-arrays, tensors and specs alike, so it must not know TensorFlow.
+Rules: each part mirrors what the user named: a key gives a tensor, a tuple of keys a tuple, and a dict of keys a dict.
+The same code handles arrays, tensors and specs, so it must not know TensorFlow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Keys = str | tuple[str, ...] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementStructure:
-    """Inputs, targets and weights as `fit` takes them; without any, a dict of all keys, which `map` may change."""
+    """Inputs, targets and weights as `fit` takes them; if none is named, a dict of all keys, which `map` may change."""
 
     inputs: Keys | None = None
     targets: Keys | None = None
@@ -82,9 +82,9 @@ def _value(key: str, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an arr
 
 
 def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:  # noqa: ANN401 - any structure
-    """Makes an element of this spec from the flat list of its tensors, which has dicts in the order of sorted keys.
+    """A function that makes an element of this spec from the flat list of its tensors, sorted by key within dicts.
 
-    None where the spec holds anything but plain tuples, dicts and leaves of this type.
+    None if the spec contains anything but plain tuples, dicts and leaves of this type.
     """
     return _assembler(spec, leaf, itertools.count())
 
@@ -103,7 +103,7 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
 
 
 def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
-    """One shape for all buckets: a dimension has a size where all of them agree."""
+    """One shape for all buckets: a dimension has a size only if they all agree on it."""
     layouts = [layout_of(session.fields, shape) for shape in session.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
     return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
@@ -114,7 +114,7 @@ def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
 
 
 def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """A batch of each padded shape whose every row is masked, largest first."""
+    """A batch of each padded shape with all rows masked, largest first."""
     layouts = sorted((layout_of(session.fields, shape) for shape in session.shapes), key=lambda layout: -layout.nbytes)
     for layout in layouts:
         yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}

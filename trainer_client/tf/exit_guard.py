@@ -1,8 +1,8 @@
-"""A process that ends while TensorFlow still reads a feed: without help it may never end.
+"""Lets a process exit while TensorFlow still reads a feed: without help it may hang for ever.
 
-As Python shuts down, a thread of TensorFlow that is inside a generator, or about to enter it, never comes back out, and
-whoever destroys the iterator waits for it for ever. So before Python shuts down, passes that TensorFlow reads are told
-to end, and the last of its threads is waited for: one that comes out goes in again at once, or only when it is asked.
+When Python shuts down, a TensorFlow thread that is inside a generator, or about to enter one, never comes back out, and
+whoever destroys the iterator waits for it for ever. So before Python shuts down, the passes that TensorFlow reads are
+told to end, and the last of its threads is waited for: one that comes out either goes back in at once, or stays out.
 
 It must not know TensorFlow.
 """
@@ -16,17 +16,17 @@ from typing import Protocol
 
 __all__ = ["enter", "leave", "watch"]
 
-#: A thread that stayed out for so long was not on its way in.
+#: A thread that has stayed out for this long was not on its way back in.
 _REST_S = 0.05
 _PATIENCE_S = 1.0
 _LOOK_AGAIN_S = 0.005
 
 
 class Endable(Protocol):
-    """A pass that a framework reads in threads of its own."""
+    """A pass that a framework reads in its own threads."""
 
     def end(self) -> None:
-        """Answer whoever waits, and whoever comes, that there is no more."""
+        """Tell whoever is waiting, or will ask, that there is no more."""
 
 
 _passes: weakref.WeakSet[Endable] = weakref.WeakSet()
@@ -35,12 +35,12 @@ _last_left_s = [0.0]
 
 
 def watch(one: Endable) -> None:
-    """End this pass before Python shuts down, if it is still there."""
+    """End this pass before Python shuts down, if it still exists."""
     _passes.add(one)
 
 
 def enter(one: Endable) -> None:
-    """A thread of the framework is inside."""
+    """A framework's thread goes inside."""
     _inside.add(id(one))
 
 

@@ -1,8 +1,8 @@
-"""The passes that TensorFlow makes over a feed: a dataset whose elements a Python object gives it, one after another.
+"""The passes that TensorFlow makes over a feed: a dataset that gets its elements one by one from a Python object.
 
 Rules: an element's arrays are handed on as they are, so that they enter TensorFlow without a copy; small batches enter
-several at a time. A pass keeps raising what stopped it, and ends before Python shuts down; iterators that live longer
-than Python go without asking it. It must not know what is counted, nor what becomes of the elements.
+several at a time. A pass keeps raising what stopped it, and ends before Python shuts down. Iterators that outlive
+Python are destroyed without calling it. This module must not know what is counted, nor what becomes of the elements.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 __all__ = ["Openings", "Witness", "generate"]
 
 
-#: The bounds that glibc reaches by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once a run,
-#: which also ends glibc's adapting: from then on each frame of more than 128 kB is mapped anew and unmapped again.
-#: Measured with 10 MB batches: 77 a second and 8.6 ms CPU each, against 135 and 4.1 ms with these.
+#: The bounds that glibc would reach by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once in a
+#: process, which also stops glibc from adapting: each frame above 128 kB is then mapped and unmapped again.
+#: Measured with 10 MB batches: 77 a second at 8.6 ms of CPU each, against 135 at 4.1 ms with these bounds.
 _MMAP_BYTES = 32 * 2**20
 _TRIM_BYTES = 2 * _MMAP_BYTES
 
-#: More elements than anyone reads; a pass ends by itself.
+#: More elements than anyone will read; each pass ends by itself.
 _ENDLESS = 2**62
 
 
 class Witness(Protocol):
-    """Who is told of passes."""
+    """Is told what happens to passes."""
 
     def on_opened(self, batches: BatchIterator, /) -> None:
         """A pass began."""
@@ -54,12 +54,12 @@ class Witness(Protocol):
         """It was read to its end."""
 
     def on_stopped(self, error: BaseException, /) -> None:
-        """It will only raise this, from now on."""
+        """It stopped, and will raise this from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """What a pipeline is generated from: each call is one pass from the cursor to the end of its epoch."""
+    """The source of a pipeline: each call opens one pass from the cursor to the end of its epoch."""
 
     session: FeedSession
     structure: ElementStructure
@@ -79,7 +79,7 @@ class Openings:
 
 
 class FeedPass:
-    """One pass; unlike a generator it keeps raising what stopped it: TensorFlow asks again, and an error is no end."""
+    """One pass. Unlike a generator it keeps raising what stopped it: TensorFlow asks again, and must not see an end."""
 
     def __init__(self, batches: BatchIterator, openings: Openings) -> None:
         self._batches = batches
@@ -120,7 +120,7 @@ class FeedPass:
         return self._batches.take_stacked(self._keys, self._openings.session.at_a_time)
 
     def end(self) -> None:
-        """The process ends: nobody will look at what comes now, be it an error."""
+        """The process is exiting: nobody will look at what comes now, not even at an error."""
         self._error = StopIteration()
         self._batches.close()
 
@@ -130,7 +130,7 @@ class FeedPass:
 
 
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
-    """Elements are asked for in the thread that wants them: nothing of TensorFlow's is woken for them."""
+    """A dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()
     specs = tf.nest.flatten(signature)
     numbers, passes = itertools.count(), dict[int, FeedPass]()
@@ -177,15 +177,15 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: AN
 
 @functools.cache
 def _tell_when_python_ends() -> None:
-    """An iterator that something holds to the end (a global, the traceback of an error) goes when Python has ended.
+    """An iterator that is held to the end (by a global or an error's traceback) is destroyed after Python has ended.
 
-    Its finalising function could only fail then, with a warning, so it looks at a variable of TensorFlow's first, which
-    it reaches by its name: there is nothing to capture.
+    Its finalising function could then only fail, with a warning. So it checks a TensorFlow variable first, which it
+    finds by name because nothing can be captured.
     """
     owner = os.getpid()
 
     def tell() -> None:
-        if os.getpid() == owner:  # in a fork TensorFlow's locks may be held by threads that are not there
+        if os.getpid() == owner:  # in a fork, TensorFlow's locks may be held by threads that do not exist there
             with tf.device("/cpu:0"):
                 tf.raw_ops.AssignVariableOp(resource=_python_has_ended(), value=True)
 
@@ -193,7 +193,7 @@ def _tell_when_python_ends() -> None:
 
 
 def _python_has_ended() -> tf.Tensor:
-    """A variable that gets a value when Python ends."""
+    """A variable that is set when Python ends."""
     return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=(), shared_name="stoker: Python has ended")
 
 

@@ -1,9 +1,9 @@
-"""Pipelines that TensorFlow does not tune: there is nothing to tune in ours, and its tuning stalls whoever ends them.
+"""Turns off TensorFlow's tuning of pipelines: ours leave nothing to tune, and tuning can stall whoever ends one.
 
-For each iterator TensorFlow runs a thread that looks for better settings, more and more seldom, at last once a minute.
-Who destroys an iterator wakes that thread and waits for it; but it is woken before the flag that it looks at is set,
-and if it is quicker it sleeps on for the rest of its period. Measured with 2.21 on a busy machine: 4 of 100 iterators
-took up to 32 s to go, and most of those of a strategy, one for each device and epoch, up to 60 s
+For each iterator TensorFlow runs a thread that looks for better settings, less and less often, down to once a minute.
+Destroying an iterator wakes that thread and waits for it. But the thread is woken before the flag that it checks is
+set, so a quick one misses it and sleeps for the rest of its period. Measured with 2.21 on a busy machine: 4 of 100
+iterators took up to 32 s to go, and most of a strategy's iterators, one for each device and epoch, up to 60 s
 (`python -m tests.benchmarks.iterator_ends`). It must not know feeds.
 """
 
@@ -27,7 +27,7 @@ _patching = threading.Lock()
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same elements; options that are given later prevail."""
+    """The same elements; options that are set later take precedence."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
@@ -35,7 +35,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def untune_devices() -> Iterator[None]:
-    """Meanwhile iterators over the devices of a strategy are made: it gives theirs no options of the dataset."""
+    """While this is active, a strategy's iterators are made untuned: it does not pass them the dataset's options."""
     with _patching:
         made = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
 
