@@ -24,7 +24,7 @@ from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from loader_server.transforms.own_code import own_code
-from shared.config import Job, StreamSettings, parse_job, read_tables
+from shared.config import Job, StreamSettings, parse_job, read_tables, setting, text
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import BucketShape, Field, fields_of_batch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loader_server.sources.source import Source
     from shared.config import JobSettings
 
-__all__ = ["JobFile", "Stream", "StreamRecipe"]
+__all__ = ["JobFile", "Stream", "StreamRecipe", "open_sources"]
 
 #: More does not cross.
 _LONGEST_IDENTITY = 4000
@@ -60,6 +60,13 @@ class StreamRecipe:
         return Chain.make(self.settings.transforms, self.tables, self.where, raw)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourceName:
+    """What the table of each of several sources says besides the source's own settings."""
+
+    source: str = setting(text, "the kind of source")
+
+
 class JobFile:
     """A job file and the folder that its relative paths start from."""
 
@@ -73,7 +80,7 @@ class JobFile:
             ) from None
         self.job: Job = parse_job(toml, str(path))
         self.base = self.path.resolve().parent
-        if any(":" in str(table.get("source")) for table in self.job.streams.values()):
+        if any(":" in name for name in _source_names(self.job)):
             self.make_importable()
         self.recipes = {name: self._recipe(name) for name in self.job.streams}
 
@@ -111,14 +118,16 @@ class JobFile:
         """Where a stream's index lives."""
         return self.state / f"index-{name}"
 
-    def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path, str]]:
-        """The sources of a stream: how to make each, where its index lives, and where it is named."""
+    def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
+        """The sources of a stream, and where the index of each lives."""
         folder = self.index_folder(recipe.name)
-        return [(spec, folder, recipe.where) for spec in recipe.sources]
+        if len(recipe.sources) == 1:
+            return [(recipe.sources[0], folder)]
+        return [(spec, folder / f"source-{place}") for place, spec in enumerate(recipe.sources, 1)]
 
     def is_indexed(self, name: str) -> bool:
         """Whether each of a stream's sources has an index."""
-        return all((folder / "meta.json").exists() for _, folder, _ in self.sources(self.recipes[name]))
+        return all((folder / "meta.json").exists() for _, folder in self.sources(self.recipes[name]))
 
     def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Stream:
         """Open a stream; its index has to be there."""
@@ -126,15 +135,15 @@ class JobFile:
 
     def _recipe(self, name: str) -> StreamRecipe:
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
-        kind = str(table.get("source", "no source"))
-        spec = source_class(kind, where)
-        classes = (StreamSettings, PlanSettings, spec.Settings)
+        single = () if table.get("sources") else (source_class(str(table.get("source", "no source")), where).Settings,)
+        classes = (StreamSettings, PlanSettings, *single)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
         named = tuple(sorted(_named_transforms(table) - own))
         tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}
-        settings, plan, asked = read_tables(classes, flat, where, also_known=named)
-        sources = (SourceSpec(name=kind, dotted=dotted_name(kind, where), settings=asked, base=self.base),)
+        settings, plan, *asked = read_tables(classes, flat, where, also_known=named)
+        _refuse_both_forms(settings, where)
+        sources = self._sources(settings, asked, where)
         if settings.evaluation and plan.epoch_parts > 1:
             raise SettingsError(
                 expected="an evaluation stream without parts, as it gives the same epoch each time",
@@ -143,6 +152,38 @@ class JobFile:
                 remedy="Leave epoch_parts out; to evaluate on less, name less data.",
             )
         return StreamRecipe(name=name, where=where, settings=settings, plan=plan, sources=sources, tables=tables)
+
+    def _sources(self, settings: StreamSettings, asked: Sequence[Any], where: str) -> tuple[SourceSpec, ...]:
+        """The one source, whose settings were asked for, or each of several."""
+        if not settings.sources:
+            return (self._spec(settings.source, asked[0], where),)
+        found = []
+        for place, table in enumerate(settings.sources, 1):
+            name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
+            _, own = read_tables((_SourceName, source_class(name, here).Settings), table, here)
+            found.append(self._spec(name, own, f"{here} ({name})"))
+        return tuple(found)
+
+    def _spec(self, name: str, settings: Any, where: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
+        dotted = dotted_name(name, where)
+        return SourceSpec(name=name, dotted=dotted, settings=settings, base=self.base, where=where)
+
+
+def _source_names(job: Job) -> list[str]:
+    """All that the streams call their sources, right or wrong."""
+    lists = (table.get("sources") for table in job.streams.values())
+    several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
+    return [str(table.get("source")) for table in (*job.streams.values(), *several)]
+
+
+def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
+    if settings.source and settings.sources:
+        raise SettingsError(
+            expected="source or sources",
+            got="both",
+            where=where,
+            remedy="Make the one another table of [[streams.<name>.sources]].",
+        )
 
 
 def _named_transforms(table: Mapping[str, Any]) -> set[str]:
@@ -176,11 +217,12 @@ class Stream:
         self.settings = recipe.settings
         self.seed = job.settings.seed
         self.float32 = job.settings.float32
-        self._joined = joined = SourceSet([_opened(*one) for one in job.sources(recipe)])
+        self._joined = joined = open_sources(job, recipe)
         self.samples = joined.samples
         self.bad_rows = joined.bad
         self.source: Source = joined.source
         self.chain = joined.bound(recipe.chain(self.source.fields))
+        joined.refuse_lacking(recipe.settings.length, self.chain)
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
         self.table = _Lengths(joined, self.chain, sources)
         _check_key(recipe, self.chain.fields)
@@ -264,12 +306,17 @@ def processor_features() -> str:
     )
 
 
-def _opened(spec: SourceSpec, folder: Path, where: str) -> OpenedSource:
+def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
+    """Open the sources of a stream; their indexes have to be there."""
+    return SourceSet([_opened(spec, folder) for spec, folder in job.sources(recipe)])
+
+
+def _opened(spec: SourceSpec, folder: Path) -> OpenedSource:
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     source = spec.make()
     source.open(index.indexed)
-    return OpenedSource(where=where, source=source, index=index)
+    return OpenedSource(where=spec.where, source=source, index=index)
 
 
 def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ __all__ = [
     "read_table",
     "read_tables",
     "setting",
+    "tables",
     "text",
     "texts",
     "whole",
@@ -89,6 +90,13 @@ def texts(value: object) -> tuple[str, ...]:
         return (text(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise _BadValue("a list of strings")
+    return tuple(value)
+
+
+def tables(value: object) -> tuple[Table, ...]:
+    """A list of tables, as [[…]] makes it."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise _BadValue("a list of tables")
     return tuple(value)
 
 
@@ -308,7 +316,10 @@ class JobSettings:
 class StreamSettings:
     """What every table [streams.<name>] may say; the source, the planner and the transforms add their own settings."""
 
-    source: str = setting(text, 'the kind of source, such as "manifest"')
+    source: str = setting(text, 'such as "manifest": the kind of source; or else there are `sources`', default="")
+    sources: tuple[Table, ...] = setting(
+        tables, "several sources that are mixed, each a table with its `source` and settings", default=()
+    )
     length: str = setting(text, "the key whose length decides the bucket")
     transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
@@ -386,7 +397,8 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             remedy="Name one of these.",
         )
     merged: dict[str, Any] = {"evaluation": True}
-    for table in (streams[model], own):
+    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    for table in ({key: value for key, value in streams[model].items() if key != other_form}, own):
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value

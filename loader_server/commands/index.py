@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
+from loader_server.stream import open_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from loader_server.stream import JobFile
+    from loader_server.stream import JobFile, StreamRecipe
 
 __all__ = ["index_missing", "index_streams", "progress_bar", "show"]
 
@@ -37,7 +38,7 @@ def index_streams(
     reports = {}
     for name in names:
         recipe = job.recipes[name]
-        for spec, folder, _ in job.sources(recipe):
+        for spec, folder in job.sources(recipe):
             title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
             source = spec.make()
             with progress_bar(f"index {title}") as progress:
@@ -52,7 +53,16 @@ def index_streams(
                         progress=progress,
                     )
                 )
+        _try_mixture(job, recipe)
     return reports
+
+
+def _try_mixture(job: JobFile, recipe: StreamRecipe) -> None:
+    """Refuse now what would mask every sample of one source of a mixture."""
+    if len(recipe.sources) > 1:
+        joined = open_sources(job, recipe)
+        joined.try_each(joined.bound(recipe.chain(joined.source.fields)))
+        joined.close()
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.index.probe import refuse_other_fields
 from loader_server.sources.source import Source
-from shared.errors import SettingsError
+from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class OpenedSource:
 class SourceSet:
     """What a stream has to know of all its samples."""
 
-    def __init__(self, members: Sequence[OpenedSource]) -> None:
-        self._members = tuple(members)
-        self._starts = tuple(accumulate((one.index.samples for one in members), initial=0))
-        self.source: Source = members[0].source if len(members) == 1 else JoinedSource(self._members)
+    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+        self._opened = tuple(opened)
+        self._starts = tuple(accumulate((one.index.samples for one in opened), initial=0))
+        self.source: Source = opened[0].source if len(opened) == 1 else JoinedSource(self._opened)
 
     @property
     def samples(self) -> int:
@@ -57,42 +58,42 @@ class SourceSet:
     @property
     def fingerprint(self) -> str:
         """Of the indexes."""
-        return _joint(one.index.fingerprint for one in self._members)
+        return _joint(one.index.fingerprint for one in self._opened)
 
     @property
     def made(self) -> str:
         """Another text whenever one of the indexes was made anew."""
-        return _joint(one.index.meta.folder for one in self._members)
+        return _joint(one.index.meta.folder for one in self._opened)
 
     @property
     def bad(self) -> dict[str, int]:
         """Rows that were left out, by reason."""
         counts: Counter[str] = Counter()
-        for one in self._members:
+        for one in self._opened:
             counts.update(one.index.meta.bad)
         return dict(counts)
 
     @property
     def segments(self) -> NDArray[np.int64]:
         """Where each segment starts, and the number of samples: none has samples of two members."""
-        shifted = (one.index.segments + start for one, start in zip(self._members, self._starts, strict=False))
+        shifted = (one.index.segments + start for one, start in zip(self._opened, self._starts, strict=False))
         return np.unique(np.concatenate(list(shifted)))
 
     @property
     def parts(self) -> tuple[int, ...]:
         """The first sample of each part that may be weighed: of each member, or of a single one's files."""
-        return self._starts[:-1] if len(self._members) > 1 else self.source.parts
+        return self._starts[:-1] if len(self._opened) > 1 else self.source.parts
 
     def bound(self, chain: Chain) -> Chain:
         """The chain with its fields: as declared, or as found while indexing."""
         if not chain.measured:
             self._refuse_missing(chain)
             return chain
-        return chain.bound(_common([(one.where, one.index.bound(chain).fields) for one in self._members]))
+        return chain.bound(_common([(one.where, one.index.bound(chain).fields) for one in self._opened]))
 
     def _refuse_missing(self, chain: Chain) -> None:
         """Ask for the length of one sample of each member, which needs all that the transforms count with."""
-        for one in self._members if len(self._members) > 1 else ():
+        for one in self._opened if len(self._opened) > 1 else ():
             try:
                 _lengths(one, chain, 0, 1)
             except SettingsError as error:
@@ -100,17 +101,57 @@ class SourceSet:
                     expected=error.expected, got=error.got, where=one.where, remedy=error.remedy
                 ) from error
 
+    def refuse_lacking(self, key: str, chain: Chain) -> None:
+        """Refuse a source that has not the key whose length counts, if others have it."""
+        having = [one for one in self._opened if any(field.key == key for field in one.source.fields)]
+        if not having or any(field.key == key for field in chain.fields):
+            return
+        for one in self._opened:
+            if one not in having:
+                raise _lacks(key, one, (field.key for field in one.source.fields))
+
+    def try_each(self, chain: Chain) -> None:
+        """Transform the first sample of each of several sources; one that lacks what a transform asks for is named."""
+        samples = [_first_sample(one) for one in self._opened] if len(self._opened) > 1 else []
+        for one, sample in zip(self._opened, samples, strict=False):
+            try:
+                chain.apply(dict(sample), seed=0, epoch=0, number=0)
+            except SampleError as error:
+                key = error.__cause__.args[0] if isinstance(error.__cause__, KeyError) else None
+                if sample and key not in sample and any(key in other for other in samples):
+                    raise _lacks(str(key), one, sample) from error
+
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
         """The lengths after a chain that was bound, of the samples from `start` to before `stop`."""
         pieces = []
-        for one, first, end in zip(self._members, self._starts, self._starts[1:], strict=False):
+        for one, first, end in zip(self._opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
                 pieces.append(_lengths(one, chain, max(start - first, 0), min(stop, end) - first)[key])
-        return np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def close(self) -> None:
         """Give back what is open."""
         self.source.close()
+
+
+def _first_sample(one: OpenedSource) -> dict[str, Any]:
+    """Nothing, if it cannot be decoded."""
+    (raw,) = read_patiently(one.source.read, [0], bool)
+    try:
+        return one.source.decode(0, raw)
+    except Exception:
+        return {}
+
+
+def _lacks(key: str, one: OpenedSource, has: Iterable[str]) -> SettingsError:
+    return SettingsError(
+        expected=f'a source that has "{key}", as others have',
+        got=", ".join(f'"{other}"' for other in has) or "no such value",
+        where=one.where,
+        remedy="All sources of a mixture need what the transforms use: leave one out, or transform it to have it.",
+    )
 
 
 def _joint(texts: Iterable[str]) -> str:
@@ -129,13 +170,13 @@ def _lengths(one: OpenedSource, chain: Chain, start: int, stop: int) -> Mapping[
 
 
 class JoinedSource(Source):
-    """SourceSet one after another, as one source."""
+    """Several sources one after another, as one."""
 
-    def __init__(self, members: Sequence[OpenedSource]) -> None:
-        super().__init__(None, members[0].source.base)
-        self._sources = tuple(one.source for one in members)
-        self._starts = tuple(accumulate((one.index.samples for one in members), initial=0))
-        self._fields = _common([(one.where, one.source.fields) for one in members])
+    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+        super().__init__(None, opened[0].source.base)
+        self._sources = tuple(one.source for one in opened)
+        self._starts = tuple(accumulate((one.index.samples for one in opened), initial=0))
+        self._fields = _common([(one.where, one.source.fields) for one in opened])
 
     @property
     def fields(self) -> tuple[Field, ...]:

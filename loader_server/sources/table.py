@@ -38,12 +38,15 @@ _MAP_STYLE = "loader_server.sources.map_style:MapStyleSource"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """All that a process has to know to make a source: `name` as the job file has it, `dotted` what it leads to."""
+    """All that a process has to know to make a source: `name` as the job file has it, `dotted` what it leads to, and
+    for messages `where` it is named.
+    """
 
     name: str
     dotted: str
     settings: Any
     base: Path
+    where: str = ""
 
     def make(self) -> Source:
         """A source of one's own; nothing is opened yet."""

@@ -1,4 +1,4 @@
-"""Two manifests mixed by weight, end to end."""
+"""Sources mixed by weight, of one kind or of several, end to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trainer_client
 from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
 from shared.errors import SettingsError
-from tests.support.corpora import make_corpus
+from tests.support.corpora import make_corpus, utterances
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -43,3 +43,49 @@ def test_a_weight_too_few_is_refused(tmp_path: Path) -> None:
     index_streams(file, ["train"])
     with pytest.raises(SettingsError, match="one weight for each of the 2 sources or paths that have samples, got 1"):
         file.open("train")
+
+
+KINDS = """
+[job]
+name = "kinds"
+listen = "tcp://127.0.0.1:*"
+[streams.train]
+transforms = ["characters"]
+length = "text"
+budget = "400 characters"
+shapes = 4
+weights = [3, 1]
+cycle = [false, true]
+[[streams.train.sources]]
+source = "lines"
+paths = ["lines.txt"]
+[[streams.train.sources]]
+source = "manifest"
+paths = ["csv.csv"]
+"""
+
+
+def test_texts_of_recordings_and_lines_of_text_are_trained_on_together(tmp_path: Path) -> None:
+    """Three lines for one transcript, and the lines end the epoch."""
+    make_corpus(tmp_path, samples=10)
+    texts = [f"line {n:03} " + "x" * (n % 23) for n in range(120)]
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    (tmp_path / "job.toml").write_text(KINDS)
+    alphabet = " abcdefghijklmnopqrstuvwxyz '0123456789"
+    expected = texts + [one.text for one in utterances(10)]
+    tags = []
+    with running(tmp_path / "job.toml") as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        for batch in feed:
+            assert set(batch) >= {"text", "text_length", "weight", "tag"}
+            assert "audio" not in batch
+            for row in range(len(batch["tag"])):
+                if batch["weight"][row]:
+                    ids = batch["text"][row, : batch["text_length"][row]].tolist()
+                    assert "".join(alphabet[one] for one in ids) == expected[batch["tag"][row]]
+                    tags.append(int(batch["tag"][row]))
+            feed.trained()
+        assert feed.tag(125) == "clips/00005.wav"
+    assert sorted(tag for tag in tags if tag < 120) == list(range(120))
+    again = [tag for tag in tags if tag >= 120]
+    assert 30 <= len(again) <= 50
+    assert {again.count(tag) for tag in range(120, 130)} <= {3, 4, 5}
