@@ -306,7 +306,7 @@ def _run_worker(options: argparse.Namespace) -> int:
     from loader_server.building.deadline import let_deadlines_end_us
     from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
     from loader_server.worker.service import Worker, WorkerSettings
-    from shared.endpoints import check_endpoint, port_of
+    from shared.endpoints import at_any_port, check_endpoint, port_of
     from shared.keys import ClientKeys, ServerKeys
     from shared.malloc_tuning import keep_freed_memory
     from shared.metrics.server import MetricsServer
@@ -317,7 +317,7 @@ def _run_worker(options: argparse.Namespace) -> int:
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
     job = _read_job(options.job)
-    listen = options.listen or job.settings.listen.rpartition(":")[0] + ":*"
+    listen = options.listen or at_any_port(job.settings.listen)
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
     worker = Worker(
         WorkerSettings(

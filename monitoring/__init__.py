@@ -1,1 +1,1 @@
-"""What watches a job: Prometheus rules and alerts, a Grafana dashboard, and the runbook for those who are woken."""
+"""What watches a job: Prometheus rules and alerts, a Grafana dashboard, and the runbook for whoever is woken."""

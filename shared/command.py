@@ -1,7 +1,7 @@
-"""How a command of ours begins and ends, whatever happens in it.
+"""How our commands begin and end, whatever happens in them.
 
 Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C
-with 130; a reader of our output that has seen enough is no error.
+with 130; a reader that closes our output early is not an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["allow_many_files", "run_command"]
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> NoReturn:
-    """Read the arguments, call `options.run(options)`, end the process with its exit code."""
+    """Read the arguments, call `options.run(options)` and end the process with the exit code that it returns."""
     options = parser.parse_args(arguments)
     start_logging(level=options.log_level)
     try:
@@ -40,7 +40,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 
 def allow_many_files() -> None:
-    """A connection takes a descriptor; the usual soft limit of 1024 is for programs that call select."""
+    """Raise the soft limit of open files: a connection takes one, and the usual 1024 is only for users of `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -52,7 +52,7 @@ _Parser = Callable[[object], Any]
 
 
 class _BadValue(Exception):  # noqa: N818 - a verdict that never leaves this module
-    """A value that a parser does not take; the reader adds the place and turns it into a SettingsError."""
+    """A parser refused a value; the reader adds the place and turns this into a SettingsError."""
 
     def __init__(self, expected: str) -> None:
         self.expected = expected
@@ -64,7 +64,7 @@ def setting(parse: _Parser, help_text: str, *, default: Any = dataclasses.MISSIN
     return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text})
 
 
-# --- parsers: each takes what TOML gave and returns the value, or says what it expected ---
+# --- parsers: each takes a value as TOML gives it and returns the setting, or says what it expected ---
 
 
 def text(value: object) -> str:
@@ -78,14 +78,14 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def label(value: object) -> str:
-    """A name that may become a folder, a metric's label and a word on a line."""
+    """A name that can serve as a folder, as a metric's label and as one word of a log line."""
     if not isinstance(value, str) or not _LABEL.fullmatch(value):
         raise _BadValue("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """A list of strings; a single string stands for a list of one."""
+    """A list of strings; a single string counts as a list of one."""
     if isinstance(value, str):
         return (text(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
@@ -244,7 +244,7 @@ def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
 
 
 def nearest(got: object, known: Iterable[str]) -> str:
-    """What a refusal adds to what it expected: the nearest of what is known, if anything is near."""
+    """The hint that a refusal adds: the known name nearest to what was written, if any is near."""
     near = difflib.get_close_matches(str(got), known)
     return f', perhaps "{near[0]}"' if near else ""
 
@@ -314,7 +314,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What every table [streams.<name>] may say; the source, the planner and the transforms add their own settings."""
+    """What every table [streams.<name>] may hold; source, planner and transforms add settings of their own."""
 
     source: str = setting(text, 'such as "manifest": the kind of source; or else there are `sources`', default="")
     sources: tuple[Table, ...] = setting(
@@ -330,14 +330,14 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job file: the job's settings, and each stream's table with `like` resolved."""
+    """A job file as read: the job's settings, and the table of each stream with `like` resolved."""
 
     settings: JobSettings
     streams: Mapping[str, Table]
 
 
 def parse_job(toml: str, where: str) -> Job:
-    """Read a job file; the streams' tables stay raw until source, planner and transforms have read their parts."""
+    """Read a job file; the tables of streams stay raw until source, planner and transforms have read their parts."""
     try:
         document = tomllib.loads(toml)
     except tomllib.TOMLDecodeError as error:
@@ -382,7 +382,7 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
 
 
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
-    """The stream's table over that of the stream it is like; sub-tables are merged key by key."""
+    """The stream's own table, laid over that of the stream it is like; sub-tables are merged key by key."""
     own = streams[name]
     model = own.get("like")
     if model is None:
@@ -403,5 +403,5 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value
     if merged["evaluation"] and "epoch_parts" not in own:
-        merged.pop("epoch_parts", None)  # it is the same epoch each time: of a part, the rest would never be read
+        merged.pop("epoch_parts", None)  # each epoch is the same, so with parts only the first part would ever be read
     return merged

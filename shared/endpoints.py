@@ -1,6 +1,6 @@
-"""Endpoints: what may be served, and what somebody else can connect to.
+"""Endpoints: where a server may listen, and what others can connect to.
 
-Rules: pure; no name is looked up, so a host that is spelled well may still not exist.
+Rules: pure; names are not looked up, so a well-formed host may still not exist.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 
 from shared.errors import SettingsError
 
-__all__ = ["at_port", "check_endpoint", "is_connectable", "is_loopback", "port_of"]
+__all__ = ["at_any_port", "at_port", "check_endpoint", "is_connectable", "is_loopback", "port_of"]
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 
 
 def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
-    """Refuse what is no TCP endpoint, and a bind beyond loopback without keys."""
+    """Refuse anything but a TCP endpoint, and to serve beyond loopback without keys."""
     _, port = _split(endpoint, where)
     if encrypted or insecure or is_loopback(endpoint):
         return
@@ -45,12 +45,12 @@ def _split(endpoint: str, where: str) -> tuple[str, str]:
 
 
 def _is_port(text: str, *, lowest: int) -> bool:
-    # The length comes first: `int` takes its time over long ones. And isdigit() alone takes superscripts.
+    # Length first, because `int` is slow on long strings; isascii, because isdigit alone accepts superscripts.
     return len(text) <= 5 and text.isascii() and text.isdigit() and lowest <= int(text) <= 65535
 
 
 def is_connectable(endpoint: str) -> bool:
-    """Whether another machine may try to connect to it: tcp, one host, and a port."""
+    """Whether another machine can try to connect to it: tcp, one host and a port."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     return scheme == "tcp" and _is_port(port, lowest=1) and _is_host(host)
@@ -71,12 +71,17 @@ def port_of(endpoint: str) -> int:
 
 
 def at_port(endpoint: str, port: int) -> str:
-    """The same host, another port."""
+    """The same host at another port."""
     return f"{endpoint.rpartition(':')[0]}:{port}"
 
 
+def at_any_port(endpoint: str) -> str:
+    """The same host at whichever port is free."""
+    return f"{endpoint.rpartition(':')[0]}:*"
+
+
 def is_loopback(endpoint: str) -> bool:
-    """Whether only processes of this host can reach it."""
+    """Whether only processes on this host can reach it."""
     host, _ = _split(endpoint, "endpoint")
     if host == "localhost":
         return True

@@ -1,18 +1,18 @@
-"""The exceptions of Stoker: one small tree that tells whose fault it is.
+"""The exceptions of Stoker: one small tree that says whose fault it is.
 
 StokerError
 ├── SettingsError      the user's: a job file, a flag, a call
 ├── DataError          the user's data: a manifest, an index, a file
-│   ├── SampleError    one sample whose bytes are whole but cannot be used: masked, counted, named
-│   └── ReadError      input or output failed: retried, elsewhere too, then the job stops
-├── MachineError      the machine's: a process cannot be started, or was killed; it says nothing about the data
-├── PeerError          the other side's: it refused, vanished or sent what it must not
-│   ├── ProtocolError  bytes that are no message of ours
+│   ├── SampleError    one sample whose bytes are complete but unusable: masked, counted, named
+│   └── ReadError      reading failed: retried, also on other workers, then the job stops
+├── MachineError       the machine's: a process cannot be started, or was killed; this says nothing about the data
+├── PeerError          the other side's: it refused, vanished or broke the protocol
+│   ├── ProtocolError  bytes that are not a message of ours
 │   ├── RefusedError   it understood and said no
 │   └── LostError      it does not answer
 └── ClosedError        ours: used after close
 
-Rules: pure; every message says what was expected, what was got, where, and what to do. No key material in any of them.
+Rules: pure; every message says what was expected, what came instead, where, and what to do. None holds key material.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class StokerError(Exception):
-    """The root: catch this to catch all that Stoker raises on purpose."""
+    """The root: catch this to catch everything that Stoker raises on purpose."""
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
         self.expected = expected
@@ -51,11 +51,11 @@ def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remed
 
 
 class SettingsError(StokerError):
-    """A job file, a flag or a call asks for what cannot be."""
+    """A job file, a flag or a call asks for something impossible."""
 
 
 class DataError(StokerError):
-    """The data set, its index or a file of it is not what it has to be."""
+    """The data set, its index or one of its files is not as it has to be."""
 
 
 class SampleError(DataError):
@@ -86,11 +86,11 @@ class PeerError(StokerError):
 
 
 class ProtocolError(PeerError):
-    """The bytes are no message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 class RefusedError(PeerError):
-    """The other side understood and said no; `code` says why in one word."""
+    """The other side understood and refused; `code` says why in one word."""
 
     def __init__(self, *, code: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.code = code
@@ -105,7 +105,7 @@ def _rebuilt_refusal(code: str, expected: str, got: str, where: str, remedy: str
 
 
 class LostError(PeerError):
-    """The other side does not answer, for longer than was allowed."""
+    """The other side has not answered for longer than was allowed."""
 
 
 class ClosedError(StokerError):

@@ -1,8 +1,8 @@
-"""Stable integer hashing: the same numbers on every machine, library version and day.
+"""Stable integer hashing: the same numbers on every machine, with every library version, on any day.
 
-Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and generators' seeds
-come from here and never from a library's generator, whose stream may change between versions. Digests of bytes are
-xxh3.
+Rules: pure; only wrapping 64-bit arithmetic of our own (splitmix64); vectorised. Orders, keys and the seeds of
+generators come from here and never from a library's generator, whose numbers may change between versions. Digests of
+bytes are xxh3.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
 
 
 def key_of(*parts: int | str) -> int:
-    """One 64-bit key from integers and strings, told apart by type, length and place."""
+    """One 64-bit key from integers and strings; their types, lengths and positions count."""
     return xxhash.xxh3_64_intdigest("\x1f".join(map(_named, parts)).encode())
 
 
 def _named(part: int | str) -> str:
-    """A numpy integer is the integer that it is worth: who counts with what must not change a key."""
+    """A numpy integer counts as the plain integer of its value, so that a key does not depend on who computed it."""
     if isinstance(part, str):
         return f"str:{len(part)}:{part}"
     text = str(operator.index(part))
@@ -56,7 +56,7 @@ def digest64(data: bytes | memoryview) -> int:
 
 
 def fingerprint(*parts: bytes | memoryview | str) -> str:
-    """A 128-bit fingerprint in hex of a sequence of parts, each told apart by its length."""
+    """A 128-bit fingerprint, in hex, of a sequence of parts; where one ends and the next begins counts."""
     state = xxhash.xxh3_128()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -1,9 +1,9 @@
-"""Memory for batches, shared with another process or not, in huge pages where the kernel lets us have them.
+"""Memory for batches, private or shared with another process, in huge pages where the kernel provides them.
 
 Copying into shared pages of 4 KiB costs nearly twice as much as into huge ones (10 MB on a virtual machine: 0.86 ms
-against 0.47), and kernels hand out none for shared memory unless their owner changed `shmem_enabled`. Since Linux 6.1
-written pages can be put together on request; mappings see huge pages only where they are aligned as these are. Rules:
-who asks and does not get loses nothing but speed; a mapping goes with the last array that looks into it.
+against 0.47), and kernels give shared memory none unless an administrator changed `shmem_enabled`. Since Linux 6.1
+pages that were written can be collapsed into huge ones on request, in mappings that are aligned as these are. Rules:
+without huge pages nothing is lost but speed; a mapping lives until the last array that views it is gone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_file(fd: int, nbytes: int) -> NDArray[np.uint8]:
-    """The first bytes of a file, to be read and written, aligned to huge pages; the descriptor may be closed."""
+    """The first bytes of a file, readable and writable, aligned to huge pages; the descriptor may be closed."""
     return _map_aligned(nbytes, mmap.MAP_SHARED, fd)
 
 
 def map_anonymous(nbytes: int) -> NDArray[np.uint8]:
-    """Memory of this process alone, in huge pages from the first byte on."""
+    """Private memory of this process, in huge pages from the first byte on."""
     memory = _map_aligned(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     _libc.madvise(memory.ctypes.data, nbytes, _MADV_HUGEPAGE)
     return memory
@@ -75,14 +75,14 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int)
 
 
 def collapse(array: NDArray[np.uint8]) -> bool:
-    """Put written bytes of a mapping into huge pages; whether the kernel did."""
+    """Collapse bytes of a mapping that were written into huge pages; whether the kernel did."""
     start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
     end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
     return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0
 
 
 def keep_from_children(memory: NDArray[np.uint8]) -> None:
-    """Leave a mapping out of whatever this process forks, from Python or not."""
+    """Leave a mapping out of every process that this one forks, from Python or not."""
     if _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_DONTFORK):
         error = ctypes.get_errno()
         raise OSError(error, f"cannot keep shared memory from children: {os.strerror(error)}")

@@ -1,13 +1,13 @@
-"""CURVE keys in a folder: who serves, who asks, and who may come in as what.
+"""CURVE keys in a folder: who serves, who asks, and who is let in with which role.
 
     coordinator.key_secret   the coordinator's pair: it serves with it
     worker.key_secret        the workers' pair: they serve trainers with it, and show it to the coordinator
     trainer.key_secret       the pair that trainers show
-    *.key                    their public halves: who asks needs that of whom it asks
+    *.key                    their public halves: a client needs that of the server it asks
     allowed/ROLE/*.key       public halves that are let in, each in the folder of its role, under any name
 
-Rules: no key, secret or public, ever appears in a repr, a log or a message; nobody comes in whose key is not in
-`allowed`, and it is followed: a key that is taken out is unknown from the next look on.
+Rules: no key, secret or public, ever appears in a repr, a log or a message; only keys in `allowed` are let in. That
+folder is watched: a key that is taken out of it is unknown from the next look on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ServerKeys:
         return cls(Path(folder), *_load_pair(Path(folder), role))
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Only clients that the context's guard knows get in; without a guard all would who know our public key."""
+        """Let in only clients that the context's guard knows; without one, anyone with our public key could connect."""
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_server = True
@@ -69,45 +69,45 @@ class ClientKeys:
 
     @classmethod
     def read(cls, folder: str | Path, role: Role, *, to: Role) -> ClientKeys:
-        """The pair that this role shows, and the public half of whom it asks."""
+        """The pair that this role shows, and the public half of the server that it asks."""
         folder = Path(folder)
         return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
-        """The same for a person at a machine: whichever pair the machine has."""
+        """The same for a person at a machine, with whichever pair that machine has."""
         had = [role for role in ROLES if (Path(folder) / f"{role}.key_secret").exists()]
         return cls.read(folder, had[0] if had else "trainer", to=to)
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
-        """Show who we are, and insist on who they are."""
+        """Show our key, and insist on theirs."""
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
         socket.curve_serverkey = self._server
 
 
 class AllowedKeys:
-    """The table of `allowed`: which roles a key has. One thread follows the folder, any may ask."""
+    """The table of `allowed`: which roles a key has. One thread watches the folder; any may ask."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = Log("keys", folder=folder)
         #: By public key, as text; replaced whole.
         self._roles: dict[str, frozenset[Role]] = {}
-        #: What the table was made from: each file and the state that it was in.
+        #: What the table was made from: each file, and the state that it was in.
         self._files: dict[Path, tuple[int, ...]] | None = None
         self._problem = ""
         self.follow()
 
     def roles(self, key: str) -> frozenset[Role]:
-        """The roles of a public key; none: it is not allowed."""
+        """The roles of a public key; none if it is not allowed."""
         return self._roles.get(key, frozenset())
 
     def follow(self) -> bool:
-        """Look whether the folder has changed, and read it again if so; whether it had."""
+        """Read the folder again if it has changed; whether it had."""
         try:
             files = dict(_list_key_files(self._folder))
-        except OSError as error:  # a file system that is away takes nobody's key
+        except OSError as error:  # a file system that is away locks nobody out
             if str(error) != self._problem:
                 self._log.warning("allowed keys cannot be looked at: those read before count", error=str(error))
             self._problem = str(error)
@@ -139,12 +139,12 @@ class AllowedKeys:
 
 
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """The key files in a folder and in those right below it, each with what changes when it is written."""
+    """The key files in a folder and in those directly below it, each with what changes when it is written."""
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
     for one in (folder, *below):
         for entry in _list_entries(one):
             if entry.name.endswith(".key"):
-                with contextlib.suppress(FileNotFoundError):  # taken out just now, or a link to nowhere
+                with contextlib.suppress(FileNotFoundError):  # removed just now, or a link to nowhere
                     state = entry.stat()
                     yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
 
@@ -158,7 +158,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def make_keys(folder: str | Path) -> None:
-    """A fresh pair for each role, all of them allowed."""
+    """Make a fresh pair for each role, all of them allowed."""
     import zmq.auth  # noqa: PLC0415 - only this command needs it
 
     folder = Path(folder)
@@ -170,7 +170,7 @@ def make_keys(folder: str | Path) -> None:
             remedy="Name another folder.",
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A folder that was there may be open to others: the pairs are made in one that is not, and moved.
+    # The folder may be open to others if it existed before: make the pairs in a closed one, and move them.
     with tempfile.TemporaryDirectory(dir=folder) as closed:
         for role in ROLES:
             for made in zmq.auth.create_certificates(closed, role):

@@ -1,4 +1,4 @@
-"""Logs: a constant event name and fields, JSON lines unless someone is watching at a terminal.
+"""Logs: a constant event name and fields, as JSON lines unless someone is watching at a terminal.
 
 Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is
 configured at import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
@@ -23,19 +23,19 @@ class Log:
         self._bound = bound
 
     def bind(self, **more: object) -> Log:
-        """The same logger with more fields."""
+        """The same logger with more fields bound."""
         return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
 
     def debug(self, event: str, **fields: object) -> None:
-        """For those who look for a defect."""
+        """For those who hunt a defect."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """What an operator wants to have read afterwards."""
+        """What an operator will want to know afterwards."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Something is not as it should be, and work goes on."""
+        """Something is wrong, and work goes on."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
@@ -45,7 +45,7 @@ class Log:
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
             fields = {**self._bound, **fields}
-            # The whole line is the message, so that it is whole in a log that somebody else has set up.
+            # The message holds everything, so that nothing is missing in a log that somebody else has set up.
             self._logger.log(level, "%s  %s", event, _words(fields), extra={"event": event, "fields": fields})
 
 

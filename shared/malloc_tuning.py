@@ -1,6 +1,6 @@
-"""Lets malloc keep what was freed: fresh pages cost more than what is done in them.
+"""Lets malloc keep freed memory, because fresh pages cost more than the work that is done in them.
 
-Rules: called when a process starts working, never at import; elsewhere than on glibc it does nothing.
+Rules: called when a process starts working, never at import; does nothing without glibc.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory(*, trim_bytes: int, mmap_bytes: int) -> None:
-    """Return memory to the system only beyond `trim_bytes`; map blocks on their own only from `mmap_bytes` on."""
+    """Keep up to `trim_bytes` of freed memory; give only blocks of `mmap_bytes` and more a mapping of their own."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, trim_bytes)

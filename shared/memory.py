@@ -1,11 +1,13 @@
-"""Shared memory without names: a memfd that the trainer owns, and the lock that proves a writer's life.
+"""Shared memory without names: a memfd that the trainer owns, and a lock that proves that a writer is alive.
 
-The file: one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and holds an
-open file description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process, kill
--9 included; process ids lie about zombies and reuse. Nothing has a name in /dev/shm, so nothing can be left behind.
+The file holds one page with a nonce, then slots of equal size. A worker opens it through /proc/<pid>/fd/<n> and takes
+an open file description lock on one byte of the first page. Such a lock survives SIGSTOP and goes with the process,
+kill -9 included, where process ids lie about zombies and get reused. Nothing has a name in /dev/shm, so nothing can be
+left behind.
 
-The lock lives as long as anybody holds the opening: a descriptor, or a mapping made through it. A worker keeps only its
-mapping, which no child inherits, so a child that a transform left behind neither holds the lock nor can write.
+The lock lasts as long as anybody holds that opening of the file: a descriptor, or a mapping made through it. A worker
+keeps only its mapping, which no child inherits, so a child that a transform left behind neither holds the lock nor can
+write.
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, len
 _NAME = "stoker-slots"
 _NONCE_BYTES = 16
 
-#: Held while there is a locked descriptor: a child forked just then would inherit it, and the lock.
+#: Held while a descriptor with the lock is open, because a child forked just then would inherit both.
 _no_forks = threading.Lock()
 os.register_at_fork(before=_no_forks.acquire, after_in_parent=_no_forks.release, after_in_child=_no_forks.release)
 
 
 def boot_id() -> str:
-    """Equal on both sides exactly when they run on one host since its last start."""
+    """The same for two processes exactly if they run on one host, in the same uptime of it."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 class SlotMemory:
-    """The trainer's side: `slots` buffers of at least `slot_bytes`, page-aligned, that workers may be let into.
+    """The trainer's side: `slots` page-aligned buffers of at least `slot_bytes`, which workers may be let into.
 
-    Where the system gives no file for that, they are memory of this process alone, and batches have to come by TCP.
+    Where the system provides no file for that, they are private memory, and batches have to come by TCP.
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -57,7 +59,7 @@ class SlotMemory:
         size = _PAGE + slots * self.slot_bytes
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._fd: int | None = None
-        #: Why no worker can be let in; empty: they can.
+        #: Why no worker can be let in; empty if they can.
         self.why_not_shared = ""
         try:
             self._bytes: NDArray[np.uint8] | None = self._make_shareable(size)
@@ -86,14 +88,14 @@ class SlotMemory:
         return self._bytes[start : start + self.slot_bytes]
 
     def note_written(self, slot: int, nbytes: int) -> None:
-        """So many bytes of the slot have pages now: the next writing of them is to be faster."""
+        """As many bytes of the slot as `nbytes` have pages now: collapse them, so that the next write is faster."""
         done = self._collapsed[slot]
         if nbytes >= done + HUGE_PAGE:
             self._collapsed[slot] = nbytes
             collapse(self.slot(slot)[done:nbytes])
 
     def offer(self, lock_byte: int) -> SharedSlots | None:
-        """What a worker has to know to open the slots; `lock_byte` is its own. None: they cannot be shared."""
+        """What a worker needs to open the slots, with a `lock_byte` of its own; None if they cannot be shared."""
         if self._fd is None:
             return None
         return SharedSlots(
@@ -101,7 +103,7 @@ class SlotMemory:
         )  # fmt: skip
 
     def is_locked(self, lock_byte: int) -> bool:
-        """Whether a living process holds this lock byte."""
+        """Whether a process that is alive holds this lock byte."""
         if self._fd is None:
             return False
         wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, lock_byte, 1, 0)
@@ -109,7 +111,7 @@ class SlotMemory:
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Give up the file; memory that a consumer still looks at lives until it looks away."""
+        """Give up the file; memory that a consumer still views lives until the last view is gone."""
         self._close_file()
         self._bytes = None
 
@@ -139,7 +141,7 @@ class OpenedSlots:
                 os.close(fd)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """The first bytes of a slot, to be written."""
+        """The first bytes of a slot, for writing."""
         slots, slot_bytes, memory = self.offer.slots, self.offer.slot_bytes, self._bytes
         if memory is None:
             raise ValueError("these slots were let go of")
@@ -149,12 +151,12 @@ class OpenedSlots:
         return memory[start : start + nbytes]
 
     def close(self) -> None:
-        """Let go of memory and lock; a view that is still alive keeps both, for it could be written through."""
+        """Let go of memory and lock; a view that is still alive keeps both, because it could be written through."""
         self._bytes = None
 
 
 def _open_slots(offer: SharedSlots) -> int:
-    """Open the offered file once it is known to be a trainer's memfd: to open anything else may block, or do harm."""
+    """Open the offered file once it is known to be a trainer's memfd: opening anything else may block, or do harm."""
     seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         here = Path(f"/proc/self/fd/{seen}")
@@ -185,6 +187,6 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
 
 
 def _cannot_shrink(fd: int) -> bool:
-    with contextlib.suppress(OSError):  # what is no memfd has no seals
+    with contextlib.suppress(OSError):  # only a memfd has seals
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     return False

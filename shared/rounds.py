@@ -1,4 +1,4 @@
-"""How ranks share the batches of an epoch in lockstep: a pure function of the cursor, no message needed.
+"""How ranks share the batches of an epoch in lockstep: a pure function of the cursor, with no messages.
 
 An epoch has `batches` batch numbers; `group` consecutive ones belong to one bucket. A round takes the next `world`
 numbers at the cursor, but never crosses a group: its places past the group's end are empty batches of the group's

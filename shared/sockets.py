@@ -1,9 +1,9 @@
 """ZeroMQ as Stoker uses it: one context a process, the same options everywhere, and a way to wake a poll loop.
 
 Rules: a socket is made, used and closed in one thread. ROUTERs are mandatory and never block, because by default they
-drop silently at their high-water mark and for unknown peers. DEALERs queue only on finished connections; one DEALER a
-peer. Nothing lingers: what is unsent at close was answered for or will be asked again. libzmq's own heartbeats only
-notice dead connections; whether Python still turns is the business of our pings.
+drop silently at their high-water mark and for unknown peers. There is one DEALER per peer, and it queues only on
+completed connections. Nothing lingers: whatever is unsent at close was answered for or will be asked again. libzmq's
+own heartbeats only notice dead connections; whether Python is still running is what our pings are for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 import zmq.utils.monitor
 
-from shared.endpoints import is_loopback
+from shared.endpoints import at_any_port, is_loopback
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "connect_watched_dealer",
     "read_connection_events",
     "read_waiting",
+    "send_if_up",
     "send_now",
     "watch_connection",
 ]
@@ -41,39 +42,39 @@ __all__ = [
 #: A payload frame may be as long as the largest slot; headers are bounded by the codec.
 MAX_PAYLOAD = 2**31
 
-#: What is said to a server is short; what it answers may be longer.
+#: Requests to a server are short; its answers may be longer.
 MAX_REQUEST = 2**16
 
-#: Frames that a server takes in at a time, and of one message at all: a trainer may say much at once.
+#: The most frames that are taken in at a time, and of one message at all: a trainer may send many at once.
 _MOST_FRAMES = 4096
 
-#: Send buffer on loopback: what is on its way then stays in the processor's cache. Measured with 10 MB batches: 280 a
-#: second, 222 with what the system chooses; receive buffers are best left to the system; with 32 KiB loopback stalls.
-#: Between hosts the system's choice grows with the distance, and a fixed one would be a limit.
+#: Send buffer on loopback, small enough for data in flight to stay in the processor's cache. Measured with 10 MB
+#: batches: 280 a second, against 222 with the system's choice; receive buffers are best left to the system; with 32 KiB
+#: loopback stalls. Between hosts the system's choice grows with the distance, and a fixed size would be a limit.
 _LOOPBACK_SEND_BUFFER = 384 * 1024
 
-#: Receive buffer of servers: more than a peer that means well says at once, and no more, for it would only let in a
-#: flood faster than Python takes it in. With 4 KiB, which a burst of wants fills, pauses of 0.2 and 0.4 s were seen, as
-#: a sender's kernel makes them before it tries a full window again, and once small batches at a quarter of their rate.
+#: Receive buffer of servers: more than a well-behaved peer sends at once, and not larger, because that would only let a
+#: flood in faster than Python can take it. With 4 KiB, which a burst of wants fills, we saw pauses of 0.2 and 0.4 s,
+#: which a sender's kernel makes before it probes a full window, and once small batches at a quarter of their rate.
 _SERVER_RECEIVE_BUFFER = 128 * 1024
 
-#: TCP finds out within 25 s that a client's machine is gone, also before its first heartbeat.
+#: TCP notices within 25 s that a client's machine is gone, even before its first heartbeat.
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
 
-# Plain numbers: libzmq's own are enumerations, which take longer to combine than a small frame to send.
+# Plain numbers, because combining pyzmq's enumerations takes longer than sending a small frame.
 _NOW = int(zmq.DONTWAIT)
 _NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What became of a connection: it is up, or it is gone."""
+    """A change of a connection: it came up, or it went."""
 
     up: bool
 
 
 def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
-    """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` tells the port that it got."""
+    """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` says which port it got."""
     router = _make_router(context, endpoint)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST)
     if keys is not None:
@@ -92,17 +93,17 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: Se
 
 
 def bind_sealed_router(context: zmq.Context[zmq.Socket[bytes]], beside: str) -> zmq.Socket[bytes]:
-    """A ROUTER on any port of the same address, for what is sealed already.
+    """A ROUTER on any port of the same address, for payloads that are sealed already.
 
-    Only whoever knows an identity that was announced in a Hello is let in (the context's guard decides): it is the name
-    that a client shows. What is sent to it has to be read and dropped: nothing else bounds it. A connection that is
-    made anew is let in though the one before it may still seem to be up, or it would never be. Who steals an identity
-    gets what cannot be opened, until the trainer that misses it connects anew.
+    Only clients that show an identity which was announced in a Hello are let in (the context's guard decides). Whatever
+    clients send here has to be read and dropped, because nothing else bounds it. A new connection replaces one of the
+    same identity that may still seem to be up, or a trainer could never reconnect. A thief of an identity gets payloads
+    that it cannot open, until the trainer that misses them connects anew.
     """
     router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
     router.setsockopt(zmq.PLAIN_SERVER, 1)
-    router.bind(beside.rpartition(":")[0] + ":*")
+    router.bind(at_any_port(beside))
     return router
 
 
@@ -121,7 +122,7 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
 def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer, under an identity of this incarnation alone."""
+    """A DEALER to one peer, under an identity that only this incarnation has."""
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
@@ -130,7 +131,7 @@ def connect_dealer(
 
 
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
-    """A DEALER to a ROUTER for what is sealed, under an identity that the other side was told on another way."""
+    """A DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere."""
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, None, identity)
@@ -142,9 +143,9 @@ def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str
 def connect_watched_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The same, and a socket that tells when its connection comes and goes; read it with `read_connection_events`.
+    """The same, and a socket that says when the connection comes and goes; read it with `read_connection_events`.
 
-    The watch stands before the connection is begun: a loopback handshake is over before a busy thread could look.
+    Watching begins before connecting: a loopback handshake is over before a busy thread could look.
     """
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
@@ -157,7 +158,7 @@ def connect_watched_dealer(
 
 @contextlib.contextmanager
 def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
-    """Whoever keeps the error keeps its frames, and they would keep the socket open: its context would never end."""
+    """An error keeps its stack frames alive, and these the socket: unless it is closed, its context never ends."""
     try:
         yield
     except BaseException:
@@ -172,7 +173,7 @@ def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, i
     dealer.setsockopt(zmq.IMMEDIATE, 1)
     dealer.setsockopt(zmq.RECONNECT_IVL, 50)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow, while a server lets nobody in
+    dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow while a server lets nobody in
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
     # On DEALERs only: the TTL ends dead connections for both sides.
     dealer.setsockopt(zmq.HEARTBEAT_IVL, 1000)
@@ -186,21 +187,21 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     if "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight, message by message
-    # libzmq 4.3.5 stops reading from a connection that has reached a limit; if that connection is then reset, a PING
-    # that was read with the last messages fails an assertion as soon as we go on: any client could end our process.
+    socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight
+    # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
+    # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
     socket.setsockopt(zmq.RCVHWM, 0)
     if is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
 
 
 def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A socket that tells when the dealer's connection comes and goes, from now on: what was before is not told."""
+    """A socket that says when the dealer's connection comes and goes from now on; earlier changes are not reported."""
     return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
 def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
-    """What happened to the connection since the last look."""
+    """What happened to the connection since the last call."""
     with contextlib.suppress(zmq.Again):
         while True:
             event = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
@@ -208,10 +209,10 @@ def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
 
 
 def read_waiting(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zmq.Frame]]:
-    """Multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
+    """Read multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
-    Of a message that is longer than any of ours the rest is thrown away. A frame knows whether more follow; asking the
-    socket takes longer than receiving.
+    The rest of a message that is longer than any of ours is thrown away. Whether more frames follow is asked of the
+    frame, because asking the socket takes longer than receiving.
     """
     room = _MOST_FRAMES
     with contextlib.suppress(zmq.Again):
@@ -227,16 +228,25 @@ def read_waiting(socket: zmq.Socket[bytes], most: int = 256) -> Iterator[list[zm
 
 
 def send_now(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> None:
-    """Send one message, or the beginning of one; zmq.ZMQError where that would block."""
+    """Send one message, or the beginning of one; raises zmq.ZMQError where that would block."""
     for frame in frames[:-1]:
         socket.send(frame, _NOW_MORE)
     socket.send(frames[-1], _NOW_MORE if more else _NOW)
 
 
+def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
+    """Send on a DEALER, if its connection is up; whether it was."""
+    try:
+        dealer.send(frame, zmq.DONTWAIT)
+    except zmq.Again:
+        return False
+    return True
+
+
 class Waker:
     """Wakes a poll loop from any thread, and from finalisers: it takes no lock and never blocks.
 
-    Whoever wakes a loop that was woken and has not turned since spares the system call: it costs more than the rest.
+    A second wake before the loop runs is skipped, because the system call dominates the cost.
     """
 
     def __init__(self) -> None:
@@ -246,11 +256,11 @@ class Waker:
         self._sending.setblocking(False)  # noqa: FBT003
 
     def fileno(self) -> int:
-        """What the loop polls for reading."""
+        """The descriptor that the loop polls for reading."""
         return self._receiving.fileno()
 
     def wake(self) -> None:
-        """Let the loop turn once more; harmless when it is gone."""
+        """Let the loop run once more; harmless when it is gone."""
         if self._woken:
             return
         self._woken = True
@@ -258,13 +268,13 @@ class Waker:
             self._sending.send(b"!")
 
     def clear(self) -> None:
-        """The loop turns: to be called before it looks at what it may have been woken for."""
+        """The loop runs: call this before it looks for what it may have been woken for."""
         with contextlib.suppress(BlockingIOError):
             while len(self._receiving.recv(4096)) == 4096:
                 pass
         self._woken = False
 
     def close(self) -> None:
-        """No more waking."""
+        """Close both ends; later wakes do nothing."""
         self._receiving.close()
         self._sending.close()

@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loader_server.commands import status
 from loader_server.commands.ask import ask_coordinator
 from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.events import CulpritFound, Forgot
 from loader_server.coordinator.journal import HeldError, Journal
 from shared.errors import SettingsError
-from shared.wire.messages import Forgive, Forgiven, Status, StatusQuery
+from shared.wire.messages import Forgive, Forgiven
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,9 +119,7 @@ class _RunningCoordinator:
         self._keys = keys
 
     def report(self) -> dict[str, Any]:
-        asked = ask_coordinator(self._endpoint, StatusQuery(), Status, keys=self._keys, timeout_s=_TIMEOUT_S)
-        report: dict[str, Any] = json.loads(asked.report)
-        return report
+        return status.ask(self._endpoint, keys=self._keys, timeout_s=_TIMEOUT_S)
 
     def forgive(self, forgive: Forgive) -> int:
         return ask_coordinator(self._endpoint, forgive, Forgiven, keys=self._keys, timeout_s=_TIMEOUT_S).count

@@ -15,6 +15,7 @@ from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["ask", "show"]
 
@@ -38,7 +39,7 @@ def show(endpoint: str, *, keys: str, timeout_s: float, as_json: bool, once: boo
                 live.update(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), refresh=True)
 
 
-def ask(endpoint: str, *, keys: str = "", timeout_s: float = 5.0) -> dict[str, Any]:
+def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
     """The coordinator's report."""
     answer = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
     report: dict[str, Any] = json.loads(answer.report)

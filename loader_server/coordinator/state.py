@@ -40,6 +40,7 @@ from loader_server.coordinator.report import stream_report, text_of, worker_repo
 from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import Workers
 from shared.endpoints import is_connectable
+from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.parts import Cursor
 
@@ -52,9 +53,6 @@ __all__ = ["CoordinatorSettings", "CoordinatorState", "Counts"]
 
 #: A rank that disagrees with the others is asked to wait for so many heartbeat timeouts before it is refused.
 _PATIENCE_TIMEOUTS = 2
-
-#: A worker or trainer that has been silent for so many heartbeat timeouts is no member any more.
-_GONE_AFTER = 5
 
 #: Who waits for batches to be counted asks again after so long.
 _COUNTING_MS = 250
@@ -385,7 +383,7 @@ class CoordinatorState:
     # --- time, and questions ---
 
     def _tick(self, now_s: float) -> None:
-        since_s = now_s - _GONE_AFTER * self._timeout_s
+        since_s = now_s - GONE_AFTER * self._timeout_s
         gone = self._workers.remove_silent(since_s)
         self.counts.workers_gone += gone
         if gone:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.building import deadline
 from loader_server.machine.processes import how_it_ended
+from shared.endpoints import at_any_port
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.sockets import Waker
@@ -85,9 +86,9 @@ class Supervisor:
         self.settings = settings
         self.log = Log("supervisor")
         self.coordinator = Child("coordinator", self._coordinator_command, settings.listen)
-        host = settings.listen.rpartition(":")[0]
+        anywhere = at_any_port(settings.listen)
         self.workers = [
-            Child(f"worker-{n}", self._worker_command(n), f"{host}:*", f"{host}:*") for n in range(settings.workers)
+            Child(f"worker-{n}", self._worker_command(n), anywhere, anywhere) for n in range(settings.workers)
         ]
         self._waker = Waker()
         self._stopping = False

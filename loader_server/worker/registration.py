@@ -16,7 +16,7 @@ import zmq
 from loader_server.worker.membership import Membership
 from shared.errors import ProtocolError
 from shared.logs import Log
-from shared.sockets import connect_dealer, read_waiting
+from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
@@ -123,11 +123,7 @@ class Registration:
             self.membership.left = self._send(leave)
 
     def _send(self, message: m.Message) -> bool:
-        try:
-            self.socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            return False
-        return True
+        return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
         """Hang up."""

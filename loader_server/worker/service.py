@@ -32,6 +32,7 @@ from loader_server.worker.registration import Registration, find_reachable_endpo
 from loader_server.worker.sender import Sender
 from shared.logs import Log
 from shared.memory import boot_id
+from shared.silence import GONE_AFTER
 from shared.sockets import Waker, read_waiting
 from shared.wire import messages as m
 from shared.wire.payload import require_library
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from shared.keys import ClientKeys, ServerKeys
 
 __all__ = ["Worker", "WorkerSettings"]
-
-#: A trainer that has been silent for so many heartbeat timeouts is gone.
-_GONE_AFTER = 5
 
 #: How long a worker that has run out of descriptors or memory goes on with what it has begun.
 _LAST_WORDS_S = 5.0
@@ -238,12 +236,12 @@ class Worker:
         self._look_s = now_s + self._registration.heartbeat_timeout_s / 4
         self._reception.forget(lambda session: self._is_gone(session, now_s))
         if now_s >= self._prune_s:
-            self._prune_s = now_s + _GONE_AFTER * self._registration.heartbeat_timeout_s
+            self._prune_s = now_s + GONE_AFTER * self._registration.heartbeat_timeout_s
             self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
         """Silent for long, or its key is not allowed any more."""
-        silent = now_s - session.heard_s > _GONE_AFTER * self._registration.heartbeat_timeout_s
+        silent = now_s - session.heard_s > GONE_AFTER * self._registration.heartbeat_timeout_s
         return silent or not self.guard.has_role(session.key, "trainer")
 
     def _close(self) -> None:

@@ -1,7 +1,7 @@
-"""The dashboard of a job as the JSON that Grafana is given, made from questions and checked in.
+"""The dashboard of a job as the JSON that Grafana reads, made from `questions` and checked in.
 
-`python -m monitoring.grafana.dashboard` writes it anew. Rules: the same questions give the same text; nothing of one
-installation (an address, a data source's id) is in it.
+`python -m monitoring.grafana.dashboard` writes it anew. Rules: the same questions give the same text; nothing in it
+belongs to one installation (an address, the id of a data source).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the dashboard of a job asks: panels titled as the questions that a user has, in the order in which to ask them.
+"""What the dashboard of a job asks: panels titled with the questions that a user has, in the order to ask them in.
 
-Rules: each query names the job, so that the dashboard shows one; a ratio is shown in per cent; every declared metric
-stands in some query here or in a rule. How Grafana wants it is in dashboard.
+Rules: each query names the job, so that the dashboard shows one job; ratios are shown in per cent; every declared
+metric is used in a query here or in a rule. The JSON that Grafana wants is made in `dashboard`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["ROWS", "Panel", "Query", "Row"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression, and how its lines are called."""
+    """A PromQL expression, and the legend of its curves."""
 
     expr: str
     legend: str
@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A question, its answer over time, and what to make of it."""
+    """A question, its answer over time, and how to read it."""
 
     title: str
     unit: str
@@ -46,23 +46,22 @@ _HEALTH = Row(
             title="Is the accelerator waiting for data?",
             unit="percentunit",
             most=1,
-            about="Share of time that each trainer waits. As the training loop tells it (FeedCheckpoint does); else "
-            "as the reader of the feed sees it, which under tf.data is the most that it can be. Above 5 %: go "
-            "on with the next row.",
+            about="Share of time that each trainer waits, as the training loop reports it (FeedCheckpoint does); "
+            "otherwise as the reader of the feed sees it, which under tf.data is an upper bound. Above 5 %: go on "
+            "with the next row.",
             queries=(Query('stoker:wait:ratio{job="$job"}', "{{stream}}, rank {{rank}}"),),
         ),
         Panel(
             title="How far is training?",
             unit="percentunit",
             most=1,
-            about="Share of the epoch that the last rank has trained on.",
+            about="Share of the epoch that the slowest rank has trained on.",
             queries=(Query('stoker:epoch:ratio{job="$job"}', "{{stream}}"),),
         ),
         Panel(
             title="Which epoch is it in, and does it move?",
             unit="none",
-            about="Epochs count from 0. Moves: how often the cursor was seen to move in ten minutes; 0 raises an "
-            "alert.",
+            about="Epochs count from 0. Moves: how often the cursor moved in ten minutes; 0 raises an alert.",
             queries=(
                 Query('stoker_trained_epoch{job="$job"}', "epoch of {{stream}}"),
                 Query('stoker:progress:changes10m{job="$job"}', "moves of {{stream}}"),
@@ -71,7 +70,7 @@ _HEALTH = Row(
         Panel(
             title="Who is there?",
             unit="none",
-            about="Workers and trainers as the coordinator knows them; the processes whose metrics can be had.",
+            about="Workers and trainers as the coordinator knows them, and processes whose metrics can be scraped.",
             queries=(
                 Query('stoker_workers{job="$job"}', "workers"),
                 Query('stoker_trainers{job="$job"}', "trainers of {{stream}}"),
@@ -81,7 +80,7 @@ _HEALTH = Row(
         Panel(
             title="How fast are batches built and read?",
             unit="suffix:/s",
-            about="Batches a second. Built far above read: batches are thrown away, or the line is being filled.",
+            about="Batches per second. Built far above read: batches are thrown away, or trainers fill their slots.",
             queries=(
                 Query('stoker:built_batches:rate{job="$job"}', "built for {{stream}}"),
                 Query('stoker:read_batches:rate{job="$job"}', "read from {{stream}}"),
@@ -90,7 +89,7 @@ _HEALTH = Row(
         Panel(
             title="How fast do the ranks train?",
             unit="suffix:/s",
-            about="Rounds a second. In lockstep all ranks are as fast as the slowest.",
+            about="Rounds per second. In lockstep all ranks are as fast as the slowest.",
             queries=(Query('rate(stoker_trained_rounds_total{job="$job"}[1m])', "{{stream}}, rank {{rank}}"),),
         ),
     ),
@@ -100,14 +99,14 @@ _WAITING = Row(
     "What do trainers wait for?",
     (
         Panel(
-            title="Who is the limit, the loaders or the trainers?",
+            title="Who is the bottleneck, the loaders or the trainers?",
             unit="percentunit",
             about="Share of its time that the longest-waiting trainer waits for data, as trainers tell the "
-            "coordinator. From 5 % on the loaders are the limit.",
+            "coordinator. From 5 % on the loaders are the bottleneck.",
             queries=(Query('stoker_waited_ratio{job="$job"}', "{{stream}}"),),
         ),
         Panel(
-            title="Is it building, the way, or conversion?",
+            title="Is it building, transfer or conversion?",
             unit="percentunit",
             stacked=True,
             about="Share of the reader's time. build: add workers. transfer: the network, or wants that queue at "
@@ -122,7 +121,7 @@ _WAITING = Row(
         Panel(
             title="How long does one batch keep its reader waiting?",
             unit="s",
-            about="Median, and the slowest batch in ten and in a hundred. A far tail: few slow batches, or a worker "
+            about="Median, and the slowest batch in ten and in a hundred. A long tail: a few slow batches, or a worker "
             "that stalls.",
             queries=tuple(
                 Query(
@@ -137,7 +136,7 @@ _WAITING = Row(
             title="Are batches ready ahead of need?",
             unit="none",
             stacked=True,
-            about="Slots of all trainers by state. offered: ready. lent: credits at workers. out: at the consumer. "
+            about="Slots of all trainers by state. offered: ready. lent: with workers. out: with the consumer. "
             "None offered: loaders are slower than the trainers. All out: the consumer keeps batches, raise "
             "prefetch_bytes.",
             queries=(Query('sum by (stream, state) (stoker_slots{job="$job"})', "{{stream}}: {{state}}"),),
@@ -152,15 +151,15 @@ _WORKERS = Row(
             title="How busy is each worker?",
             unit="percentunit",
             most=1,
-            about="Share of time that its building thread works. Near 100 % while trainers wait: add workers.",
+            about="Share of time that its building thread is busy. Near 100 % while trainers wait: add workers.",
             queries=(Query('stoker:worker_busy:ratio{job="$job"}', "{{worker}}"),),
         ),
         Panel(
             title="Where does building time go?",
             unit="none",
             stacked=True,
-            about="Threads at work by phase, over all workers. plan_and_read runs ahead in threads of its own; if "
-            "it is the largest, storage is slow.",
+            about="Busy threads by phase, over all workers. plan_and_read runs ahead in threads of its own; if it is "
+            "the largest, storage is slow.",
             queries=(
                 Query(
                     'sum by (stream, phase) (rate(stoker_build_seconds_total{job="$job"}[1m]))', "{{stream}}: {{phase}}"
@@ -188,8 +187,8 @@ _WORKERS = Row(
         Panel(
             title="Does the network keep up?",
             unit="bytes",
-            about="Built batches still on their way out by TCP. Near queue_bytes: the network or a trainer is the "
-            "limit.",
+            about="Built batches that are still being sent by TCP. Near queue_bytes: the network or a trainer is the "
+            "bottleneck.",
             queries=(Query('stoker_unsent_bytes{job="$job"}', "{{worker}}"),),
         ),
         Panel(
@@ -201,7 +200,7 @@ _WORKERS = Row(
         Panel(
             title="Does memory stay within bounds?",
             unit="bytes",
-            about="Resident memory of each process; a trainer's counts its model as well.",
+            about="Resident memory of each process; a trainer's includes its model.",
             queries=(Query('process_resident_memory_bytes{job="$job"}', "{{instance}}"),),
         ),
     ),
@@ -222,7 +221,7 @@ _DATA = Row(
             title="How much of what the trainers read is padding?",
             unit="percentunit",
             most=1,
-            about="Share of bytes of padded tensors that is no sample.",
+            about="Share of the bytes of padded tensors that belong to no sample.",
             queries=(
                 Query(
                     'sum by (stream) (rate(stoker_padded_bytes_total{job="$job", kind!="sample"}[5m]))'
@@ -234,7 +233,7 @@ _DATA = Row(
         Panel(
             title="How many rows hold a sample?",
             unit="suffix:/s",
-            about="Rows a second that trainers read: sample, masked (its sample could not be used), vacant (none "
+            about="Rows per second that trainers read: sample, masked (its sample could not be used), vacant (none "
             "was planned).",
             queries=(
                 Query('sum by (stream, kind) (rate(stoker_read_rows_total{job="$job"}[1m]))', "{{stream}}: {{kind}}"),
@@ -243,7 +242,7 @@ _DATA = Row(
         Panel(
             title="Which samples could not be used, and why?",
             unit="none",
-            about="Masked so far, by reason, each time that they were met. The quarantine log names them.",
+            about="Masked so far, by reason, counted each time. The quarantine log names them.",
             queries=(
                 Query('sum by (reason) (stoker_masked_samples_total{job="$job"})', "{{reason}}"),
                 Query('sum by (stream) (stoker_culprit_samples{job="$job"})', "{{stream}}: kill their decoder"),
@@ -267,7 +266,7 @@ _TROUBLE = Row(
         Panel(
             title="Are wants asked more than once?",
             unit="suffix:/s",
-            about="asked: all. again: a worker was silent, died or refused. hedged: the head of the line took long. "
+            about="asked: all. again: a worker was silent, died or refused. hedged: the batch needed next took long. "
             "lost: the worker never got it.",
             queries=tuple(
                 Query(f'sum by (stream) (rate({name}{{job="$job"}}[1m]))', f"{{{{stream}}}}: {what}")
@@ -303,8 +302,8 @@ _TROUBLE = Row(
         Panel(
             title="Do processes come and go?",
             unit="none",
-            about="In the last hour: starts again, attaches, ranks taken over, workers lost, silences as trainers "
-            "see them.",
+            about="In the last hour: restarts, attaches, ranks taken over, workers lost, silences as trainers see "
+            "them.",
             queries=(
                 Query('sum by (role) (changes(process_start_time_seconds{job="$job"}[1h]))', "{{role}} restarts"),
                 Query('increase(stoker_attaches_total{job="$job"}[1h])', "attaches"),
@@ -314,11 +313,11 @@ _TROUBLE = Row(
             ),
         ),
         Panel(
-            title="Is anyone told no?",
+            title="Is anyone refused?",
             unit="none",
-            about="In the last hour: trainers and workers refused, wants refused or stale, frames that are no "
-            "message of ours, messages older than something newer, answers that could not be sent, writes to the "
-            "journal that failed; and what the journal lacks now.",
+            about="In the last hour: trainers and workers refused, wants refused or stale, frames that are not "
+            "messages of ours, messages that newer ones overtook, answers that could not be sent, writes to the "
+            "journal that failed; and what is missing in the journal now.",
             queries=(
                 Query('increase(stoker_refusals_total{job="$job"}[1h])', "members refused"),
                 Query('sum(increase(stoker_refused_wants_total{job="$job"}[1h]))', "wants refused"),
@@ -331,10 +330,10 @@ _TROUBLE = Row(
             ),
         ),
         Panel(
-            title="Who knocks at the ports?",
+            title="Who connects to the ports?",
             unit="none",
             about="Open connections of each server; in the last hour, connections by what became of them, messages "
-            "from keys of another role, and how often nobody was let in because descriptors ran short.",
+            "from keys of the wrong role, and how often new connections were stopped because descriptors ran short.",
             queries=(
                 Query('sum by (role, port) (stoker_connections{job="$job"})', "open at {{role}}, {{port}}"),
                 Query(

@@ -1,9 +1,9 @@
 """Every metric of Stoker, declared once: name, kind, labels, who exposes it, what it is, and what to do about it.
 
 Rules: pure. Names start with `stoker_` and end in their unit where they have one; counters end in `_total`. Labels here
-are those of the samples; job, role, worker and rank come with the scrape target (see targets). What may have many
-values (a sample, a batch number, an address) is never a label. It must not know prometheus_client, nor where the
-numbers come from.
+are those of the samples; job, role, worker and rank come with the scrape target (see scrape_targets). Anything that may
+have many values (a sample, a batch number, an address) is never a label. This module must not know prometheus_client,
+nor where the numbers come from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["METRICS", "WAIT_BOUNDS_S", "Kind", "Metric"]
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-#: From a batch that lay ready to one that a machine had to be restarted for; in between a step's usual fractions.
+#: From a batch that lay ready to one that a machine had to be restarted for, and the usual fractions of a step between.
 WAIT_BOUNDS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -75,37 +75,37 @@ _trainer = _Declarations("trainer")
 
 GARBAGE = _everyone.counter(
     "stoker_garbage_messages_total",
-    "Frames that are no message of this protocol.",
-    "Zero is normal; if it grows, something else talks to this port: close the port to it.",
+    "Frames that are not messages of this protocol.",
+    "Zero is normal; if it grows, something else talks to this port: shut it out.",
 )
 CONNECTIONS = _server.gauge(
     "stoker_connections",
     "Open connections by port: messages, or sealed (where a worker sends payloads under keys).",
-    "Far more than trainers and workers: strangers knock, see stoker_connection_changes_total.",
+    "Far more than trainers and workers: strangers connect, see stoker_connection_changes_total.",
     ("port",),
 )
 CONNECTION_CHANGES = _server.counter(
     "stoker_connection_changes_total",
     "What happened to connections: accepted, admitted (past its handshake), ended; not let in: unknown_key, "
-    "not_understood (other bytes than ours, or no keys), unfinished (silent, or hung up, as for want of keys), "
+    "not_understood (not our protocol, or no keys), unfinished (silent, or hung up, as a client without keys does), "
     "no_descriptor.",
-    "unknown_key: put that machine's key into allowed/. The others grow: close this port to whoever knocks there.",
+    "unknown_key: put that machine's key into allowed/. If the others grow, close this port to strangers.",
     ("port", "kind"),
 )
 DOORS_SHUT = _server.counter(
     "stoker_doors_shut_total",
-    "Times that nobody was let in any more, because too many of the process's descriptors were in use.",
+    "How often new connections were stopped, because too many of the process's descriptors were in use.",
     "Close the port to strangers; if the connections are your own, raise the limit of open files (ulimit -n).",
 )
 WRONG_ROLES = _server.counter(
     "stoker_wrong_roles_total",
-    "Messages from keys that have not the role for them, or are not allowed any more.",
+    "Messages from keys that lack the role for them, or are no longer allowed.",
     "The sender's log says which role it has and which it needs: move its key to that folder of allowed/.",
 )
 WORKERS = _coordinator.gauge(
     "stoker_workers",
-    "Workers that are registered and not long silent.",
-    "If fewer than were started, read the supervisor's log for the one that dies.",
+    "Workers that are registered and have been heard of late.",
+    "If fewer than were started, read the supervisor's log for one that dies.",
 )
 WORKER_SILENT = _coordinator.gauge(
     "stoker_worker_silent_seconds",
@@ -116,12 +116,12 @@ WORKER_SILENT = _coordinator.gauge(
 WORKERS_GONE = _coordinator.counter(
     "stoker_workers_gone_total",
     "Workers dropped for their silence.",
-    "No data is lost by it; if it grows, look for out-of-memory kills and network cuts.",
+    "No data is lost; if it grows, look for out-of-memory kills and network cuts.",
 )
 TRAINERS = _coordinator.gauge(
     "stoker_trainers",
     "Trainers that are attached to a stream.",
-    "If fewer than the job has, the others wait or died: read their logs.",
+    "If fewer than the job has, the others are waiting or have died: read their logs.",
     ("stream",),
 )
 ATTACHES = _coordinator.counter(
@@ -131,39 +131,39 @@ ATTACHES = _coordinator.counter(
 )
 REFUSALS = _coordinator.counter(
     "stoker_refusals_total",
-    "Trainers and workers that were told no.",
+    "Trainers and workers that were refused.",
     "Each got the reason as an error: read its log, it names the setting to change.",
 )
 SUPERSEDED = _coordinator.counter(
     "stoker_superseded_trainers_total",
     "Trainers whose rank was taken over by a newer one.",
-    "One a restart is normal; more means that two runs claim the same rank: stop one.",
+    "One per restart is normal; more means that two runs claim the same rank: stop one.",
 )
 STALE_MESSAGES = _coordinator.counter(
     "stoker_stale_messages_total",
-    "Messages from before something newer: an attach that was repeated since, a trainer that was superseded.",
-    "A few after a cut of the network are normal; if it grows, two runs claim the same rank: stop one.",
+    "Messages that something newer has overtaken: an attach that was repeated since, a trainer that was superseded.",
+    "A few after a network cut are normal; if it grows, two runs claim the same rank: stop one.",
 )
 UNSENDABLE = _coordinator.counter(
     "stoker_unsendable_messages_total",
-    "Answers that could not be put into a message, and were not sent.",
+    "Answers that did not fit into a message, and were not sent.",
     "Zero is normal; if it grows, report it with the coordinator's log, which names the kind.",
 )
 WAITED = _coordinator.gauge(
     "stoker_waited_ratio",
-    "Share of its time that the stream's longest-waiting trainer waited for data, of late; 0 if nobody reads.",
-    "From 0.05 on the loaders are the limit: add workers. Below that the trainers are.",
+    "Share of its recent time that the stream's longest-waiting trainer waited for data; 0 if nobody reads.",
+    "From 0.05 on the loaders are the bottleneck: add workers. Below that the trainers are.",
     ("stream",),
 )
 TRAINED_EPOCH = _coordinator.gauge(
     "stoker_trained_epoch",
-    "The epoch that the stream's last rank is in; evaluation streams have none.",
+    "The epoch that the stream's slowest rank is in; evaluation streams have none.",
     "See stoker_trained_batch_number.",
     ("stream",),
 )
 TRAINED_NUMBER = _coordinator.gauge(
     "stoker_trained_batch_number",
-    "The first batch number of that epoch that the stream's last rank has not trained on.",
+    "The first batch number of that epoch that the stream's slowest rank has not trained on.",
     "If it stands still while trainers are attached, see the runbook, StokerNoProgress.",
     ("stream",),
 )
@@ -176,7 +176,7 @@ EPOCH_BATCHES = _coordinator.gauge(
 SAMPLES = _coordinator.gauge(
     "stoker_samples",
     "Samples in the stream's index.",
-    "If it is not what the data set has, index again and read the report.",
+    "If that is not what the data set has, index again and read the report.",
     ("stream",),
 )
 LEFT_OUT = _coordinator.gauge(
@@ -193,19 +193,18 @@ CULPRITS = _coordinator.gauge(
 )
 JOURNAL_ERRORS = _coordinator.counter(
     "stoker_journal_errors_total",
-    "Writes to the journal that failed: what they held would not survive a restart of the coordinator.",
+    "Writes to the journal that failed: their content would not survive a restart of the coordinator.",
     "Make room on the disk of the state folder; checkpoints of trainers still hold their cursors.",
 )
 JOURNAL_WAITING = _coordinator.gauge(
     "stoker_journal_waiting_facts",
-    "What the journal lacks because it could not be written; it is tried again each quarter of heartbeat_timeout_s.",
+    "Facts that could not be written to the journal yet; this is tried again each quarter of heartbeat_timeout_s.",
     "Above zero for longer than a moment: see the runbook, StokerJournalNotWritten.",
 )
 WANTS_WAITING = _worker.gauge(
     "stoker_wants_waiting",
     "Wants in the worker's queue that nobody has begun to build.",
-    "Always above zero and trainers wait: the worker is the bottleneck, add workers. Always zero: it has time to "
-    "spare.",
+    "Always above zero while trainers wait: workers are the bottleneck, add some. Always zero: it has time to spare.",
 )
 WANTS_BUILDING = _worker.gauge(
     "stoker_wants_building",
@@ -221,32 +220,32 @@ BUILD_SECONDS = _worker.counter(
 )
 BUILT_BATCHES = _worker.counter(
     "stoker_built_batches_total",
-    "Batches built, those included that were cancelled meanwhile.",
+    "Batches built, including those that were cancelled meanwhile.",
     "If one worker's rate is far below the others', its machine is slow or shared.",
     ("stream",),
 )
 BUILT_BYTES = _worker.counter(
     "stoker_built_bytes_total",
     "Bytes of built batches, padding included.",
-    "Compare its rate with the network's; a smaller dtype or more buckets make it less.",
+    "Compare its rate with the network's; a smaller dtype or more buckets reduce it.",
     ("stream",),
 )
 BUILT_CELLS = _worker.counter(
     "stoker_built_cells_total",
-    "Cells (rows times padded length of the bucketed key) by kind: sample, padding (behind a sample's end), "
+    "Cells (rows times padded length of the bucketed key) by kind: sample, padding (after a sample's end), "
     "masked (rows without a sample).",
     "Much padding: raise shapes. Much masked: fewer shapes, a smaller group, or a larger window.",
     ("stream", "kind"),
 )
 MASKED_SAMPLES = _worker.counter(
     "stoker_masked_samples_total",
-    "Samples that could not be used, whose row was masked, by reason, each time that they were met.",
+    "Samples that could not be used and whose row was masked, by reason, counted each time.",
     "The quarantine log in the state folder names each with its error: mend or remove them.",
     ("reason",),
 )
 REFUSED_WANTS = _worker.counter(
     "stoker_refused_wants_total",
-    "Wants answered without a batch: a plan that differs, a worker that drains, a source that fails.",
+    "Wants answered without a batch: a different plan, a worker that drains, a source that fails.",
     "Trainers ask elsewhere and stop if all refuse: read this worker's log.",
 )
 STALE_WANTS = _worker.counter(
@@ -256,27 +255,27 @@ STALE_WANTS = _worker.counter(
 )
 UNSENT_BYTES = _worker.gauge(
     "stoker_unsent_bytes",
-    "Bytes of built batches that are still on their way out by TCP.",
+    "Bytes of built batches that are still being sent by TCP.",
     "Near queue_bytes: the network or a trainer is slower than the builder; more workers will not help.",
 )
 DATA_WAIT = _trainer.histogram(
     "stoker_data_wait_seconds",
     "Time that the reader of the feed was blocked for each batch. Under tf.data the reader is its generator, "
-    "which runs ahead of the steps: this is then the most that steps can have waited.",
-    "Its rate is the share of time spent waiting; see stoker_data_wait_split_seconds_total for where it goes.",
+    "which runs ahead of the steps, so this is then an upper bound for how long steps waited.",
+    "Its rate is the share of time spent waiting; see stoker_data_wait_split_seconds_total for where that goes.",
     ("stream",),
 )
 STEP_WAIT = _trainer.counter(
     "stoker_step_wait_seconds_total",
     "Time that training steps were blocked for data, where the training loop measures it (FeedCheckpoint does).",
-    "Its rate is the share of time in which the accelerator idles for data: above 0.05, look at the workers.",
+    "Its rate is the share of time that the accelerator idles for lack of data: above 0.05, look at the workers.",
     ("stream",),
 )
 WAIT_SPLIT = _trainer.counter(
     "stoker_data_wait_split_seconds_total",
     "Where the reader's time went. build: blocked, up to the time that the worker spent on the batch (all of the "
-    "wait, where it writes into our slot). transfer: blocked, the rest: network, and a worker's queue. "
-    "conversion: after the wait, from a slot to arrays, copies for want of free slots included.",
+    "wait, where it writes into our slot). transfer: blocked for the rest: network, and a worker's queue. "
+    "conversion: after the wait, from slot to arrays, including copies made for lack of free slots.",
     "build: add workers. transfer: look at the network and at stoker_wants_waiting. conversion: keep fewer "
     "batches, or raise prefetch_bytes.",
     ("stream", "part"),
@@ -302,7 +301,7 @@ READ_ROWS = _trainer.counter(
 PADDED_BYTES = _trainer.counter(
     "stoker_padded_bytes_total",
     "Bytes of the padded tensors of these batches by kind: sample, padding, masked.",
-    "The share that is not sample is accelerator time spent on nothing: raise shapes.",
+    "Every share but sample is accelerator time wasted: raise shapes.",
     ("stream", "kind"),
 )
 TRAINED_ROUNDS = _trainer.counter(
@@ -314,12 +313,12 @@ TRAINED_ROUNDS = _trainer.counter(
 SLOTS = _trainer.gauge(
     "stoker_slots",
     "Slots by state: free, lent (credits at workers), offered (ready batches), out (the consumer holds them).",
-    "No filled ones: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
+    "None offered: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
     ("stream", "state"),
 )
 ASKED = _trainer.counter(
     "stoker_asked_wants_total",
-    "Wants sent to workers, asked again and hedged ones included.",
+    "Wants sent to workers, including those asked again and hedged.",
     "The base for the shares of the next two.",
     ("stream",),
 )
@@ -331,43 +330,43 @@ ASKED_AGAIN = _trainer.counter(
 )
 HEDGED = _trainer.counter(
     "stoker_hedged_wants_total",
-    "Wants asked of a second worker although the first was well, because the head of the line took long.",
-    "Near one in twenty: build times vary much, or one worker is slow.",
+    "Wants asked of a second worker although the first was well, because the batch needed next took long.",
+    "Near one in twenty: build times vary a lot, or one worker is slow.",
     ("stream",),
 )
 STALE_BATCHES = _trainer.counter(
     "stoker_stale_batches_total",
-    "Batches dropped on arrival, because another answer came first or nobody wants them any more.",
-    "About as many as were hedged or asked again is normal; more is wasted building: report it.",
+    "Batches dropped on arrival, because another answer came first or they are no longer wanted.",
+    "About as many as were hedged or asked again is normal; more is wasted work: report it.",
     ("stream",),
 )
 REJECTED = _trainer.counter(
     "stoker_rejected_batches_total",
     "Batches whose digest, layout or number was not what was asked for.",
-    "Any is serious: look at that machine's memory and network.",
+    "Even one is serious: look at that machine's memory and network.",
     ("stream",),
 )
 LOST_WANTS = _trainer.counter(
     "stoker_lost_wants_total",
-    "Wants that the worker does not know of: lost on the way, and asked again.",
-    "A few at a cut of the network; a steady rate means a network that drops connections.",
+    "Wants that never reached the worker, and were asked again.",
+    "A few after a network cut are normal; a steady rate means a network that drops connections.",
     ("stream",),
 )
 RETRACTED = _trainer.counter(
     "stoker_retracted_batches_total",
-    "Ready batches dropped to make room for the head of the line.",
+    "Ready batches dropped to make room for the one needed next.",
     "If it grows, there are too few slots: raise prefetch_bytes, or let the consumer keep fewer batches.",
     ("stream",),
 )
 SUSPECTED = _trainer.counter(
     "stoker_suspected_workers_total",
-    "Times that a worker fell silent for this trainer.",
-    "See stoker_worker_silent_seconds; if the coordinator hears that worker well, look at the network between.",
+    "How often a worker fell silent for this trainer.",
+    "See stoker_worker_silent_seconds; if the coordinator hears that worker, look at the network between them.",
     ("stream",),
 )
 COPIED = _trainer.counter(
     "stoker_copied_batches_total",
-    "Batches copied out of their slot, because the consumer kept nearly all slots.",
+    "Batches copied out of their slot, because the consumer held nearly all slots.",
     "Correct but slower: raise prefetch_bytes, or keep fewer batches.",
     ("stream",),
 )

@@ -1,8 +1,8 @@
-"""Says to Prometheus where a process serves its metrics: one file a process, found by file discovery.
+"""Tells Prometheus where a process serves its metrics: one file per process, found by file discovery.
 
-Rules: a file appears and changes whole; it is named by role and name, so that a process that was killed and started
-again takes its file over; it goes when its process ends in good order. A process holds a lock on its file for as long
-as it lives, kill -9 included, and so the files of dead ones are known and can be removed.
+Rules: a file appears and changes atomically; its name is made of role and name, so that a process that was killed and
+started again takes over its file; a process that ends in good order removes it. While it lives a process holds a lock
+on its file, which goes even with kill -9, so the files of dead processes are recognised and can be removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TargetFile", "remove_dead_targets"]
 
 
 class TargetFile:
-    """The file of this process, from its making until `close`."""
+    """The file of this process, which is there until `close`."""
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class TargetFile:
         draft = folder / f".{plain}.{os.getpid()}"  # hidden, and no .json: discovery passes it over
         self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        # Its own instance, not the address: series go on when a process comes back on another port.
+        # An instance of its own, not the address: series continue when a process comes back on another port.
         content = [{"targets": [address], "labels": {"instance": name, **labels}}]
         os.write(self._file, (json.dumps(content, indent=2) + "\n").encode())
         draft.replace(self._path)
@@ -46,7 +46,7 @@ class TargetFile:
 
 
 def remove_dead_targets(folder: Path) -> list[str]:
-    """Remove the files of processes that are gone; their names."""
+    """Remove the files of processes that are gone, and return their names."""
     dead = [path for path in sorted(folder.glob("*.json")) if not _is_locked(path)]
     for path in dead:
         path.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ def _is_locked(path: Path) -> bool:
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True  # it went by itself
+        return True  # its process has just removed it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

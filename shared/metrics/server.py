@@ -1,8 +1,8 @@
-"""Serves a process's metrics to Prometheus on loopback; numbers are turned into samples only while it is being asked.
+"""Serves a process's metrics to Prometheus on loopback; numbers become samples only when somebody asks.
 
-Rules: `samples` is called in the server's thread, so it reads plain numbers and whole snapshots, and changes nothing.
-What a process exposes is declared in `names`; a sample of anything else is a defect. Besides them stand
-prometheus_client's own `process_…` metrics: CPU seconds, memory, start time.
+Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
+nothing. What a process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds
+its own `process_…` metrics: CPU seconds, memory, start time.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
 _HOST = "127.0.0.1"
 
-#: Who asks more than so many at once, or has not asked after so long, is hung up on.
+#: Requests beyond so many at once, and connections that have not asked after so long, are closed.
 _MOST_AT_ONCE = 8
 _PATIENCE_S = 5.0
 
-#: Pause when no descriptor is left to accept with: the thread would turn without an end.
+#: Pause when no descriptor is left to accept with, or the thread would spin.
 _EXHAUSTED_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A histogram: how many lie at or below each of WAIT_BOUNDS_S but no lower one, and how many above; their sum."""
+    """A histogram: how many values lie at or below each of WAIT_BOUNDS_S but above the one before, how many lie above
+    all, and the sum of all.
+    """
 
     counts: Sequence[int]
     total: float
@@ -75,9 +77,10 @@ class MetricSamples:
 
 
 class MetricsServer:
-    """A small HTTP server in a thread of its own, from its making until `close`.
+    """A small HTTP server in a thread of its own, which runs until `close`.
 
-    `labels` name the process: job, role and, for a worker or trainer, itself. With `targets` it says there where it is.
+    `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes
+    there where it serves.
     """
 
     def __init__(
@@ -109,11 +112,11 @@ class MetricsServer:
         Log("metrics", **labels).info("metrics are served", address=self.address)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the server; a request that is being answered is cut off."""
+        """End the server, cutting off any request that is being answered."""
         if self._target_file is not None:
             self._target_file.close()
         self._closing = True
-        with contextlib.suppress(OSError):  # wakes the thread; where nobody answers it has ended already
+        with contextlib.suppress(OSError):  # wakes the thread; if nobody answers, it has ended already
             socket.create_connection((_HOST, self._server.server_port), timeout_s).close()
         self._thread.join(timeout_s)
         self._server.server_close()
@@ -132,7 +135,7 @@ class MetricsServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread a request, so that one that hangs holds up no other."""
+    """One thread per request, so that one that hangs delays no other."""
 
     daemon_threads = True
     allow_reuse_port = False  # some releases of Python let two servers share a port without a word
@@ -142,7 +145,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*how)
 
     def server_bind(self) -> None:
-        """Without looking the host's name up, which may take long where there is no name server."""
+        """Bind without looking up the host's name, which may take long where there is no name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
@@ -156,7 +159,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002
-        """Whether there is a thread for it."""
+        """Whether a thread is free to answer it."""
         return self._places.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
@@ -167,14 +170,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Nothing: whoever asks and hangs up, or never asks, is no news."""
+        """Say nothing: a client that hangs up, or never asks, is not news."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE_S
 
     def log_message(self, *_said: object) -> None:
-        """Nothing: to be asked every few seconds is no news."""
+        """Say nothing: being asked every few seconds is not news."""
 
 
 class _Collector(Collector):
@@ -182,7 +185,7 @@ class _Collector(Collector):
         self._samples = samples
 
     def describe(self) -> list[Family]:
-        """Nothing: names are declared in `names`, and nothing is asked of the process before it runs."""
+        """Nothing: metrics are declared in `names`, and the process may not be asked before it runs."""
         return []
 
     def collect(self) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""What a field of a message may be: checks as plain values, which tests derive examples from and PROTOCOL.md quotes.
+"""What a field of a message may hold: checks as plain values, which PROTOCOL.md quotes and tests derive examples from.
 
 Rules: pure; a check takes what msgpack gave and returns the field's value, or raises OutOfBounds with what it expected;
 types are exact (True is no integer); nothing is allocated from a number that was not bounded first.
@@ -58,7 +58,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string that is not too long."""
+    """A string of bounded length."""
 
     longest: int
 
@@ -73,7 +73,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes that are not too many."""
+    """Bytes of bounded length."""
 
     longest: int
 
@@ -127,7 +127,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """The name of a dtype that may cross."""
+    """The name of a dtype that may cross the wire."""
 
     def __call__(self, value: object) -> str:
         if type(value) is not str or value not in DTYPES:
@@ -155,7 +155,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """Null, or what another check takes."""
+    """Null, or whatever another check accepts."""
 
     check: Check
 
@@ -168,7 +168,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A list of what another check takes, not too long."""
+    """A list of bounded length of what another check accepts."""
 
     check: Check
     most: int
@@ -185,14 +185,14 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class FixedList:
-    """A list with a check for each place."""
+    """A list of fixed length, with a check for each place."""
 
     checks: tuple[Check, ...]
 
     def __call__(self, value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(self.checks):
             raise OutOfBounds(f"a list of {len(self.checks)}")
-        if len(value) == 2:  # most are pairs, and one comes with each batch
+        if len(value) == 2:  # most are pairs, and each batch brings one
             first, second = self.checks
             return first(value[0]), second(value[1])
         return tuple([check(item) for check, item in zip(self.checks, value, strict=True)])
@@ -203,7 +203,7 @@ class FixedList:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record inside a message, as the list of its fields in order."""
+    """A record inside a message: the list of its fields in order."""
 
     kind: Callable[..., Any]
     fields: FixedList
@@ -216,12 +216,12 @@ class Record:
 
 
 def record(kind: type) -> Record:
-    """The check of a dataclass whose fields carry theirs."""
+    """The check of a dataclass whose fields carry their own."""
     return Record(kind, FixedList(tuple(field.metadata["check"] for field in dataclasses.fields(kind))))
 
 
 def _short(number: int) -> str:
-    """Powers of two as such: they are easier to read and to compare."""
+    """Powers of two are written as such, which is easier to read and to compare."""
     for less, suffix in ((0, ""), (1, " - 1")):
         power = (number + less).bit_length() - 1
         if number + less == 2**power and power >= 16:

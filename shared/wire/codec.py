@@ -1,7 +1,7 @@
 """Messages to bytes and back: one msgpack frame `[version, kind, {field: value}]`.
 
 Rules: pure; `decode` survives any bytes and raises nothing but `ProtocolError`; unknown, missing and problem fields are
-refused; a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. Payload frames never come here.
+refused; a frame is at most MAX_FRAME long, so nothing larger is ever unpacked. Payload frames do not pass here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.wire.parts import Part
 
 __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal"]
 
-#: The protocol's version; see PROTOCOL.md. Raised with every change that an older peer would misread.
+#: The protocol's version; see PROTOCOL.md. Raised by every change that an older peer would misread.
 VERSION = 3
 
 #: The longest header or control frame: an `Attached` of 4096 workers and as many shapes has 0.3 MB. Hostile bytes
@@ -26,7 +26,7 @@ MAX_FRAME = 2**20
 
 
 class VersionError(ProtocolError):
-    """A peer speaks another version; `theirs` is the one that it named."""
+    """A peer speaks another version, `theirs`."""
 
     def __init__(self, theirs: int) -> None:
         self.theirs = theirs
@@ -47,7 +47,7 @@ def encode(message: Message) -> bytes:
     for name in message.checks:
         value = getattr(message, name)
         fields[name] = value if type(value) in _ATOMS else _plain(value)
-    # A name that is not UTF-8 (a file's, say) still has to reach the one who reads the error.
+    # A name that is not UTF-8 (of a file, say) still has to reach whoever reads the error.
     packed: bytes = msgpack.packb([VERSION, message.kind, fields], unicode_errors="backslashreplace")
     if len(packed) > MAX_FRAME:
         raise ValueError(f"a {message.kind} of {len(packed)} bytes would be dropped by its receiver")
@@ -106,5 +106,5 @@ def _garbage(got: str, expected: str) -> ProtocolError:
 
 
 def encode_refusal(error: VersionError) -> bytes:
-    """What a peer of another version is told: the one message that every version reads."""
+    """The answer to a peer of another version: the one message that every version can read."""
     return encode(Refused(code="version", expected=error.expected, got=error.got, remedy=error.remedy))

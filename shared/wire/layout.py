@@ -1,4 +1,4 @@
-"""The shape of batches: which tensors there are, and where each lies in the one contiguous payload.
+"""The layout of batches: which tensors there are, and where each lies in the one contiguous payload.
 
 Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
 copy; a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
@@ -21,7 +21,7 @@ __all__ = ["ALIGNMENT", "DTYPES", "BucketShape", "Field", "Layout", "Tensor", "f
 
 ALIGNMENT = 64
 
-#: The dtypes that may cross: fixed width, no objects, no strings.
+#: The dtypes that may cross the wire: fixed width, no objects, no strings.
 DTYPES = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 )
@@ -41,7 +41,7 @@ class Field:
 
     @property
     def padded(self) -> bool:
-        """Whether samples differ along the first axis."""
+        """Whether samples differ in length along the first axis."""
         return bool(self.shape) and self.shape[0] is None
 
 
@@ -81,14 +81,14 @@ class Layout:
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """The fields of a sample as a batch carries them: with lengths of padded keys, `weight` and `tag`."""
+    """The fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
     lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
     own = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
     return (*fields, *lengths, *own)
 
 
 def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
-    """Where each tensor of a batch of this shape lies; `fields` are those of a batch."""
+    """Where each tensor of a batch of this shape lies; `fields` are the batch's, not a sample's."""
     tensors = []
     end = 0
     for field in fields:

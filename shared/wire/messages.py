@@ -113,7 +113,7 @@ class Attach(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Message):
-    """All that a trainer has to know of the stream, and where it starts."""
+    """Everything that a trainer has to know about the stream, and where it starts."""
 
     serial: int = wire(COUNT)
     job: str = wire(NAME)
@@ -153,7 +153,7 @@ class NotAttached(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
-    """Understood, and no. The one message whose form is the same in every version."""
+    """A message was understood, and the answer is no. The one message whose form is the same in every version."""
 
     code: str = wire(NAME)
     expected: str = wire(PROSE)
@@ -163,7 +163,7 @@ class Refused(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """A trainer's heartbeat: how far it has trained, how far it has read, and how much of its time it waited."""
+    """A trainer's heartbeat: how far it has trained and read, and which share of its time it waited."""
 
     stream: str = wire(NAME)
     rank: int = wire(RANK)
@@ -178,12 +178,12 @@ class Progress(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted(Message):
-    """The heartbeat came, and the trainer's list of members is the latest."""
+    """The heartbeat arrived, and what its sender knows is up to date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members(Message):
-    """The workers that are there now: sent when they change, and to whoever knows an older list."""
+    """The workers that are there now: sent when they change, and to trainers that have an older list."""
 
     version: int = wire(ID)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
@@ -265,7 +265,7 @@ class Culprits(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgive(Message):
-    """Somebody mended a culprit, or all of them: use it again."""
+    """A culprit was mended, or all of them were: use them again."""
 
     stream: str = wire(NAME)
     identity: str = wire(PROSE)
@@ -273,14 +273,14 @@ class Forgive(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgiven(Message):
-    """So many convictions were forgotten."""
+    """Answers `Forgive`: how many convictions were forgotten."""
 
     count: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
-    """A worker drains: no new wants for it."""
+    """A worker drains: send it no new wants."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -303,7 +303,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
-    """The worker serves this trainer, through shared memory or (and why) not."""
+    """The worker serves this trainer; whether through shared memory, and if not, why."""
 
     worker: str = wire(NAME)
     incarnation: int = wire(ID)
@@ -316,7 +316,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want(Message):
-    """Build batch `number`, push it when it is ready, here is the credit."""
+    """Build batch `number`, and push it for this ticket when it is ready."""
 
     job: str = wire(NAME)
     stream: str = wire(NAME)
@@ -335,7 +335,7 @@ class Want(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Message):
-    """The credit is wanted back; the answer says when it is."""
+    """The trainer wants its slot back; the answer says when it is free."""
 
     ticket: Ticket = wire(record(Ticket))
 
@@ -349,7 +349,7 @@ class Ping(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Message):
-    """The worker lives, and holds these tickets of the asker."""
+    """Answers `Ping`: the worker is alive, and holds these tickets of the trainer."""
 
     number: int = wire(COUNT)
     tickets: tuple[Ticket, ...] = wire(Many(record(Ticket), 2**16))
@@ -359,7 +359,7 @@ class Pong(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochQuery(Message):
-    """How many batches has this epoch? Any worker can say."""
+    """How many batches does this epoch have? Any worker can answer."""
 
     stream: str = wire(NAME)
     plan_digest: str = wire(NAME)
@@ -369,7 +369,7 @@ class EpochQuery(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochAnswer(Message):
-    """That many."""
+    """Answers `EpochQuery`."""
 
     stream: str = wire(NAME)
     epoch: int = wire(EPOCH)
@@ -379,7 +379,7 @@ class EpochAnswer(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameQuery(Message):
-    """What do people call this sample? Any worker can say."""
+    """What do people call this sample? Any worker can answer."""
 
     stream: str = wire(NAME)
     plan_digest: str = wire(NAME)
@@ -388,7 +388,7 @@ class NameQuery(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAnswer(Message):
-    """That."""
+    """Answers `NameQuery`."""
 
     stream: str = wire(NAME)
     sample: int = wire(COUNT)
@@ -416,7 +416,7 @@ class Pushed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unbuilt(Message):
-    """The worker cannot or will not build it; no thread of it can write into the slot any more."""
+    """The worker cannot or will not build it; none of its threads can write into the slot any more."""
 
     ticket: Ticket = wire(record(Ticket))
     code: str = wire(NAME)
@@ -428,7 +428,7 @@ class Unbuilt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled(Message):
-    """The credit is back; no thread of the worker can write into the slot any more."""
+    """Answers `Cancel`: the slot is free; no thread of the worker can write into it any more."""
 
     ticket: Ticket = wire(record(Ticket))
 

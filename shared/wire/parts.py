@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ticket(Part):
-    """A slot, and how often it has been lent: names one credit."""
+    """A slot, and how often it has been lent: together they name one lending."""
 
     slot: int = wire(SLOT)
     generation: int = wire(COUNT)
@@ -82,7 +82,7 @@ class Ticket(Part):
 
 @dataclass(frozen=True, slots=True)
 class Cursor(Part):
-    """The first batch number not yet trained on, and what it counts in."""
+    """The first batch number not yet trained on, with the epoch, group and plan that it counts in."""
 
     epoch: int = wire(EPOCH)
     number: int = wire(COUNT)
@@ -153,7 +153,7 @@ class SharedSlots(Part):
 
 @dataclass(frozen=True, slots=True)
 class Seal(Part):
-    """Under which key payloads are to be sealed, and where they are to be sent."""
+    """The key that payloads are to be sealed with, and where to send them."""
 
     key: bytes = wire(Blob(32))
     identity: bytes = wire(Blob(16))

@@ -33,7 +33,7 @@ __all__ = [
     "round_in_place",
 ]
 
-#: How the items of float32 tensors may cross.
+#: How the items of float32 tensors may be encoded.
 FLOAT32_FORMS = ("float32", "bfloat16", "float16")
 
 #: How the bytes may be compressed.
@@ -53,19 +53,19 @@ _ZSTD_LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadEncoding:
-    """How payloads cross the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
+    """How payloads are encoded for the network: one of FLOAT32_FORMS, one of COMPRESSIONS."""
 
     float32: str = "float32"
     compression: str = "none"
 
     @property
     def plain(self) -> bool:
-        """Whether payloads cross as they are."""
+        """Whether payloads are sent as they are."""
         return self.float32 == "float32" and self.compression == "none"
 
 
 def require_library(encoding: PayloadEncoding) -> None:
-    """Raise SettingsError, unless what compresses is installed here."""
+    """Raise SettingsError unless the library that compresses is installed here."""
     if encoding.compression != "none":
         _library(encoding.compression)
 
@@ -104,7 +104,7 @@ def _chunks(items: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _unify_nans(items: NDArray[np.float32]) -> None:
-    """Make every NaN the same: which bits of one survive a conversion differs between processors."""
+    """Make every NaN the same, because processors differ in which of its bits survive a conversion."""
     nans = np.isnan(items)
     if nans.any():
         items[nans] = np.nan
@@ -154,7 +154,7 @@ def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
 
 
 def _on_wire(layout: Layout, float32: str) -> Layout:
-    """Where each tensor lies before compression."""
+    """Where each tensor lies in the encoded payload, before compression."""
     if float32 == "float32":
         return layout
     narrow = _WIRE_DTYPES[float32]
@@ -179,7 +179,7 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
 
 
 def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:  # noqa: ANN401 - any buffer
-    """Write the plain payload to `out`, all `layout.nbytes` of it; `data` come from another machine."""
+    """Write the plain payload to `out`, all `layout.nbytes` of it; `data` comes from another machine."""
     assert out.nbytes == layout.nbytes
     wire = _on_wire(layout, encoding.float32)
     payload = _decompressed(data, wire.nbytes, encoding.compression)
@@ -197,7 +197,7 @@ def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: ND
 
 def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
     if narrow.dtype == np.float16:
-        with np.errstate(all="ignore"):  # a signalling NaN, which only another program would send
+        with np.errstate(all="ignore"):  # a signalling NaN, which only a foreign program would send
             items[...] = narrow
     else:
         np.left_shift(narrow, 16, out=items.view(np.uint32), dtype=np.uint32)
@@ -227,7 +227,7 @@ def _from_lz4(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
 def _from_zstd(data: Any, nbytes: int) -> bytes:  # noqa: ANN401
     zstd = _library("zstd")
     try:
-        # The library makes as much room as a frame claims, so the claim is looked at first.
+        # The library allocates as much as a frame claims, so check the claim first.
         claimed = zstd.get_frame_parameters(data).content_size
         if claimed != nbytes:
             raise _garbage(f"a frame of {claimed} bytes", f"a zstd frame of {nbytes} bytes")

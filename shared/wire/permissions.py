@@ -1,7 +1,7 @@
-"""Who may say what to whom: the roles that keys have, and the answer to those who overstep theirs.
+"""Who may say what to whom: the roles that keys have, and the answer to a key that oversteps its role.
 
-Rules: pure; a message that is missing in a server's table is understood by nobody there, whoever sends it. Which key
-has which role is the business of `keys`.
+Rules: pure; a server does not understand messages that are missing from its table, whoever sends them. Which key has
+which role is decided in `keys`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _REMEDY = (
 
 
 def refusal(message: m.Message, allowed: Collection[Role], held: Collection[Role]) -> m.Refused | m.NotAttached:
-    """The answer to a message that takes one of the `allowed` roles, from a key that has only those in `held`."""
+    """The answer to a message that needs one of the `allowed` roles, from a key that has only those in `held`."""
     expected = f"a key in {_folders(allowed)}"
     got = f"{message.kind} with {f'a key in {_folders(held)}' if held else 'a key that is not allowed, or no longer'}"
     answer = refused("role", expected, got, _REMEDY)

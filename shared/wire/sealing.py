@@ -1,8 +1,8 @@
 """Payloads under keys: sealed with AES-256-GCM, because libzmq's CURVE takes six times as long for them.
 
-The trainer makes a key for each `Hello`, which crosses on an encrypted connection; under it the worker seals each
-header and its payload, numbered upwards. Rules: no number is used twice under one key; what was changed, or comes a
-second time, or late behind a later one, is not opened; an integrity check of its own makes a digest unnecessary.
+The trainer makes a key for each `Hello`, which crosses on an encrypted connection; with it the worker seals each header
+and its payload, under rising numbers. Rules: no number is used twice with one key; a message that was changed, repeated
+or overtaken by a later one is not opened; since sealing protects integrity, sealed payloads need no digest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["KEY_BYTES", "TAG_BYTES", "Opener", "Sealer"]
 
 KEY_BYTES = 32
 
-#: By so much a sealed message is longer.
+#: How much longer a sealed message is.
 TAG_BYTES = 16
 
 _NUMBER_BYTES = 8
@@ -32,21 +32,21 @@ def _cipher(key: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202 - import
 
 
 class Sealer:
-    """The worker's half, one for each `Hello`; the building thread alone seals payloads, the poll loop headers."""
+    """The worker's half, one for each `Hello`; only the building thread seals payloads, only the poll loop headers."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = _cipher(key)
-        #: Of the last payload that was sealed.
+        #: The number of the last payload that was sealed.
         self.number = 0
 
     def seal_payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
-        """Seal into a buffer that is TAG_BYTES longer; the payload's number."""
+        """Seal into a buffer that is TAG_BYTES longer; returns the number that the payload got."""
         self.number += 1
         self._cipher.encrypt_into(_nonce(_PAYLOAD, self.number), data, None, sealed.data)
         return self.number
 
     def seal_header(self, number: int, frame: bytes) -> bytes:
-        """The sealed header of a payload; to be asked for once."""
+        """The sealed header of the payload with this number; call it once for each."""
         sealed: bytes = self._cipher.encrypt(_nonce(_HEADER, number), frame, None)
         return number.to_bytes(_NUMBER_BYTES, "little") + sealed
 
@@ -57,11 +57,11 @@ class Opener:
     def __init__(self) -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
         self._cipher = _cipher(self.key)
-        #: Of the last header that was opened.
+        #: The number of the last header that was opened.
         self.number = 0
 
     def open_header(self, frame: bytes) -> bytes | None:
-        """What was sealed; None if this is none, or not a new one."""
+        """The header that was sealed; None if this is not one, or not a new one."""
         number = int.from_bytes(frame[:_NUMBER_BYTES], "little")
         if number <= self.number:
             return None
@@ -80,11 +80,11 @@ class Opener:
         return opened
 
     def open_payload(self, number: int, sealed: memoryview) -> bytes | None:
-        """The payload that belongs to the header of this number; None if it is another."""
+        """The payload that belongs to the header with this number; None if this is another."""
         return self._open(_nonce(_PAYLOAD, number), sealed)
 
     def open_payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
-        """The same, written where it belongs; what is there is of no use if it fails."""
+        """The same, written where it belongs; whether it worked: if not, what was written there is useless."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415
 
         if sealed.nbytes != place.nbytes + TAG_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.endpoints import at_port, check_endpoint, is_connectable, port_of
+from shared.endpoints import at_any_port, at_port, check_endpoint, is_connectable, port_of
 from shared.errors import SettingsError
 
 # --- what may be served ---
@@ -111,3 +111,4 @@ def test_what_nobody_can_connect_to(endpoint):
 def test_the_port_of_an_endpoint_and_another_one():
     assert port_of("tcp://[::1]:7400") == 7400
     assert at_port("tcp://[::1]:7400", 7401) == "tcp://[::1]:7401"
+    assert at_any_port("tcp://[::1]:7400") == "tcp://[::1]:*"

@@ -23,9 +23,11 @@ from shared.sockets import (
     connect_watched_dealer,
     read_connection_events,
     read_waiting,
+    send_if_up,
 )
 from tests.support.loaders import wait_until
 from tests.support.open_doors import let_all_in
+from tests.support.worker_end import nobody
 from tests.support.zmtp import frame, ping, raw_client, reset
 
 
@@ -140,7 +142,18 @@ def test_a_connection_is_watched(context):
     assert list(read_connection_events(monitor)) == [Watched(up=False)]
 
 
-def test_draining_takes_a_turn_not_all(context):
+def test_nothing_is_sent_before_the_connection_is_up(context):
+    with nobody() as endpoint:
+        dealer = connect_dealer(context, endpoint, None, b"me")
+        assert not send_if_up(dealer, b"lost")
+    router, endpoint = bound(context)
+    dealer = connected(context, endpoint)
+    assert dealer.poll(20_000, zmq.POLLOUT)
+    assert send_if_up(dealer, b"said")
+    assert router.recv_multipart()[1] == b"said"
+
+
+def test_reading_takes_a_turn_not_all(context):
     router, endpoint = bound(context)
     dealer = connected(context, endpoint)
     for count in range(5):

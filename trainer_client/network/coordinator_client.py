@@ -9,14 +9,14 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-import zmq
-
 from shared.errors import ProtocolError
-from shared.sockets import connect_dealer, read_waiting
+from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import zmq
 
     from shared.keys import ClientKeys
     from shared.wire.messages import Message
@@ -53,11 +53,7 @@ class CoordinatorClient:
 
     def send(self, message: Message) -> bool:
         """Send if the connection is up."""
-        try:
-            self.socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            return False
-        return True
+        return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
         """Hang up; what was said last still gets a moment to leave."""

@@ -15,6 +15,7 @@ from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
 from loader_server.worker.membership import Membership
+from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from tests.support.simulation.memory import PIECES, Memory, Payload, Stamp
 from tests.support.simulation.network import Port, Server
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults", "Worker"]
 
-#: As the real one has them: builds in the building thread, and heartbeat timeouts after which a silent trainer is gone.
+#: Builds in the building thread, as the real one has them.
 _AHEAD = 4
-_GONE_AFTER = 5
 
 #: Batches by TCP that fit what a worker may hold of them: few, so that its limit is met.
 _BATCHES = 4
@@ -220,7 +220,7 @@ class Worker(Process):
         return memory
 
     def _look(self) -> None:
-        silent_s = self.scheduler.now_s - _GONE_AFTER * self._timeout_s
+        silent_s = self.scheduler.now_s - GONE_AFTER * self._timeout_s
         for session in self._sessions:
             if session.heard_s < silent_s:
                 self._forget(session)
