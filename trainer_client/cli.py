@@ -124,9 +124,9 @@ def _positive(text: str) -> float:
 
 def _load_test(options: argparse.Namespace) -> int:
     from trainer_client.load_test.command import Asked, load_test  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.load_test.report.figures import Limits  # noqa: PLC0415
+    from trainer_client.load_test.report.figures import LoadLimits  # noqa: PLC0415
 
-    limits = Limits(
+    limits = LoadLimits(
         max_wait_p99_ms=options.max_wait_p99_ms,
         min_utilisation=options.min_utilisation,
         min_batches_per_s=options.min_batches_per_s,

@@ -1,9 +1,9 @@
 """`loader-server demo`: the main job from nothing to a trained model, told as a story, one act after the other.
 
 Synthesises a corpus, indexes it, shows the plan, starts coordinator and workers as `loader-server run` does, starts
-`trainer_client.demo` as a process of its own, kills a worker in mid-epoch, and holds what was trained on against the
-plan. Rules: the story goes to standard output, a line a fact, and its last line is one JSON object; whatever happens,
-no process outlives this one. What the trainer does is known from the events that it prints.
+`trainer_client.demo` as a process of its own, kills a worker in mid-epoch, and checks what was trained on against the
+plan. Rules: the story goes to standard output, one fact a line, and its last line is one JSON object; whatever happens,
+no process outlives this one. The trainer is followed by the events that it prints.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DemoOptions:
     """What the command line said."""
 
     folder: Path
-    #: None: those that are there, or the usual number.
+    #: None: as many as an earlier demo made, or the default.
     samples: int | None
     epochs: int
     workers: int
@@ -83,7 +83,7 @@ class DemoOptions:
 
 
 def run(options: DemoOptions) -> int:
-    """All acts; returns when every process has ended."""
+    """Play all acts; returns when every process has ended."""
     _check_trainer()
     start_logging(level=options.log_level)
     signal.signal(signal.SIGTERM, _stop)
@@ -162,7 +162,7 @@ def _plan(job: JobFile, story: Story) -> Stream:
 
 @contextmanager
 def _loaders(options: DemoOptions, job: JobFile, story: Story) -> Iterator[Supervisor]:
-    """Coordinator and workers, running for the length of a block."""
+    """Coordinator and workers, which run while the block lasts."""
     supervisor = Supervisor(
         SupervisorSettings(
             job_path=job.path,
@@ -233,7 +233,7 @@ def _next_steps(options: DemoOptions, story: Story, epochs: int) -> None:
 
 
 def _commands() -> tuple[str, str]:
-    """How this command and its Python were called, for lines to be copied."""
+    """How this command and its Python were called, for lines that people copy."""
     called = Path(sys.argv[0])
     python = shlex.quote(_relative(Path(sys.executable)))
     if called.name != "loader-server":
@@ -246,6 +246,6 @@ def _shown(path: Path) -> str:
 
 
 def _relative(path: Path) -> str:
-    """Below the current folder, as it is written there."""
+    """Relative, if it is below the current folder."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - a virtual environment's python is a link not to be followed
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

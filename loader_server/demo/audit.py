@@ -1,8 +1,8 @@
-"""The demo's books: what was really trained on, held against the plan.
+"""The demo's books: what was really trained on, checked against the plan.
 
-Rules: pure. A step is known by the samples (tags) that its batch held when the train step saw it; an epoch is settled
-against the plan's own list, batch by batch and sample by sample, so that nothing lost or repeated can hide. Padding is
-a share of all cells of the bucketed key, masked rows included.
+Rules: pure. A step is known by the samples (tags) in its batch as the train step saw it; an epoch is compared with the
+plan's own list, batch by batch and sample by sample, so that nothing lost or repeated can hide. Padding is a share of
+all cells of the bucketed key, masked rows included.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Audit", "Settled", "Step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one train step was trained on."""
+    """What one train step saw."""
 
     tags: tuple[int, ...]
     shape: tuple[int, int]
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """One epoch, held against its plan."""
+    """One epoch, compared with its plan."""
 
     batches: int
-    #: Samples of the plan that no step saw, and those that steps saw too often.
+    #: How many planned samples no step saw, and how many times steps saw a sample too often.
     lost: int
     repeated: int
     in_plan_order: bool
@@ -40,7 +40,7 @@ class Settled:
 
 
 class Audit:
-    """Steps as they are told, epoch by epoch."""
+    """Collects the steps of each epoch and compares them with the plan."""
 
     def __init__(self) -> None:
         self.shapes: set[tuple[int, int]] = set()
@@ -50,21 +50,21 @@ class Audit:
 
     @property
     def steps(self) -> int:
-        """Steps of the epoch that is not yet settled."""
+        """How many steps the current epoch has so far."""
         return len(self._open)
 
     @property
     def padding(self) -> float:
-        """Of all settled epochs."""
+        """The share of padding in all settled epochs."""
         return _padding(self._cells, self._filled)
 
-    def trained(self, step: Step) -> None:
-        """One more step of the epoch."""
+    def add(self, step: Step) -> None:
+        """Count one more step of the current epoch."""
         self._open.append(step)
         self.shapes.add(step.shape)
 
     def settle(self, planned: Sequence[Sequence[int]]) -> Settled:
-        """The epoch is over; `planned` are the samples of each of its batches, in order."""
+        """End the epoch and compare; `planned` has the samples of each of its batches, in order."""
         steps, self._open = self._open, []
         wanted = Counter(tag for batch in planned for tag in batch)
         seen = Counter(tag for step in steps for tag in step.tags)

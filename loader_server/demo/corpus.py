@@ -1,9 +1,9 @@
 """The demo's corpus: touch-tone digit strings with noise, pauses and changing loudness and tempo, as FLAC files.
 
 Rules: every number comes from shared.hashing, so a corpus of (samples, seed) has the same waveforms on every machine,
-and one sample hangs on nothing but its number; a folder appears under its name only when it is whole, so that being
-killed at any moment leaves no half a corpus. Lengths are like those of speech: half a second to fifteen, most of them
-short, with a long tail. Knows nothing of jobs, indexes and plans.
+and a sample depends only on its number and the seed; a folder appears under its name only when it is complete, so that
+being killed at any moment leaves no partial corpus. Lengths are like those of speech: half a second to fifteen, most of
+them short, with a long tail. Must not know jobs, indexes or plans.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["RATE", "CorpusFacts", "Utterance", "facts_of", "make_corpus", "utter
 
 RATE = 8000
 
-#: What makes a folder ours; written last.
+#: Marks a folder as ours; written last.
 _STAMP = "demo.json"
 
 _SHORTEST_S = 0.5
 _LONGEST_S = 15.0
 
-#: A typical duration, and how far durations spread (a log-normal's median and sigma): 2.9 s on average.
+#: The median of durations, and their spread (sigma of a log-normal): 2.9 s on average.
 _MEDIAN_S = 2.2
 _SPREAD = 0.75
 
-#: One sample of ten is held out.
+#: One sample in ten is held out.
 _DEV_SHARE = 10
 
 #: The keypad's frequencies: a digit is one tone of the rows and one of the columns.
@@ -52,16 +52,16 @@ _COLUMNS_HZ = np.array([1336, 1209, 1336, 1477, 1209, 1336, 1477, 1209, 1336, 14
 #: The most digits that fit into the longest utterance, at the quickest tempo.
 _MOST_DIGITS = 160
 
-#: Tones fade in and out so quickly that they do not click.
+#: Tones fade in and out over this time, so that they do not click.
 _FADE_S = 0.005
 
-#: Encoding leaves the interpreter, so that threads do help; more of them than cores do not.
+#: Encoding releases the interpreter, so threads help, up to the number of cores.
 _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """What a corpus is: how many recordings to train and to judge by, and their hours."""
+    """What a corpus has: recordings to train on and to evaluate with, and their duration."""
 
     train: int
     dev: int
@@ -80,7 +80,7 @@ class Utterance:
 def make_corpus(
     folder: Path, *, samples: int, seed: int = 0, job: str = "", progress: Callable[[int, int], None]
 ) -> CorpusFacts:
-    """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, whole or not at all."""
+    """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all."""
     _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*.part"):
@@ -98,7 +98,7 @@ def make_corpus(
 
 
 def facts_of(folder: Path) -> CorpusFacts | None:
-    """What is said of a corpus that an earlier demo made there; None where there is none."""
+    """The facts of a corpus that an earlier demo made there; None where there is none."""
     try:
         return CorpusFacts(**json.loads((folder / _STAMP).read_text("utf-8")))
     except FileNotFoundError:
@@ -137,18 +137,18 @@ class _Chances:
         self._drawn = 0
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """So many numbers in [0, 1)."""
+        """`count` numbers in [0, 1)."""
         words = hashed(np.arange(self._drawn, self._drawn + count, dtype=np.uint64), self._key)
         self._drawn += count
         numbers: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return numbers
 
     def between(self, low: float, high: float) -> float:
-        """One number."""
+        """One number in this range."""
         return low + (high - low) * float(self.uniform(1)[0])
 
     def normal(self) -> float:
-        """One number of a standard normal distribution (Box and Muller)."""
+        """One number from the standard normal distribution (Box and Muller)."""
         radius, angle = self.uniform(2)
         return float(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle))
 
@@ -169,7 +169,7 @@ def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDAr
 def _tones(
     digits: NDArray[np.int64], starts_s: NDArray[np.float64], tones_s: NDArray[np.float64], length: int
 ) -> NDArray[np.float64]:
-    """The pure signal: for each moment the tone that last began, as long as it sounds."""
+    """The signal without noise: at each moment, the tone that began last, while it sounds."""
     time = np.arange(length) / RATE
     last = np.maximum(np.searchsorted(starts_s, time, side="right") - 1, 0)
     since_s = time - starts_s[last]
@@ -181,7 +181,7 @@ def _tones(
 
 
 def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Slow rises and falls by up to a factor of two or so, a new aim every half second."""
+    """Slow rises and falls by a factor of about two, with a new target every half second."""
     every = RATE // 2
     aims = 0.5 + chances.uniform(length // every + 2)
     loudness: NDArray[np.float64] = np.interp(np.arange(length) / every, np.arange(len(aims)), aims)
@@ -189,7 +189,7 @@ def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Hiss, from nearly none to as much power as the tones have, and mains hum."""
+    """Hiss, from almost none to as much power as the tones have, and mains hum."""
     hiss = chances.between(0.05, 2.0) * (2.0 * chances.uniform(length) - 1.0)
     hum = chances.between(0.0, 0.3) * np.sin(2.0 * np.pi * 50.0 * np.arange(length) / RATE)
     return hiss + hum

@@ -1,7 +1,7 @@
 """How the demo speaks: acts with a title, and lines below them, for terminals and files alike.
 
-Rules: standard output; nothing that is said is longer than can be read with ease, but for words that are; no markup
-in what is said, so that any path can be. Knows nothing of what it tells.
+Rules: writes to standard output; lines are short enough to read, unless a single word is longer; text is never taken
+for markup, so any path can be printed. Must not know what the story is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDTH = 100
 
 
 class Story:
-    """What people read."""
+    """Writes the acts, and measures how long they take."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
@@ -35,12 +35,12 @@ class Story:
             self.console.print(Text(line))
 
     def say(self, text: str, style: str = "") -> None:
-        """More lines of it."""
+        """Add lines to the act."""
         for line in self._lines(f"   {text}"):
             self.console.print(Text(line, style))
 
     def _lines(self, text: str) -> list[str]:
-        """As long as can be read with ease; commands to be copied are never longer."""
+        """Wrap text to a width that is easy to read; words are never broken, so that commands can be copied."""
         width = min(_WIDTH, self.console.width) if self.console.is_terminal else _WIDTH
         return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 

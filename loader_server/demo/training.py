@@ -1,8 +1,8 @@
-"""The demo's training: the trainer as a process of its own, its events, and the death of a worker among them.
+"""The demo's training: the trainer as a process of its own, its events, and a worker that is killed meanwhile.
 
-Rules: what the trainer does is known from the JSON lines that it prints, and its process ends with us, for we hold its
-standard input; what was trained on is held against the plan by the audit; the worker is killed by a signal that it
-cannot see coming.
+Rules: the trainer is followed by the JSON lines that it prints, and its process ends with ours, because we hold its
+standard input; the audit compares what was trained on with the plan; the worker is killed by a signal that it cannot
+catch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Epoch", "Trainer", "TrainerError", "Training"]
 
-#: Epochs are begun for so long; with all else the demo then ends within three minutes.
+#: No epoch begins after this time, so that the whole demo ends within three minutes.
 _TRAINING_S = 100.0
 
-#: The epoch in whose middle a worker is killed: the first one also compiles.
+#: The epoch in which a worker is killed; not the first one, which also compiles.
 _KILL_EPOCH = 1
 
 _LOG_LINES_SHOWN = 20
@@ -60,7 +60,7 @@ class Trainer:
         command = [sys.executable, "-m", "trainer_client.demo", endpoint, *own, "--events"]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         with self._log.open("wb") as log:
-            # A session of its own: Ctrl-C at the terminal is for us to pass on. The end of its standard input is ours.
+            # In a session of its own, so that we decide what Ctrl-C does to it. It ends when its standard input ends.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -71,10 +71,10 @@ class Trainer:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it says, until it ends."""
+        """Its events, until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith(b'{"event"'):  # a library may print as well
+            if line.startswith(b'{"event"'):  # libraries print too
                 yield json.loads(line)
         code = self.process.wait()
         if code:
@@ -87,10 +87,10 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever it is doing."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.terminate()  # quicker than the end of its input while it still loads TensorFlow
+        self.process.terminate()  # while TensorFlow loads, this is quicker than ending its input
         self.process.stdin.close()
         try:
             self.process.wait(_TRAINER_END_S)
@@ -105,7 +105,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What the trainer said of an epoch."""
+    """What the trainer reported of an epoch."""
 
     loss: float
     error: float
@@ -115,7 +115,7 @@ class Epoch:
 
 
 class Training:
-    """Follows the trainer's events: keeps the books, tells each epoch, and kills a worker in the middle of one."""
+    """Follows the trainer's events: keeps the books, reports each epoch, and kills a worker in the middle of one."""
 
     def __init__(self, *, story: Story, plan: Plan, supervisor: Supervisor, epochs: int) -> None:
         self.epochs: list[Epoch] = []
@@ -137,17 +137,17 @@ class Training:
         self._task = TaskID(0)
 
     def follow(self, trainer: Iterator[dict[str, Any]]) -> None:
-        """Until the trainer is done."""
-        doors = {"connected": self._connected, "step": self._step, "epoch": self._epoch}
+        """Handle events until the trainer is done."""
+        handlers = {"connected": self._on_connected, "step": self._on_step, "epoch": self._on_epoch}
         with self._bar:
             self._task = self._bar.add_task("TensorFlow starts", total=None)
             for event in trainer:
                 kind = event.pop("event")
-                doors[kind](event)
+                handlers[kind](event)
         if len(self.epochs) < self._epochs:
             self._story.say(f"{_TRAINING_S:.0f} s are over: this machine was too busy for all {self._epochs} epochs.")
 
-    def _connected(self, event: dict[str, Any]) -> None:
+    def _on_connected(self, event: dict[str, Any]) -> None:
         self._group = event["group"]
         self._open(0)
         self._story.say(f"Connected {self._story.so_far_s():.0f} s after the start; its first step compiles the model.")
@@ -158,14 +158,14 @@ class Training:
         self._planned = [opened.batch(number).samples.tolist() for number in range(opened.batches)]
         self._bar.reset(self._task, description=f"epoch {epoch + 1}", total=opened.batches)
 
-    def _step(self, event: dict[str, Any]) -> None:
+    def _on_step(self, event: dict[str, Any]) -> None:
         rows, length = event["shape"]
-        self.audit.trained(Step(tags=tuple(event["tags"]), shape=(rows, length), filled=event["filled"]))
+        self.audit.add(Step(tags=tuple(event["tags"]), shape=(rows, length), filled=event["filled"]))
         self._bar.update(self._task, completed=self.audit.steps)
         if len(self.epochs) == self._kill_epoch:
-            self._killing.stepped(self.audit.steps, len(self._planned), len(self.epochs))
+            self._killing.on_step(self.audit.steps, len(self._planned), len(self.epochs))
 
-    def _epoch(self, event: dict[str, Any]) -> None:
+    def _on_epoch(self, event: dict[str, Any]) -> None:
         number = event.pop("epoch")
         epoch = Epoch(**event)
         self.epochs.append(epoch)
@@ -180,7 +180,7 @@ class Training:
 
 
 class _Killing:
-    """Kills a worker in the middle of an epoch, and tells what came of it."""
+    """Kills a worker in the middle of an epoch, and reports what came of it."""
 
     def __init__(self, supervisor: Supervisor, story: Story) -> None:
         self._supervisor = supervisor
@@ -188,8 +188,8 @@ class _Killing:
         self._victim: Child | None = None
         self._last_s = self._longest_s = 0.0
 
-    def stepped(self, step: int, steps: int, epoch: int) -> None:
-        """A step of the epoch is done."""
+    def on_step(self, step: int, steps: int, epoch: int) -> None:
+        """Kill a worker halfway through the epoch; from then on, measure the longest step."""
         now_s = time.monotonic()
         if self._victim is not None:
             self._longest_s = max(self._longest_s, now_s - self._last_s)
@@ -209,7 +209,7 @@ class _Killing:
             )
 
     def tell_outcome(self, settled: Settled) -> None:
-        """At the end of that epoch."""
+        """Report at the end of that epoch."""
         victim = self._victim
         if victim is None:
             return

@@ -1,4 +1,4 @@
-"""Bucket boundaries: the lengths that a list of samples is best padded to.
+"""Bucket boundaries: the lengths that samples are best padded to.
 
 Rules: pure, integers only; with K boundaries the optimum over the length histogram is found by dynamic programming, in
 O(K·B·log B) for B distinct lengths, because the cost of a padded sample rises with the boundary, so the best cut before
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["Costs", "Histogram", "best_boundaries", "chosen_boundaries"]
+__all__ = ["Costs", "LengthHistogram", "best_boundaries", "chosen_boundaries"]
 
 #: Lengths above this share bins of 1/1024 of their size at most, so that a histogram stays small whatever the unit.
 _EXACT = 2048
-#: The work of one batch in integers: 2**31 // rows keeps a billion samples within 64 bits.
+#: The work of one batch as an integer: with 2**31 // rows a sample, a billion samples fit into 64 bits.
 _BATCH = 2**31
-#: The groups that boundaries are chosen for: the usual worlds up to a machine of eight. Fitted to 1 and 8 alone, groups
-#: of 3 and 12 came out up to 2.6 points worse than unfitted (LibriSpeech, dev and test).
+#: The groups that boundaries are chosen for: the usual worlds, up to a machine with eight accelerators. Fitted to 1 and
+#: 8 alone, groups of 3 and 12 came out up to 2.6 points worse than unfitted (LibriSpeech, dev and test).
 _GROUPS = (1, 2, 3, 4, 6, 8)
-#: A shape more must save this much: half a point of waste.
+#: One more shape has to save this much: half a point of waste.
 _WORTH = 0.005
-#: With equally many batches, fewer cells are better.
+#: Between boundaries with equally many batches, fewer cells win.
 _TIE = 0.001
-#: So many shapes are worth having whatever they fill: 300 short samples then make 4 batches and not 6.
+#: This many shapes are worth having however little they fill: 300 short samples then make 4 batches, not 6.
 _FEW = 4
 #: How far time padding may rise above the optimum while leftovers are made to fit.
 _SLACK = 0.0015
 
 
-class Histogram:
+class LengthHistogram:
     """How many samples have which length; long lengths share bins of 0.1 % width, and each bin keeps its longest."""
 
     def __init__(self) -> None:
@@ -72,16 +72,16 @@ def _bin(lengths: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What boundaries cost: candidate lengths (ascending), how many samples are at most so long, and rows at each.
+    """What boundaries cost: candidate lengths (ascending), how many samples are at most that long, and rows at each.
 
-    A sample that is longer than the budget makes a batch of its own which is as much work as the cells in it, so it is
-    counted as so many batches.
+    A sample longer than the budget makes a batch of its own, which takes as much work as it has cells; it is counted as
+    that many batches.
     """
 
     lengths: Integers
     below: Integers
     rows: Integers
-    #: What a row of each length counts against the budget.
+    #: How much of the budget a row of each length uses.
     used: Integers
     #: The sum of all lengths, and the budget of a batch.
     total: int
@@ -106,12 +106,12 @@ class Costs:
         return shares
 
     def fills(self, chosen: Integers) -> bool:
-        """Whether each bucket but the last fills two batches of its own: beyond a few shapes, less is not worth one."""
+        """Whether each bucket but the last fills two batches: beyond a few shapes, a smaller one is not worth it."""
         counts = np.diff(self.below[chosen], prepend=0) // self.windows
         return len(chosen) <= _FEW or bool((counts >= 2 * self.rows[chosen])[:-1].all())
 
     def waste(self, chosen: Integers) -> NDArray[np.float64]:
-        """The share of work that is no sample's, leftovers counted, for each row of chosen candidates."""
+        """The share of work spent on padding and empty rows, for each row of chosen candidates."""
         counts = -(-np.diff(self.below[chosen], axis=1, prepend=0) // self.windows)
         rows = self.rows[chosen]
         cells = rows * self.lengths[chosen]
@@ -125,7 +125,7 @@ class Costs:
 
 
 def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
-    """The boundaries: `shapes` of them, or as few as come within half a point of the best up to `most`."""
+    """The boundaries: `shapes` of them, or the fewest whose waste is within half a point of the best up to `most`."""
     candidates = best_boundaries(costs.below, costs.sample(), shapes or most)
     chosen = candidates[-1]
     if shapes is None:
@@ -156,7 +156,7 @@ def _walked_back(cuts: list[Integers], last: int) -> Integers:
 
 
 def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
-    """The least cost with one bucket more up to each candidate, and the cut before it: all of one level at once."""
+    """The least cost up to each candidate with one bucket more, and the cut before it; one level at a time."""
     size = len(below)
     cost, cut = np.empty(size, np.int64), np.empty(size, np.int64)
     step = 1 << size.bit_length()
@@ -187,7 +187,7 @@ def _least_of_ranges(
 
 
 def _fitted(costs: Costs, chosen: Integers) -> Integers:
-    """Move one boundary at a time so that buckets come out in whole groups: in a single window counts are known."""
+    """Move one boundary at a time so that buckets make whole groups; the counts of a single window are known."""
     allowed = costs.padding(chosen[None])[0] + _SLACK
     best = costs.waste(chosen[None])[0]
     for _ in range(8):
@@ -203,7 +203,7 @@ def _fitted(costs: Costs, chosen: Integers) -> Integers:
 
 
 def _moved(chosen: Integers, bucket: int) -> Integers:
-    """The same choice with one boundary at every place between its neighbours."""
+    """The same choice, with one boundary moved to each place between its neighbours."""
     first = chosen[bucket - 1] + 1 if bucket else 0
     places = np.arange(first, chosen[bucket + 1])
     moved = np.repeat(chosen[None], len(places), axis=0)

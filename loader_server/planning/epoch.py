@@ -1,8 +1,8 @@
 """One epoch of a plan: which samples batch number n holds, and which shape it has.
 
-Rules: pure; opening an epoch looks at segments' bucket counts only; a window's samples are looked at when one of its
+Rules: pure; opening an epoch looks only at bucket counts of segments; a window's samples are looked at when one of its
 batches is asked for, and the last few windows are kept. Batches are numbered from 0; `group` consecutive ones have one
-shape. Safe to use from several threads: a window planned twice is the same window.
+shape. Safe to use from several threads: a window that is planned twice is the same window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.planning.mixing import Mixture, Turns
-    from loader_server.planning.order import Arrangement, Pass
+    from loader_server.planning.order import Arrangement, DataPass
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.survey import LengthTable, Survey
 
@@ -86,20 +86,20 @@ class Recipe:
 class EpochPlan:
     """The batches of one epoch by number."""
 
-    def __init__(self, recipe: Recipe, way: Pass, arrangement: Arrangement, group: int) -> None:
+    def __init__(self, recipe: Recipe, data_pass: DataPass, arrangement: Arrangement, group: int) -> None:
         self.recipe = recipe
         self.group = group
         #: How many batches the epoch has: a multiple of the group.
         self.batches: int
-        self._way = way
+        self._data_pass = data_pass
         self._arrangement = arrangement
         self._window = functools.lru_cache(maxsize=_WINDOWS_KEPT)(self._planned)
-        #: Groups before each window, all of them at the end, and the first group of this part.
+        #: Groups before each window, with the number of all groups at the end; and the first group of this part.
         self._before: NDArray[np.int64]
         self._first: int
 
     def groups(self) -> NDArray[np.int64]:
-        """How many groups each window has: all samples are looked at."""
+        """How many groups each window has; looks at all samples."""
         return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
 
     def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
@@ -158,7 +158,7 @@ class EpochPlan:
         recipe = self.recipe
         given = self._candidates(self._arrangement.of_window(window))
         filling = Filling(
-            way=self._way,
+            data_pass=self._data_pass,
             window=window,
             rows=recipe.rows,
             group=self.group,
@@ -174,7 +174,7 @@ class EpochPlan:
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
-        """The samples of these segments that take part."""
+        """The samples of these segments that are not dropped."""
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]

@@ -1,9 +1,9 @@
 """How many groups each bucket of a window makes, from the number of samples in each bucket alone.
 
-Rules: pure, integers only, no sample is looked at, so that the batches of a window are known from its counts. What does
-not fill a group of `group` batches spills into the next larger bucket; a leftover that would fill more than a whole
-group there is completed with empty rows instead; what is left over in the last bucket ends there. With sub-buckets by a
-second key, a bucket spills into the next of its sub-buckets, and the last of these into the last of the next bucket.
+Rules: pure, integers only; no sample is looked at, so a window's batches are known from its counts. What does not fill
+a group of `group` batches spills into the next larger bucket. A leftover that would fill more than a whole group there
+is completed with empty rows instead, and so is what is left in the last bucket. With sub-buckets by a second key, a
+bucket spills into the next of its sub-buckets, and the last of these into the last one of the next bucket.
 """
 
 from __future__ import annotations

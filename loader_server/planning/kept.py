@@ -1,7 +1,7 @@
-"""What of a plan takes long to work out, and is therefore kept for the next start; where is not the planner's business.
+"""The parts of a plan that take long to work out and are kept for the next start; where is not the planner's business.
 
-Rules: pure; arrays by name under the digest of the plan that they belong to, so what is found is right or damaged, and
-whoever keeps them returns nothing that is damaged. Several threads and processes may load and save at once.
+Rules: pure; arrays are kept by name, under the digest of their plan, so what is found is right unless it is damaged,
+and a keeper never returns damaged arrays. Several threads and processes may load and save at once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Keeper", "Nowhere"]
 
 
 class Keeper(Protocol):
-    """Whoever keeps arrays: `kind` is what they are, `name` whose."""
+    """Keeps arrays: `kind` says what they are, `name` whose."""
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """What was saved; None if nothing was, or it is gone or damaged."""
+        """What was saved; None if nothing was, or if it is gone or damaged."""
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Keep these; a keeper that cannot says so to the operator, not to the planner."""
+        """Keep these; a keeper that cannot tells the operator, not the planner."""
 
 
 class Nowhere:
@@ -36,4 +36,4 @@ class Nowhere:
         """Nothing was kept."""
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Let go of them."""
+        """Drop them."""

@@ -1,8 +1,8 @@
 """Mixing of several sources by weight: which segments a pass takes, and in which order.
 
 Rules: pure; whole segments are interleaved in proportion to the weights, so that every window has its share of each
-source and batches mix by sample; a source that does not cycle ends the pass when it is through, one that does starts
-over in a new order; what a pass did not reach of a source it does not train on. Must not know lengths or samples.
+source and batches mix samples of all; a source that does not cycle ends the pass when it runs out, one that cycles
+starts over in a new order; what a pass does not reach of a source is not trained on. Must not know lengths or samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Mixture", "Turns", "mixture_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The segments of a pass in order, and the how-manieth time each has its turn."""
+    """The segments of a pass in order, and how many times each has already been used."""
 
     segments: Integers
     cycles: Integers
@@ -38,7 +38,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Sources, each a range of segments, with the weight of each and whether it starts over when it is through."""
+    """Sources, each a range of segments, with the weight of each and whether it starts over when it runs out."""
 
     segments: tuple[tuple[int, int], ...]
     weights: tuple[float, ...]
@@ -61,22 +61,22 @@ class Mixture:
         return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
 
     def most_turns(self, sizes: Integers) -> Integers:
-        """How often each segment has its turn at most in a pass."""
+        """How often a pass uses each segment at most."""
         most = np.zeros(len(sizes), np.int64)
         for (first, stop), weight in zip(self.segments, self.weights, strict=True):
             most[first:stop] = math.ceil(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1))
         return most
 
     def fewest_turns(self, sizes: Integers) -> Integers:
-        """How often each segment has its turn at least in a pass: as often as all of its source does."""
+        """How often a pass uses each segment at least: as often as it uses the whole source."""
         fewest = np.zeros(len(sizes), np.int64)
         for (first, stop), weight in self._weighted():
-            # The source that ends the pass is through exactly once, which division may miss by a hair.
+            # The source that ends the pass is used exactly once, which division may miss by a hair.
             fewest[first:stop] = int(self._end(sizes) * weight / max(int(sizes[first:stop].sum()), 1) + 1e-9)
         return fewest
 
     def _end(self, sizes: Integers) -> float:
-        """When the pass ends: a source has had its `weight * time` samples by then."""
+        """When the pass ends, on a clock by which a source gives `weight` samples a tick."""
         through = [int(sizes[first:stop].sum()) / weight for (first, stop), weight in self._weighted()]
         ending = [time for time, cycles in zip(through, self.cycle, strict=True) if not cycles]
         return min(ending)
@@ -86,7 +86,7 @@ class Mixture:
 
 
 def mixture_of(settings: PlanSettings, sources: Sequence[int], segments: Integers) -> Mixture | None:
-    """The mixture that the settings ask for; `sources` are the sample numbers at which sources start."""
+    """The mixture that the settings ask for; each of `sources` is the number of a source's first sample."""
     if not settings.weights:
         return None
     cycle = settings.cycle or (False,) * len(sources)

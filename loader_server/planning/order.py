@@ -1,8 +1,8 @@
 """In which order segments make windows, samples fill buckets, and groups leave a window.
 
 Rules: pure; shuffles are sorts by keyed hashes, so they are the same everywhere; segments are permuted whole, and
-consecutive ones make a window, all windows of a pass being about equally large. `Pass` names one way through all data.
-Must not know lengths or shapes.
+consecutive ones make a window; all windows of a pass are about equally large. `DataPass` stands for one pass through
+all data. Must not know lengths or shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SHUFFLING = ("shuffled", "laplace")
 #: Sample numbers fit into these bits.
 _SAMPLE_BITS = 40
 
-__all__ = ["Arrangement", "Pass", "arranged", "group_order", "row_order", "sample_order", "window_count"]
+__all__ = ["Arrangement", "DataPass", "arranged", "group_order", "row_order", "sample_order", "window_count"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One way through all data: its number, the order asked for, the job's seed and what tells streams apart."""
+class DataPass:
+    """One pass through all data: its number, the order asked for, the job's seed and what tells streams apart."""
 
     number: int
     order: str
@@ -63,45 +63,47 @@ def window_count(samples: int, window: int, order: str) -> int:
     return 1 if order == "sorted" else max(1, round(samples / window))
 
 
-def arranged(way: Pass, sizes: Integers, window: int, mixture: Mixture | None) -> Arrangement:
+def arranged(data_pass: DataPass, sizes: Integers, window: int, mixture: Mixture | None) -> Arrangement:
     """Permute the segments of these sizes and cut them into windows of about equal size."""
 
     def shuffle(segments: Integers, cycle: int) -> Integers:
-        if way.order not in SHUFFLING:
+        if data_pass.order not in SHUFFLING:
             return segments
-        return segments[np.argsort(hashed(segments, way.key("segments", cycle)), kind="stable")]
+        return segments[np.argsort(hashed(segments, data_pass.key("segments", cycle)), kind="stable")]
 
     everything = np.arange(len(sizes))
     plain = Turns(segments=shuffle(everything, 0), cycles=np.zeros_like(everything))
     turns = mixture.turns(sizes, shuffle) if mixture else plain
     taken = sizes[turns.segments]
     before, total = np.cumsum(taken) - taken, int(taken.sum())
-    at = before * window_count(total, window, way.order) // max(total, 1)
+    at = before * window_count(total, window, data_pass.order) // max(total, 1)
     return Arrangement(turns=turns, starts=np.flatnonzero(np.diff(at, prepend=-1)))
 
 
-def sample_order(way: Pass, samples: Integers, cycles: Integers) -> Integers:
-    """The places of a window's samples in the order in which they fill buckets; `cycles` tells repeated ones apart."""
-    if way.order not in SHUFFLING:
+def sample_order(data_pass: DataPass, samples: Integers, cycles: Integers) -> Integers:
+    """Indices of a window's samples in the order in which they fill buckets; `cycles` tells repeated ones apart."""
+    if data_pass.order not in SHUFFLING:
         return np.arange(len(samples))
-    return np.argsort(hashed(samples + (cycles << _SAMPLE_BITS), way.key("samples")), kind="stable")
+    return np.argsort(hashed(samples + (cycles << _SAMPLE_BITS), data_pass.key("samples")), kind="stable")
 
 
-def row_order(way: Pass, window: int, rows: int) -> Integers:
+def row_order(data_pass: DataPass, window: int, rows: int) -> Integers:
     """The order in which a window's packed rows are dealt."""
-    if way.order not in SHUFFLING:
+    if data_pass.order not in SHUFFLING:
         return np.arange(rows)
-    return np.argsort(hashed(np.arange(rows), way.key("rows", window)), kind="stable")
+    return np.argsort(hashed(np.arange(rows), data_pass.key("rows", window)), kind="stable")
 
 
-def group_order(way: Pass, window: int, buckets: Integers, first_samples: Integers, laplace_runs: int) -> Integers:
+def group_order(
+    data_pass: DataPass, window: int, buckets: Integers, first_samples: Integers, laplace_runs: int
+) -> Integers:
     """The order in which a window's groups are served, given each group's bucket and first sample."""
-    if way.order == "sorted":
+    if data_pass.order == "sorted":
         return np.arange(len(buckets))
-    if way.order == "as_is":
+    if data_pass.order == "as_is":
         return np.argsort(first_samples, kind="stable")
-    mixed = np.argsort(hashed(np.arange(len(buckets)), way.key("groups", window)), kind="stable")
-    return mixed if way.order == "shuffled" else _in_runs(mixed, buckets, laplace_runs)
+    mixed = np.argsort(hashed(np.arange(len(buckets)), data_pass.key("groups", window)), kind="stable")
+    return mixed if data_pass.order == "shuffled" else _in_runs(mixed, buckets, laplace_runs)
 
 
 def _in_runs(mixed: Integers, buckets: Integers, runs: int) -> Integers:

@@ -1,8 +1,8 @@
 """Packing: several short samples in one row, told apart by segment ids and positions.
 
-Rules: pure; rows are filled by best fit, longest samples first, within blocks of a window's samples in the pass's
-order, so that partners change from pass to pass; then rows are dealt to batches like samples. Packed batches have one
-shape. Must not know lengths of other keys: a stream that is packed has one padded key.
+Rules: pure; rows are filled by best fit, longest samples first, within blocks of samples in the order of the pass, so
+that a sample shares its row with others in each pass; then rows are dealt to batches as samples are. Packed batches
+have one shape. Must not know lengths of other keys: a packed stream has one padded key.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "best_fit", "in_rows"]
 
-#: Samples whose rows are filled together: enough that rows come out full, few enough that partners vary.
+#: Samples that are packed together: enough that rows come out full, few enough that their partners vary.
 BLOCK = 4096
 
 
 def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> WindowPlan:
     """Pack a window's samples into rows, and deal the rows to groups."""
-    order = sample_order(filling.way, given.samples, given.cycles)
+    order = sample_order(filling.data_pass, given.samples, given.cycles)
     row = np.empty(len(order), np.int64)
     rows = 0
     for start in range(0, len(order), BLOCK):
@@ -36,7 +36,7 @@ def in_rows(filling: Filling, given: Candidates, key: str, capacity: int) -> Win
         own = best_fit(given.lengths[key][order[block]], capacity)
         row[block] = rows + own
         rows += int(own.max()) + 1
-    place = np.argsort(row_order(filling.way, filling.window, rows), kind="stable")[row]
+    place = np.argsort(row_order(filling.data_pass, filling.window, rows), kind="stable")[row]
     dealt = np.argsort(place, kind="stable")
     lengths = given.lengths[key][order[dealt]]
     row_starts = np.searchsorted(place[dealt], np.arange(rows + 1))

@@ -1,8 +1,8 @@
 """The plan of a stream: from an index, settings and a seed, every minibatch of every epoch.
 
 Rules: pure; the same inputs give the same batches on any machine, whoever asks and whenever. The plan does not depend
-on how many ranks or workers there are, only, when an epoch is opened, on the group. Opening an epoch costs O(segments).
-Must not know sockets, clocks or disks: what took long to work out goes to a `Keeper`, and comes back from it.
+on how many ranks or workers there are; an epoch, once opened, depends on the group. Opening one costs O(segments). Must
+not know sockets, clocks or disks: what took long to work out goes to a `Keeper` and comes back from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loader_server.planning.epoch import EpochPlan, Recipe
 from loader_server.planning.fill import groups_needed, spills_into
 from loader_server.planning.kept import Nowhere
 from loader_server.planning.mixing import mixture_of
-from loader_server.planning.order import Arrangement, Pass, arranged, window_count
+from loader_server.planning.order import Arrangement, DataPass, arranged, window_count
 from loader_server.planning.packing import BLOCK
 from loader_server.planning.settings import limits_of
 from loader_server.planning.survey import Survey, surveyed
@@ -44,7 +44,7 @@ PLANNER_VERSION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """What a pass holds: samples that take part by bucket, the sum of their lengths, and all samples."""
+    """What a pass holds: planned samples by bucket, the sum of their lengths, and how many samples there are in all."""
 
     counts: NDArray[np.int64]
     length: int
@@ -54,9 +54,9 @@ class _Totals:
 class Plan:
     """All minibatches of a stream, as a function of epoch, group and batch number.
 
-    Nothing here changes once it is made, so any thread may call any method while others read. `epoch` may take seconds
-    where bucket counts do not tell how many batches there are (packing, `shapes = "none"`) and nothing was kept: a loop
-    that must not stall calls it in another thread.
+    A plan never changes, so any thread may call any method at any time. `epoch` may take seconds where bucket counts do
+    not tell how many batches there are (packing, `shapes = "none"`) and nothing was kept: a loop that must not stall
+    calls it in another thread.
     """
 
     @classmethod
@@ -72,9 +72,9 @@ class Plan:
         keeper: Keeper | None = None,
         progress: Progress | None = None,
     ) -> Plan:
-        """Plan a stream whose samples are bucketed by `key`; a `keeper` that has this very plan saves reading lengths.
+        """Plan a stream whose samples are bucketed by `key`; if the `keeper` has this plan, no lengths are read.
 
-        `sources` are the sample numbers at which sources start, for mixing by weight; each starts a segment.
+        For mixing by weight, `sources` has the number of each source's first sample, which starts a segment.
         """
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
@@ -100,9 +100,9 @@ class Plan:
         self.recipe = recipe
         #: Planner version, index, settings, key and seed in one word; not the group. A cursor's digest is the stream's.
         self.digest = digest
-        #: The shapes: all that batches may have, or bounds of them where batches are padded to their longest sample.
+        #: All shapes that batches may have, or their bounds where batches are padded to their longest sample.
         self.buckets = recipe.shapes
-        #: Why samples take no part, and how many.
+        #: How many samples are dropped, by reason.
         self.dropped = recipe.survey.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
@@ -110,7 +110,7 @@ class Plan:
         self._least, self._most = self._totals_of_passes()
 
     def _totals_of_passes(self) -> tuple[_Totals, _Totals]:
-        """What passes hold at least and at most."""
+        """The least and the most that a pass may hold."""
         survey, mixture, sizes = self.recipe.survey, self.recipe.mixture, self._sizes
         if mixture is None:
             counts = survey.counts.sum(axis=0, dtype=np.int64)
@@ -123,7 +123,7 @@ class Plan:
         return least, most
 
     def most_batches(self, group: int) -> int:
-        """A bound on the batches of every epoch; what every epoch has where all samples are one window."""
+        """An upper bound on the batches of an epoch; exact where all samples are one window."""
         recipe, counts, samples = self.recipe, self._most.counts, self._most.samples
         rows = recipe.rows * group
         windows = window_count(samples, recipe.settings.window, recipe.settings.order)
@@ -143,35 +143,35 @@ class Plan:
         return -(-groups // recipe.settings.epoch_parts) * group
 
     def fewest_groups(self, group: int) -> int:
-        """A bound on the groups of every pass; what every pass has where bucket counts tell and all is one window."""
+        """A lower bound on the groups of a pass; exact where bucket counts tell and all samples are one window."""
         recipe, counts = self.recipe, self._least.counts
         if recipe.counted:  # the same samples in several windows never make fewer
             return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         if recipe.packed:
             cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
             return -(-self._least.length // cells)
-        # Each sample takes at least its share of a batch of its own length.
+        # A sample takes at least its share of a batch of its length.
         shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
         return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`: there may be an epoch without any. None where they can."""
+        """Why batches cannot come in groups of `group`: some epoch might have none. None where they can."""
         parts, fewest = self.recipe.settings.epoch_parts, self.fewest_groups(group)
         return None if fewest >= parts else _more_parts_than_groups(parts, fewest, group)
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """The batches of one epoch, in groups of `group`."""
-        way, part, arrangement = self._way(epoch)
-        opened = EpochPlan(self.recipe, way, arrangement, group)
+        data_pass, part, arrangement = self._pass_of(epoch)
+        opened = EpochPlan(self.recipe, data_pass, arrangement, group)
         if self.recipe.counted:
             counts = self._counts(arrangement)
             groups = groups_needed(counts, self.recipe.rows, group, self.recipe.limits.subs).sum(axis=1)
         else:
-            groups = self._groups_looked_for(opened, f"{self.digest}-{way.number}-{group}")
+            groups = self._find_groups(opened, f"{self.digest}-{data_pass.number}-{group}")
         return opened.schedule(groups, part)
 
-    def _groups_looked_for(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
-        """The groups of each window of a pass, where all its samples have to be looked at."""
+    def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
+        """How many groups each window of a pass has, where that takes a look at every sample."""
         kept = self._keeper.load("groups", name)
         if kept is None:
             kept = {"groups": opened.groups()}
@@ -180,17 +180,19 @@ class Plan:
 
     def total(self, epoch: int) -> int:
         """The sum of all lengths in an epoch's pass."""
-        return int(self.recipe.survey.sums[self._way(epoch)[2].turns.segments].sum())
+        return int(self.recipe.survey.sums[self._pass_of(epoch)[2].turns.segments].sum())
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
         """How many samples of each bucket each window of an epoch's pass has."""
-        return self._counts(self._way(epoch)[2])
+        return self._counts(self._pass_of(epoch)[2])
 
-    def _way(self, epoch: int) -> tuple[Pass, int, Arrangement]:
-        """The pass that an epoch belongs to, its part of that pass, and the pass's windows."""
+    def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
+        """The pass that an epoch belongs to, which part of it the epoch is, and the windows of the pass."""
         number, part = divmod(epoch, self.recipe.settings.epoch_parts)
-        way = Pass(number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint)
-        return way, part, arranged(way, self._sizes, self.recipe.settings.window, self.recipe.mixture)
+        data_pass = DataPass(
+            number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint
+        )
+        return data_pass, part, arranged(data_pass, self._sizes, self.recipe.settings.window, self.recipe.mixture)
 
     def _counts(self, arrangement: Arrangement) -> NDArray[np.int64]:
         counts = self.recipe.survey.counts[arrangement.turns.segments]
@@ -203,7 +205,7 @@ class Plan:
 
 
 def _shapes(settings: PlanSettings, limits: Limits, survey: Survey) -> tuple[BucketShape, ...]:
-    """Rows and padded lengths of buckets; in plain order, bounds of batches whose longest sample is in the bucket."""
+    """Rows and padded lengths of each bucket; in plain order, bounds for batches whose longest sample is in it."""
     lengths = {key: limits.padded(np.maximum(longest, 1)) for key, longest in survey.others.items()}
     lengths[limits.key] = survey.edges
     if settings.shapes == "none":
@@ -238,7 +240,7 @@ def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsErro
 
 
 def _digest(table: LengthTable, settings: PlanSettings, limits: Limits, more: tuple[int, ...]) -> str:
-    """The settings count as what they mean in steps as well: a key's rate may change under the same text."""
+    """Settings count as they were written and in steps too: a key's rate may change while the text stays."""
     said = [f"{field.name}={getattr(settings, field.name)!r}" for field in dataclasses.fields(settings)]
     meant = [f"{field.name}={getattr(limits, field.name)!r}" for field in dataclasses.fields(limits)]
     return fingerprint(

@@ -1,4 +1,4 @@
-"""What a stream may say about its plan, and the same in integers.
+"""What a stream's table may say about its plan, and the same in integers.
 
 Rules: pure; `PlanSettings` is what the job file says, units included; `Limits` is what the planner works with, integers
 only, so that nothing after this module rounds. An amount in seconds needs a key that has a time; any other unit means
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "limits_of"]
 
-#: `shapes = "auto"` looks no further: each shape is a compilation.
+#: The most shapes that `shapes = "auto"` tries: each one costs a compilation.
 MOST_SHAPES = 32
 
 Shapes = Literal["auto", "none"] | int | tuple[Amount, ...]
@@ -157,11 +157,11 @@ class Limits:
     min_length: int
     #: None where nothing is too long.
     max_length: int | None
-    #: Lengths of one's own; empty where they are chosen.
+    #: The lengths that the settings name; empty where they are to be chosen.
     boundaries: tuple[int, ...]
     #: The most steps of other keys in a batch.
     budgets: Mapping[str, int]
-    #: The key that buckets are divided by once more, and into how many; 1 where there is none.
+    #: The key that divides buckets once more, and into how many; 1 where there is none.
     sub_key: str | None
     subs: int
 
@@ -179,16 +179,16 @@ class Limits:
         return min(self.max_length, self.boundaries[-1])
 
     def padded(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths rounded up to the multiple that was asked for."""
+        """Lengths rounded up to `length_multiple`."""
         return -(-lengths // self.length_multiple) * self.length_multiple
 
     def used(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What one row of each padded length counts against the budget; a batch is one row at least, even above it."""
+        """How much of the budget one row of each padded length uses; a batch has a row even if that exceeds it."""
         return lengths - (-lengths * lengths // self.quadratic) if self.quadratic else lengths
 
     @property
     def longest_within(self) -> int:
-        """The longest sample whose row is within the budget."""
+        """The longest sample of which one row is within the budget."""
         square = self.quadratic * self.quadratic + 4 * self.quadratic * self.budget
         longest = (math.isqrt(square) - self.quadratic) // 2 if self.quadratic else self.budget
         return longest // self.length_multiple * self.length_multiple
@@ -249,7 +249,7 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
 
 
 def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float | None]) -> None:
-    """Every key that a setting names is a padded key of the stream, and not the bucketed one."""
+    """Refuse settings that name a key which is not padded, or is the bucketed one."""
     if key not in per_second:
         raise _unknown_key("length", key, per_second)
     for name, others in (("limits", settings.limits), ("sub_buckets", settings.sub_buckets)):
@@ -259,7 +259,7 @@ def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float
 
 
 def _check_together(settings: PlanSettings) -> None:
-    """Packed rows have one shape of their own, and plain order has no buckets to divide."""
+    """Refuse settings that exclude each other: packed rows have one shape, and plain order has no buckets to divide."""
     if settings.packing is not None and (settings.shapes != "auto" or settings.pad_to != "bucket"):
         raise _not_together("packing", f'shapes = {settings.shapes!r}, pad_to = "{settings.pad_to}"')
     if settings.sub_buckets and (settings.shapes == "none" or settings.packing is not None):

@@ -1,8 +1,8 @@
-"""The two passes over all lengths that come before a plan: one for the buckets, one for each segment's bucket counts.
+"""Reads all lengths before a plan is made: once to choose buckets, once to count each segment's samples by bucket.
 
-Rules: pure; linear in the number of samples, a block of segments in memory at a time; the result is a handful of arrays
-that can be kept on disk, so that a plan is opened without reading lengths. No sample is dropped without being counted
-by reason. Must not know epochs, groups or shuffles.
+Rules: pure; linear in the number of samples, with one block of segments in memory at a time; the result is a handful of
+arrays that can be kept on disk, so that a plan can be opened without reading lengths. Every sample that is dropped is
+counted by reason. Must not know epochs, groups or shuffles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from loader_server.planning.buckets import Costs, Histogram, best_boundaries, chosen_boundaries
+from loader_server.planning.buckets import Costs, LengthHistogram, best_boundaries, chosen_boundaries
 from loader_server.planning.order import window_count
 from loader_server.planning.settings import MOST_SHAPES
 from shared.errors import DataError, SettingsError
@@ -60,17 +60,17 @@ class LengthTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What the passes found: all that a plan needs to number its batches."""
+    """What reading all lengths found: all that a plan needs to number its batches."""
 
     #: The padded length of the bucketed key in each bucket, ascending.
     edges: Integers
-    #: The longest of each other key among samples of each bucket and of the smaller ones, which may spill into it.
+    #: For each other key, the longest sample of each bucket and the smaller ones, whose samples may spill into it.
     others: Mapping[str, Integers]
     #: Samples of each segment in each bucket.
     counts: NDArray[np.int32]
     #: Samples dropped, by reason: empty, too_short, too_long.
     dropped: Integers
-    #: The lengths that occur among planned samples, and how many have each; long ones share bins.
+    #: The lengths that occur among planned samples, and how many samples have each; long ones share bins.
     lengths: Integers
     samples: Integers
     #: The sum of planned samples' lengths in each segment.
@@ -79,7 +79,7 @@ class Survey:
     above: Integers
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """As arrays by name, to be kept."""
+        """As arrays by name, for a keeper."""
         own = {name: getattr(self, name) for name in _KEPT}
         return own | {f"other.{key}": longest for key, longest in self.others.items()}
 
@@ -107,7 +107,7 @@ class Survey:
 
 
 def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None) -> Survey:
-    """Read all lengths twice: for the histogram, and for each segment's bucket counts; once more for sub-buckets."""
+    """Read all lengths twice, for the histogram and for each segment's bucket counts; once more for sub-buckets."""
     size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
 
@@ -115,7 +115,7 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         if progress is not None:
             progress(number * size + done, passes * size)
 
-    histogram, dropped, total = Histogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
+    histogram, dropped, total = LengthHistogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
     above = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
@@ -155,7 +155,7 @@ def bucket_of(
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):
-            # Those too long for any bucket are not kept; for them any edge will do.
+            # Samples too long for any bucket are not kept, so any edge will do for them.
             edge = others[limits.sub_key][np.minimum(bucket // limits.subs * limits.subs + sub, len(edges) - 1)]
             bucket += lengths[limits.sub_key] > edge
     return np.where(kept, bucket, -1)
@@ -208,9 +208,9 @@ def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSe
 
 
 def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]) -> Integers:
-    """The second key's padded lengths in each sub-bucket: those that pad it least; the last holds all spilled."""
+    """The second key's padded length in each sub-bucket, for least padding; the last one takes all that spill."""
     assert limits.sub_key is not None
-    found = [Histogram() for _ in edges]
+    found = [LengthHistogram() for _ in edges]
     for start, stop in _blocks(table.segments):
         lengths = _lengths(table, limits, start, stop)
         kept = _reason(lengths, limits) == len(_REASONS)
@@ -249,7 +249,7 @@ def _tally(
         segment = np.repeat(np.arange(size), np.diff(segments[first : after + 1]))[kept]
         within = segment * buckets + bucket[kept]
         counts[first:after] = np.bincount(within, minlength=size * buckets).reshape(-1, buckets)
-        # Exact: numpy weighs in float64, and a segment's lengths sum to less than 2**53.
+        # Exact, although numpy adds in float64: the lengths of a segment sum to less than 2**53.
         sums[first:after] = np.bincount(segment, weights=lengths[limits.key][kept], minlength=size)
         for key, longest in others.items():
             np.maximum.at(longest, bucket[kept], table.lengths(key, start, stop)[kept])

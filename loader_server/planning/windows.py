@@ -1,7 +1,7 @@
 """One window of an epoch, planned: its samples in the order of batches, and where each group of batches starts.
 
-Rules: pure; a window's groups depend on its samples' lengths and the pass's keys only. Must not know other windows, nor
-batch numbers.
+Rules: pure; a window's groups depend only on the lengths of its samples and the keys of the pass. Must not know other
+windows or batch numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.fill import groups_needed, spills_into
-from loader_server.planning.order import Pass, group_order, sample_order
+from loader_server.planning.order import DataPass, group_order, sample_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Candidates:
     """The samples of a window that take part: number, bucket, and the lengths of each padded key that is needed."""
 
     samples: Integers
-    #: How often each sample's segment came before: not 0 only where a mixed source starts over.
+    #: How often each sample's segment was used before: above 0 only where a mixed source starts over.
     cycles: Integers
     buckets: Integers
     lengths: Mapping[str, Integers]
@@ -40,9 +40,9 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """How a window is filled: the way of the pass, the window's number, rows of each bucket, and settings."""
+    """How a window is filled: its pass, its number, the rows of each bucket, and settings."""
 
-    way: Pass
+    data_pass: DataPass
     window: int
     rows: Integers
     group: int
@@ -52,7 +52,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPlan:
-    """Groups in the order in which they are served: each takes the rows from start to stop, `rows` to a batch.
+    """Groups in the order in which they are served: each takes the rows from start to stop, `rows` a batch.
 
     A row is one sample, or, where samples are packed, the samples from one of `row_starts` to the next.
     """
@@ -69,7 +69,7 @@ class WindowPlan:
     offsets: Integers | None = None
 
     def largest_first(self) -> WindowPlan:
-        """The same with a group of the largest bucket in front."""
+        """The same plan, with a group of the largest bucket first."""
         if not len(self.buckets):
             return self
         largest = int(np.argmax(self.buckets))
@@ -84,23 +84,23 @@ class WindowPlan:
         )
 
     def row_of(self, sample: int) -> int:
-        """The row of the sample at this place."""
+        """The row of the sample at this index."""
         return sample if self.row_starts is None else int(np.searchsorted(self.row_starts, sample, side="right")) - 1
 
     def first_of(self, row: int) -> int:
-        """The place of the first sample of a row."""
+        """The index of the first sample of a row."""
         return row if self.row_starts is None else int(self.row_starts[row])
 
 
 def in_buckets(filling: Filling, given: Candidates, key: str) -> WindowPlan:
-    """Fill buckets: samples go in by length and the longest spill; within a bucket they are in the pass's order."""
-    order = sample_order(filling.way, given.samples, given.cycles)
+    """Fill buckets by length, the longest samples spilling; within a bucket, samples keep the order of the pass."""
+    order = sample_order(filling.data_pass, given.samples, given.cycles)
     by_length = order[_stable_order(given.lengths[key][order])]
     counts = np.bincount(given.buckets, minlength=len(filling.rows))
     groups = groups_needed(counts[None], filling.rows, filling.group, filling.subs)[0]
     capacity = groups * filling.rows * filling.group
     bucket, sizes = _filled(given.buckets, by_length, capacity, filling.subs)
-    order = by_length if filling.way.order == "sorted" else order
+    order = by_length if filling.data_pass.order == "sorted" else order
     return _served(filling, given, order[_stable_order(bucket[order])], (groups, sizes))
 
 
@@ -119,7 +119,7 @@ def _filled(own: Integers, by_length: Integers, capacity: Integers, subs: int) -
 
 
 def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[Integers, Integers]) -> WindowPlan:
-    """Cut the filled buckets into groups, and put these into the order in which they are served."""
+    """Cut the filled buckets into groups, in the order in which they are served."""
     groups, sizes = filled
     buckets = np.repeat(np.arange(len(groups)), groups)
     within = np.arange(len(buckets)) - np.repeat(np.cumsum(groups) - groups, groups)
@@ -128,7 +128,7 @@ def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[
     starts = np.repeat(np.cumsum(sizes) - sizes, groups) + within * full
     samples = given.samples[order]
     runs = max(1, len(samples) // filling.laplace_samples)
-    turn = group_order(filling.way, filling.window, buckets, samples[starts], runs)
+    turn = group_order(filling.data_pass, filling.window, buckets, samples[starts], runs)
     return WindowPlan(
         samples=samples,
         starts=starts[turn],
@@ -140,7 +140,7 @@ def _served(filling: Filling, given: Candidates, order: Integers, filled: tuple[
 
 
 def in_sequence(filling: Filling, given: Candidates, limits: Limits, edges: Integers) -> WindowPlan:
-    """Batch in plain order: a group ends where one sample more would break the budget; buckets only class its shape."""
+    """Batch in plain order: a group ends where one more sample would exceed the budget; buckets only name its shape."""
     order = _laplace_or_plain(filling, given, limits.key)
     lengths = {key: limits.padded(of[order]) for key, of in given.lengths.items()}
     starts, rows = [], []
@@ -174,11 +174,11 @@ def _next_group(lengths: Mapping[str, Integers], start: int, group: int, limits:
 
 
 def _laplace_or_plain(filling: Filling, given: Candidates, key: str) -> Integers:
-    order = sample_order(filling.way, given.samples, given.cycles)
+    order = sample_order(filling.data_pass, given.samples, given.cycles)
     lengths = given.lengths[key][order]
-    if filling.way.order == "sorted":
+    if filling.data_pass.order == "sorted":
         return order[_stable_order(lengths)]
-    if filling.way.order == "laplace":
+    if filling.data_pass.order == "laplace":
         run = np.arange(len(order)) // filling.laplace_samples
         return order[np.lexsort((np.where(run % 2 == 1, -lengths, lengths), run))]
     return order

@@ -1,1 +1,1 @@
-"""The load test: many thin trainers in few processes, what they waited for, and a report of it."""
+"""The load test: many thin trainers in few processes, how long they waited for batches, and a report on it."""

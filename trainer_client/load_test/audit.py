@@ -1,7 +1,7 @@
-"""Was every batch given out once? What the trainers got, held against what the plan says that they had to get.
+"""Was every batch given out once? Compares what trainers got with what the plan says they should have got.
 
-Rules: pure; a lap is one pass through an epoch; each trainer is believed how many rounds of a lap it went and whether
-the lap came to its end, and nothing else.
+Rules: pure; a lap is one pass through an epoch; a trainer is believed only how many rounds of a lap it went and whether
+the lap ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shared.rounds import rounds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Audit", "Lap", "audited"]
+__all__ = ["Discrepancies", "Lap", "audited"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """What one rank got of one lap: `numbers` of its batches that were not empty, in `rounds` rounds."""
+    """What one rank got in one lap: the `numbers` of its batches that were not empty, in `rounds` rounds."""
 
     rank: int
     lap: int
@@ -33,15 +33,15 @@ class Lap:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """Batches that nobody got, and those that were given out more often than the plan says."""
+class Discrepancies:
+    """How many batches nobody got, and how many were given out more often than the plan says."""
 
     lost: int
     repeated: int
 
 
-def audited(laps: Iterable[Lap], world: int) -> Audit:
-    """Compare what all ranks of a world got, lap by lap."""
+def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
+    """Compare what all ranks of a world got, lap by lap, with the plan."""
     together: defaultdict[int, list[Lap]] = defaultdict(list)
     for lap in laps:
         together[lap.lap].append(lap)
@@ -51,11 +51,11 @@ def audited(laps: Iterable[Lap], world: int) -> Audit:
         got = Counter(number for lap in same for number in lap.numbers)
         lost += sum((due - got).values())
         repeated += sum((got - due).values())
-    return Audit(lost, repeated)
+    return Discrepancies(lost, repeated)
 
 
 def _due(lap: Lap, world: int) -> list[int]:
-    """The batch numbers that the plan gives this rank in the rounds that it went: all rounds if the lap ended."""
+    """The batch numbers that the plan gives this rank in the rounds it went, which are all if the lap ended."""
     way = rounds(0, lap.batches, lap.group, world)
     places = (one.place(lap.rank) for one in (way if lap.ended else islice(way, lap.rounds)))
     return [place.number for place in places if not place.empty]

@@ -1,7 +1,7 @@
-"""The command `trainer-client load-test`: runs the test as often as asked, and says what came of it.
+"""The command `trainer-client load-test`: runs the test as often as asked, and reports the results.
 
 Rules: figures go to standard output, everything else to standard error; the exit code is 0 only if nothing was lost or
-repeated, nobody failed, and every limit was kept.
+repeated, no trainer failed, and every limit was kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trainer_client.load_test.conductor import Plan, conducted
+from trainer_client.load_test.conductor import LoadPlan, conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
 from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
@@ -28,11 +28,11 @@ from trainer_client.load_test.thin_trainer import Run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainer_client.load_test.report.figures import Limits
+    from trainer_client.load_test.report.figures import LoadLimits
 
 __all__ = ["Asked", "load_test"]
 
-#: More threads than this in one Python process wait for each other more than for batches.
+#: With more threads than this, those of one Python process wait for each other more than for batches.
 _TRAINERS_A_PROCESS = 100
 
 
@@ -53,14 +53,14 @@ class Asked:
     keys: str
     workers: int
     seed: int
-    limits: Limits
+    limits: LoadLimits
     report: Path | None
     compare: Path | None
     as_json: bool
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What shapes the figures."""
+        """The settings that affect the figures."""
         own = {} if self.feed else {"workers": self.workers or os.cpu_count() or 1, "seed": self.seed}
         return {
             "trainers": self.trainers,
@@ -81,7 +81,7 @@ def _processes(trainers: int) -> int:
 
 
 def load_test(asked: Asked) -> int:
-    """Run the test; the exit code."""
+    """Run the test; returns the exit code."""
     old = read_report(asked.compare) if asked.compare is not None else None
     document = _document(asked, machine())
     if asked.report is not None:
@@ -96,7 +96,7 @@ def load_test(asked: Asked) -> int:
 
 
 def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is to be kept of the test."""
+    """The test as it is kept: settings, machine, figures, runs."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runs = [_run(asked, repeat) for repeat in range(asked.repeats)]
     figures = together([run["figures"] for run in runs])
@@ -116,7 +116,7 @@ def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(asked: Asked, repeat: int) -> dict[str, Any]:
-    """One repeat, with loaders of its own unless others were named."""
+    """One repeat, with loaders of its own unless running ones were named."""
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         progress = stack.enter_context(_progress_bar())
@@ -127,7 +127,7 @@ def _run(asked: Asked, repeat: int) -> dict[str, Any]:
             job = stack.enter_context(
                 OwnJob(seed=asked.seed, workers=asked.workers or os.cpu_count() or 1, interrupts=interrupts)
             )
-        plan = Plan(
+        plan = LoadPlan(
             trainers=asked.trainers,
             processes=min(asked.processes or _processes(asked.trainers), asked.trainers),
             run=Run(
@@ -141,7 +141,7 @@ def _run(asked: Asked, repeat: int) -> dict[str, Any]:
                 keys=asked.keys,
             ),
         )
-        measured = conducted(
+        measured = conduct(
             plan,
             interrupts,
             job.cpu_s if job else None,
@@ -157,7 +157,7 @@ def _expected_steps(asked: Asked) -> float | None:
 
 
 def _progress_bar() -> Progress:
-    """A bar on standard error while a terminal watches; silence elsewhere."""
+    """A bar on standard error if that is a terminal, otherwise nothing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

@@ -1,6 +1,6 @@
-"""Runs a load test: starts crews, lets all trainers begin at one moment, and puts together what they measured.
+"""Runs a load test: starts crews, has all trainers begin at the same moment, and combines what they measured.
 
-Rules: crews are new processes that are told what to do in JSON; the one place where we wait is `Interrupts.wait`, so
+Rules: crews are new processes that are told what to do in JSON; the only place where we wait is `Interrupts.wait`, so
 Ctrl-C ends everything in good order at any moment.
 """
 
@@ -23,18 +23,18 @@ from trainer_client.load_test.report.histogram import Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainer_client.load_test.audit import Audit
+    from trainer_client.load_test.audit import Discrepancies
     from trainer_client.load_test.interrupts import Interrupts
     from trainer_client.load_test.thin_trainer import Run
 
-__all__ = ["AttachError", "CrewError", "Measured", "Plan", "conducted"]
+__all__ = ["AttachError", "CrewError", "LoadPlan", "Measured", "conduct"]
 
-#: From the word to the beginning, so that all crews have heard it.
+#: Time between the order to begin and the beginning, so that all crews have heard it.
 _LEAD_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """How many trainers in how many processes, and what each does."""
 
     trainers: int
@@ -60,7 +60,7 @@ class Measured:
     wall_s: float = 0.0
     harness_cpu_s: float = 0.0
     loader_cpu_s: float | None = None
-    audit: Audit | None = None
+    audit: Discrepancies | None = None
     errors: list[str] = field(default_factory=list)
     waits: Histogram = field(default_factory=Histogram)
     by_second: dict[int, Histogram] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class Measured:
 
     @property
     def utilisation(self) -> float | None:
-        """Of all accelerators together."""
+        """Compute time over total time of all accelerators together."""
         return self.compute_s / self.total_s if self.compute_s else None
 
 
 class _Process:
     """One crew as the conductor sees it."""
 
-    def __init__(self, plan: Plan, ranks: Sequence[int]) -> None:
+    def __init__(self, plan: LoadPlan, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.ready = False
         self.errors: list[str] = []
@@ -91,12 +91,12 @@ class _Process:
 
     @property
     def file(self) -> int:
-        """What it says is read here."""
+        """The file descriptor that it writes to."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def tell(self, **line: object) -> None:
-        """Say something to it."""
+        """Send it a message."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write((json.dumps(line) + "\n").encode())
@@ -105,7 +105,7 @@ class _Process:
             raise self._ended() from None
 
     def hear(self) -> None:
-        """Take in what it said."""
+        """Read what it has sent."""
         more = os.read(self.file, 2**20)
         if not more and self.result is None:
             raise self._ended()
@@ -126,7 +126,7 @@ class _Process:
         )
 
     def close(self) -> None:
-        """End it: it ends with its input."""
+        """End it: it exits when its input ends."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -139,8 +139,8 @@ class _Process:
         self.process.stdout.close()
 
 
-def conducted(
-    plan: Plan, interrupts: Interrupts, loader_cpu_s: Callable[[], float] | None, on_progress: Callable[[int], None]
+def conduct(
+    plan: LoadPlan, interrupts: Interrupts, loader_cpu_s: Callable[[], float] | None, on_progress: Callable[[int], None]
 ) -> Measured:
     """Run the test once."""
     crews: list[_Process] = []
@@ -165,7 +165,7 @@ def conducted(
 
 
 def _shares(trainers: int, processes: int) -> list[range]:
-    """Ranks in order, divided as evenly as it goes."""
+    """Ranks in order, divided as evenly as possible."""
     return [range(trainers * share // processes, trainers * (share + 1) // processes) for share in range(processes)]
 
 
@@ -181,7 +181,7 @@ def _listen(
         on_progress(sum(crew.progress for crew in crews))
 
 
-def _refuse_if_some_failed(crews: list[_Process], plan: Plan) -> None:
+def _refuse_if_some_failed(crews: list[_Process], plan: LoadPlan) -> None:
     failed = [error for crew in crews for error in crew.errors]
     if failed:
         raise AttachError(
@@ -197,7 +197,7 @@ def _own_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _together(crews: list[_Process], plan: Plan) -> Measured:
+def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
     measured, laps = Measured(), list[Lap]()
     for crew in crews:
         assert crew.result is not None

@@ -1,7 +1,7 @@
 """A crew: one process of the load test, with some of the thin trainers in its threads.
 
-Rules: started anew, never forked; it talks with the conductor in JSON lines over its standard input and output, and
-ends when its input does: whatever happens to the conductor, no crew stays behind. Ctrl-C is the conductor's business.
+Rules: a new process, never forked; it talks to the conductor in JSON lines over its standard input and output, and ends
+when its input does, so no crew outlives the conductor. Ctrl-C is the conductor's business.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["main"]
 
 _TELL_EVERY_S = 0.5
 
-#: Trainers attach so many at a time: a coordinator has one thread, and a hundred at once only make each other wait.
+#: So many trainers attach at a time: a coordinator has one thread, and a hundred would only wait for each other.
 _ATTACHING = 16
 
-#: A batch that comes so much too late is an error, and no longer only a wait.
+#: A batch that is this late is an error, not just a wait.
 _LATE_S = 10.0
 
-#: How long trainers that were told to stop may take to leave; those that sleep through a step are left.
+#: How long trainers that were told to stop may take to leave; one that sleeps through a step is not waited for.
 _LEAVING_S = 1.0
 
 
@@ -52,7 +52,7 @@ class _Crew:
         self._trainers = [ThinTrainer(self._run, rank, self._ready) for rank in order["ranks"]]
 
     def attach(self) -> None:
-        """Start all; they are attached, or failed, when this returns."""
+        """Start all trainers; when this returns, each has attached or failed."""
         started = 0
         for done in range(len(self._trainers)):
             while started < min(len(self._trainers), done + _ATTACHING):
@@ -66,7 +66,7 @@ class _Crew:
         return [trainer.error for trainer in self._trainers if trainer.error]
 
     def train(self) -> None:
-        """From the conductor's word to the end of the last trainer."""
+        """Train from the moment that the conductor names until the last trainer is done."""
         at_s = float(_hear(None)["begin_s"])
         for trainer in self._trainers:
             trainer.begin(at_s)
@@ -80,7 +80,7 @@ class _Crew:
         _say(result=self._result(_cpu_s() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
-        """Time is up: a step may end and a late batch come, but who waits in vain is not waited for."""
+        """Time is up: wait for the current step and for late batches, but not for a trainer that gets none."""
         until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LATE_S
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
@@ -103,7 +103,7 @@ class _Crew:
         }
 
     def stop(self) -> None:
-        """Let all go, in a hurry."""
+        """Stop all trainers without waiting long."""
         for trainer in self._trainers:
             trainer.stop()
         until_s = time.monotonic() + _LEAVING_S
@@ -118,13 +118,13 @@ def _cpu_s() -> float:
 
 
 def _say(**line: object) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the conductor is gone: our input says so too
+    with contextlib.suppress(BrokenPipeError):  # the conductor is gone; the end of our input says so too
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
 
 def _hear(timeout_s: float | None) -> dict[str, Any]:
-    """The conductor's next word, or nothing after a while."""
+    """The conductor's next message; empty if none comes in time."""
     if not select.select([0], [], [], timeout_s)[0]:
         return {}
     line = sys.stdin.readline()
@@ -135,7 +135,7 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The process."""
+    """Run the crew; the process ends here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_files()
     start_logging(level="warning")

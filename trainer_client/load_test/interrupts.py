@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM as something to wait for: an interruption is raised where we wait, and nowhere else.
 
-So whatever was begun between two waits (a process started, a folder made) is known to whoever has to end it. A signal
-that came after the last wait is raised at the end.
+So whatever was begun between two waits (a process, a folder) is known to the code that has to end it. A signal that
+comes after the last wait is raised at the end of the block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Holds both signals back while the block lasts; used in the main thread."""
+    """Holds back both signals while the block lasts; for the main thread."""
 
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
@@ -39,7 +39,7 @@ class Interrupts:
             self._sending.send(b"!")
 
     def wait(self, files: Sequence[int], timeout_s: float | None) -> list[int]:
-        """The files that can be read; KeyboardInterrupt as soon as a signal comes, or had come."""
+        """Wait for files that can be read; KeyboardInterrupt as soon as a signal comes, or if one came before."""
         ours = self._receiving.fileno()
         ready, _, _ = select.select([*files, ours], [], [], timeout_s)
         if self._came:

@@ -1,7 +1,7 @@
-"""A loader side of one's own for a load test: `loader-server run` on a synthetic job in a temporary folder.
+"""Loaders of its own for a load test: `loader-server run` on a synthetic job in a temporary folder.
 
-Rules: the loaders are another program, started by its command and known by what it prints; nothing of them is imported
-here. Folder and processes are gone when this is closed.
+Rules: the loaders are another program, started by its command and known by what it prints; none of their code is
+imported here. Folder and processes are gone when this is closed.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class OwnJob:
             path.write_text(_JOB.format(seed=seed), "utf-8")
             command = [sys.executable, "-m", "loader_server", "run", str(path), "--workers", str(workers)]
             with (self.folder / "loaders.log").open("wb") as log:
-                # A session of its own: Ctrl-C at the terminal is for us to pass on, in good order.
+                # In a session of its own, so that we decide what Ctrl-C does to it.
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
                 )
-            self.endpoint = self._served(interrupts)
+            self.endpoint = self._wait_until_served(interrupts)
         except BaseException:
             self.close()
             raise
 
-    def _served(self, interrupts: Interrupts) -> str:
-        """Wait until the loaders say where they are."""
+    def _wait_until_served(self, interrupts: Interrupts) -> str:
+        """Wait until the loaders print their endpoint."""
         assert self._process is not None
         assert self._process.stdout is not None
         pipe, heard, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S

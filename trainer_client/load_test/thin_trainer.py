@@ -1,7 +1,7 @@
 """One thin trainer: a thread that reads batches, and sleeps where a real one would compute.
 
-Rules: the first step is not counted, for everything is being made then; a step is worth its nominal time, so that a
-late wake-up counts against utilisation; what is not sleep is waiting or our own cost, and both count.
+Rules: the first step is not counted, because connections and batches are still being made; a step counts as its nominal
+time, so that waking up late lowers utilisation; all other time is waiting or our own cost, and both count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Run", "ThinTrainer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one trainer is to do; `step_s` 0 means as fast as it goes."""
+    """What one trainer is to do; `step_s` 0 means as fast as possible."""
 
     endpoint: str
     stream: str
@@ -51,7 +51,7 @@ class _Tally:
 
 
 class ThinTrainer(threading.Thread):
-    """Attaches at once; trains from `start(at)` on, for `seconds`, or until `stop`."""
+    """Attaches when it is started; trains from the moment given to `begin`, for `seconds` or until `stop`."""
 
     def __init__(self, run: Run, rank: int, on_ready: threading.Semaphore) -> None:
         super().__init__(name=f"trainer-{rank}", daemon=True)
@@ -73,7 +73,7 @@ class ThinTrainer(threading.Thread):
         self._go.set()
 
     def stop(self) -> None:
-        """Train no more; safe from any thread."""
+        """Stop training; safe from any thread."""
         self._stopped = True
         self._go.set()
         if self._feed is not None:
@@ -82,7 +82,7 @@ class ThinTrainer(threading.Thread):
     def run(self) -> None:
         """The thread."""
         try:
-            self._feed = self._connected()
+            self._feed = self._connect()
             self._on_ready.release()
             with self._feed:
                 self._go.wait()
@@ -95,7 +95,7 @@ class ThinTrainer(threading.Thread):
             self.error = f"rank {self.rank}: {error}"
             self._on_ready.release()
 
-    def _connected(self) -> Feed:
+    def _connect(self) -> Feed:
         run = self._run
         return connect(
             run.endpoint,
@@ -111,7 +111,7 @@ class ThinTrainer(threading.Thread):
         return self._stopped or time.monotonic() >= self._began_s + self._run.seconds
 
     def _lap(self, feed: Feed) -> None:
-        """Read an epoch to its end, or until time is up, and keep what came."""
+        """Read an epoch to its end, or until time is up, and note which batches came."""
         group, left = int(feed.state()["group"]), feed.rounds_left()
         batches = left // -(-group // self._run.world) * group  # an epoch is whole groups
         numbers: list[int] = []
@@ -149,7 +149,7 @@ class ThinTrainer(threading.Thread):
         return batch
 
     def _step(self, batch: Batch) -> None:
-        """The accelerator is at work."""
+        """Sleep as long as an accelerator would compute, and count the batch."""
         tally = self.tally
         if self._run.step_s:
             time.sleep(self._run.step_s)
@@ -164,7 +164,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """What came of it, as plain values."""
+        """What it counted, as plain values."""
         tally = self.tally
         return {
             "rank": self.rank,

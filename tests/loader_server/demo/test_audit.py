@@ -12,7 +12,7 @@ PLANNED = [[3, 1], [2, 5], [4]]
 def _settled(batches: list[tuple[int, ...]], planned: list[list[int]] = PLANNED):
     audit = Audit()
     for tags in batches:
-        audit.trained(Step(tags=tags, shape=(2, 10), filled=8 * len(tags)))
+        audit.add(Step(tags=tags, shape=(2, 10), filled=8 * len(tags)))
     return audit.settle(planned)
 
 
@@ -44,7 +44,7 @@ def test_epochs_add_up() -> None:
     audit = Audit()
     for batches in ([(1, 3)], [(1,), (3,), (3,)]):
         for tags in batches:
-            audit.trained(Step(tags=tags, shape=(2, 10), filled=10))
+            audit.add(Step(tags=tags, shape=(2, 10), filled=10))
         audit.settle([[1, 3]])
     assert (audit.lost, audit.repeated, audit.steps) == (0, 1, 0)
     assert audit.padding == pytest.approx(1 - 40 / 80)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.planning.buckets import Costs, Histogram, best_boundaries, chosen_boundaries
+from loader_server.planning.buckets import Costs, LengthHistogram, best_boundaries, chosen_boundaries
 from tests.loader_server.planning.tables import log_normal
 
 
@@ -106,7 +106,7 @@ def test_the_work_of_a_billion_samples_far_above_the_budget_fits_into_64_bits():
 
 def test_a_histogram_is_exact_for_short_lengths_and_within_a_thousandth_for_long_ones():
     short, long = log_normal(5_000, 400, 0.3), log_normal(5_000, 10**6, 1.0)
-    histogram = Histogram()
+    histogram = LengthHistogram()
     for part in (short[:2_000], short[2_000:], long, long[:0]):
         histogram.add(part)
     lengths, counts = histogram.table()

@@ -227,6 +227,16 @@ def test_an_undeclared_function_is_measured(users):
     assert applied(chain.bound(fields))["extra"].shape == (3, 4)
 
 
+def test_a_measured_transform_draws_by_the_number_of_the_sample(users):
+    chain = made(users, "noise", "undeclared")
+    measured = {number: sample() for number in (3, 4)}
+    for number, one in measured.items():
+        chain.measure(one, number, "a.wav")
+        again = chain.apply(sample(), seed=0, epoch=0, number=number)
+        assert (one["audio"] == again["audio"]).all()
+    assert (measured[3]["audio"] != measured[4]["audio"]).any()
+
+
 def test_what_is_declared_keeps_its_shape_where_lengths_are_measured(users):
     fields, measured = made(users, "speaker", "undeclared").measure(sample(), 0, "a.wav")
     assert next(f for f in fields if f.key == "speaker") == Field(key="speaker", dtype="int32", shape=())

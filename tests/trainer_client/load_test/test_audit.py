@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.rounds import rounds
-from trainer_client.load_test.audit import Audit, Lap, audited
+from trainer_client.load_test.audit import Discrepancies, Lap, audited
 
-FINE = Audit(lost=0, repeated=0)
+FINE = Discrepancies(lost=0, repeated=0)
 
 
 def lap(rank, world, *, group, groups, went, number=0):
@@ -51,7 +51,7 @@ def test_one_batch_lost_is_one_lost(world, data):
     gone = data.draw(st.integers(0, len(laps[at].numbers) - 1))
     numbers = laps[at].numbers
     laps[at] = replace(laps[at], numbers=numbers[:gone] + numbers[gone + 1 :])
-    assert audited(laps, size) == Audit(lost=1, repeated=0)
+    assert audited(laps, size) == Discrepancies(lost=1, repeated=0)
 
 
 @given(worlds(), st.data())
@@ -61,12 +61,12 @@ def test_one_batch_twice_is_one_repeated(world, data):
     again = data.draw(st.sampled_from(laps[at].numbers))
     whose = data.draw(st.sampled_from([place for place, one in enumerate(laps) if one.lap == laps[at].lap]))
     laps[whose] = replace(laps[whose], numbers=(*laps[whose].numbers, again))
-    assert audited(laps, size) == Audit(lost=0, repeated=1)
+    assert audited(laps, size) == Discrepancies(lost=0, repeated=1)
 
 
 def test_a_lap_that_ends_early_has_lost_its_rest():
     short = replace(lap(0, 1, group=1, groups=9, went=4), ended=True)
-    assert audited([short], 1) == Audit(lost=5, repeated=0)
+    assert audited([short], 1) == Discrepancies(lost=5, repeated=0)
 
 
 def test_laps_are_held_apart():

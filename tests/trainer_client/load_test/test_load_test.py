@@ -16,7 +16,7 @@ from shared.errors import StokerError
 from tests.support.loaders import ROOT, wait_until
 from trainer_client import cli
 from trainer_client.load_test import conductor
-from trainer_client.load_test.conductor import Plan, conducted
+from trainer_client.load_test.conductor import LoadPlan, conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
 from trainer_client.load_test.thin_trainer import Run
@@ -108,11 +108,11 @@ def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(monkeypatch):
 
     how = {"stream": "train", "world": 1, "step_s": 0, "seconds": 9, "prefetch": 8, "shared_memory": True, "keys": ""}
     with Interrupts() as interrupts, OwnJob(seed=1, workers=1, interrupts=interrupts) as job:
-        plan = Plan(trainers=1, processes=1, run=Run(endpoint=job.endpoint, **how))
+        plan = LoadPlan(trainers=1, processes=1, run=Run(endpoint=job.endpoint, **how))
         tell = conductor._Process.tell
         monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
         with pytest.raises(StokerError, match="its end, with exit code -9"):
-            conducted(plan, interrupts, job.cpu_s, lambda _: None)
+            conduct(plan, interrupts, job.cpu_s, lambda _: None)
     assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import LostError
 from trainer_client.load_test import thin_trainer
-from trainer_client.load_test.audit import Audit, audited
+from trainer_client.load_test.audit import Discrepancies, audited
 from trainer_client.load_test.thin_trainer import Run, ThinTrainer
 
 
@@ -131,7 +131,7 @@ def test_laps_say_what_came_and_where_time_ran_out(trained):
         (0, 2, (0, 2), False),
     ]
     assert {(lap.batches, lap.group) for lap in laps} == {(4, 2)}
-    assert audited(laps, world=2) == Audit(lost=0, repeated=0)
+    assert audited(laps, world=2) == Discrepancies(lost=0, repeated=0)
 
 
 def test_a_drain_computes_nothing(trained):

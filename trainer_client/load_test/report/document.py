@@ -1,7 +1,7 @@
 """The report of a load test: one JSON document, and the same in Markdown for people.
 
-Rules: the document holds all that is needed to repeat the test and to compare another with it; text and page are made
-from the document alone, so a kept one can be shown again.
+Rules: the document holds all that is needed to repeat the test and to compare it with another; text and page are made
+from the document alone, so they can be made again later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "markdown", "read_report", "write_report"]
 
-#: Raised when an older document can no longer be compared.
+#: Raised when older documents can no longer be compared.
 FORMAT = 1
 
 
@@ -75,7 +75,7 @@ def _lines(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
-    """Write report.json, report.md and report.html; where they are."""
+    """Write report.json, report.md and report.html; returns their paths."""
     texts = {
         "report.json": json.dumps(document, indent=1) + "\n",
         "report.md": markdown(document, old),
@@ -93,7 +93,7 @@ def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, An
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """An older report.json."""
+    """Read an older report.json."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -20,7 +20,7 @@ __all__ = [
     "TITLES",
     "Change",
     "Figures",
-    "Limits",
+    "LoadLimits",
     "broken",
     "changes",
     "curves_of",
@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 #: The faults: none is allowed.
 _FAULTS = ("errors", "lost", "repeated")
 
-#: Figures that one wants more (+1) or less (-1) of.
+#: Whether a larger (+1) or a smaller (-1) figure is better.
 BETTER = {
     **dict.fromkeys(_FAULTS, -1),
     "batches_per_s": 1,
@@ -73,8 +73,8 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the test has to keep; None asks nothing."""
+class LoadLimits:
+    """What the figures of a test have to keep; None: no limit."""
 
     max_wait_p99_ms: float | None = None
     min_utilisation: float | None = None
@@ -92,7 +92,7 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """How much it changed."""
+        """The change in percent; None where there was nothing before."""
         return 100 * (self.now / self.before - 1) if self.before else None
 
 
@@ -159,8 +159,8 @@ def _one(name: str, values: Sequence[Any]) -> Any:  # noqa: ANN401 - a number, o
     return statistics.median(known)
 
 
-def broken(figures: Figures, limits: Limits) -> list[str]:
-    """What is not as it has to be, in words."""
+def broken(figures: Figures, limits: LoadLimits) -> list[str]:
+    """The limits and faults that the figures do not keep, in words."""
     said = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
     for name, most in (("wait_p99_ms", limits.max_wait_p99_ms),):
         if most is not None and figures[name] > most:
@@ -181,7 +181,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Settings in which two tests differ, in words: what they measured may not be compared without knowing."""
+    """The settings in which two tests differ, in words: who compares their figures has to know."""
     names = dict.fromkeys((*before, *now))
     differing = [name for name in names if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)

@@ -1,7 +1,7 @@
-"""Times in a log-linear histogram: small, mergeable, and true to 1 in 32 at any size.
+"""Times in a log-linear histogram: small, mergeable, and accurate to 1 part in 32 at any size.
 
-Rules: pure; whole microseconds in; a value below 64 has a place of its own, above that every doubling has 32 places, so
-a quantile is read at most 3.2 % too high and never too low.
+Rules: pure; takes whole microseconds; values below 64 have a bin each, and every doubling above has 32 bins, so a
+quantile reads at most 3.2 % too high and never too low.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLACES = 1 << _BITS
 
 
 class Plain(TypedDict):
-    """A histogram as plain values: how many at each place, the sum and the largest."""
+    """A histogram as plain values: the count in each bin, the sum and the largest."""
 
     counts: list[tuple[int, int]]
     sum_us: int
@@ -24,7 +24,7 @@ class Plain(TypedDict):
 
 
 class Histogram:
-    """How many times of each size."""
+    """Counts times by size."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -48,7 +48,7 @@ class Histogram:
         self.max_us = max(self.max_us, other.max_us)
 
     def quantile_us(self, share: float) -> int:
-        """So large are the times of this share at most; 0 where nothing was counted."""
+        """The time that this share of all times does not exceed; 0 where nothing was counted."""
         wanted, seen = share * self.total, 0
         for place, count in sorted(self._counts.items()):
             seen += count
@@ -57,7 +57,7 @@ class Histogram:
         return self.max_us
 
     def curve(self) -> list[tuple[float, int]]:
-        """Quantiles that halve what is left above them, as far as there are times to tell."""
+        """Quantiles that each halve the share above, as far as there are enough times."""
         shares, left = [0.0], 1.0
         while left * self.total >= 1:
             left /= 2
@@ -79,6 +79,6 @@ class Histogram:
 
 
 def _largest_us(place: int) -> int:
-    """The largest time that belongs into a place."""
+    """The largest time that belongs into a bin."""
     shift = max(0, place // _PLACES - 1)
     return ((place - shift * _PLACES + 1) << shift) - 1

@@ -1,4 +1,4 @@
-"""What a load test ran on: figures without this mean nothing to who reads them later."""
+"""What a load test ran on, without which its figures mean nothing later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["machine", "versions"]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that we may use, memory, system, and how busy it was before."""
+    """Processor, cores that we may use, memory, system, and the load before the test."""
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the batches go through."""
+    """Of the software that batches go through."""
     found = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
     return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **found}
 

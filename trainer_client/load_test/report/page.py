@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trainer_client.load_test.report.figures import TITLES, changes, differences, shown
-from trainer_client.load_test.report.plot import Axis, Line, chart, linear, logarithmic
+from trainer_client.load_test.report.plot import Axis, Series, chart, linear, logarithmic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,12 +101,12 @@ def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The repeat that stands for all: the middle one by batches a second."""
+    """The repeat that is drawn: the median by batches a second."""
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
 def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """All but the last one, which is a beginning only."""
+    """All seconds but the last one, which was cut short."""
     seconds: Sequence[Mapping[str, Any]] = run["by_second"]
     return seconds[:-1] or seconds
 
@@ -116,7 +116,7 @@ def _batches(run: Mapping[str, Any]) -> str:
     points = [(one["second"], one["batches"]) for one in seconds]
     most = max((batches for _, batches in points), default=1)
     across = linear("seconds since the start", 0, max(len(points) - 1, 1))
-    line = Line(name="batches", points=points, look="a")
+    line = Series(name="batches", points=points, look="a")
     return chart("Batches in each second, all trainers together", across, linear("batches", 0, most), [line])
 
 
@@ -124,7 +124,7 @@ def _waits_by_second(run: Mapping[str, Any]) -> str:
     names = {"wait_max_ms": ("longest", "c"), "wait_p99_ms": ("p99", "b"), "wait_p50_ms": ("p50", "a")}
     seconds = _whole_seconds(run)
     lines = [
-        Line(name=name, points=[(one["second"], one[key]) for one in seconds], look=look)
+        Series(name=name, points=[(one["second"], one[key]) for one in seconds], look=look)
         for key, (name, look) in names.items()
     ]
     highest = max((one["wait_max_ms"] for one in seconds), default=1.0)
@@ -134,9 +134,9 @@ def _waits_by_second(run: Mapping[str, Any]) -> str:
 
 
 def _waits_by_share(run: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    lines = [Line(name="this test", points=_nines(run), look="a")]
+    lines = [Series(name="this test", points=_nines(run), look="a")]
     if old is not None:
-        lines.insert(0, Line(name="older test", points=_nines(old), look="old"))
+        lines.insert(0, Series(name="older test", points=_nines(old), look="old"))
     heights = [height for line in lines for _, height in line.points] or [1.0]
     most = max((at for line in lines for at, _ in line.points), default=1.0)
     across = Axis(
@@ -171,7 +171,7 @@ def _utilisations(run: Mapping[str, Any]) -> str:
     across = linear("trainers, the least utilised first", 0, len(shares))
     up = linear("%", min(90.0, points[0][1]), 100)
     return chart(
-        "Accelerator utilisation of each trainer", across, up, [Line(name="", points=points, look="a", dots=True)]
+        "Accelerator utilisation of each trainer", across, up, [Series(name="", points=points, look="a", dots=True)]
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Axis", "Line", "chart", "linear", "logarithmic"]
+__all__ = ["Axis", "Series", "chart", "linear", "logarithmic"]
 
 _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 92, 14, 40
@@ -32,8 +32,8 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line, or dots; `look` is its class in the style sheet."""
+class Series:
+    """One series of points, drawn as a line or as dots; `look` is its class in the style sheet."""
 
     name: str
     points: Sequence[Point]
@@ -56,7 +56,7 @@ def _round_step(rough: float) -> float:
 
 
 def logarithmic(title: str, low: float, high: float) -> Axis:
-    """An axis of powers of ten around both values; what is below its foot lies on it."""
+    """An axis of powers of ten around both values; smaller values are drawn at its foot."""
     foot = math.floor(math.log10(max(low, 1e-3)))
     head = max(math.ceil(math.log10(max(high, 1e-3))), foot + 1)
     ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(foot, head + 1)]
@@ -67,8 +67,8 @@ def logarithmic(title: str, low: float, high: float) -> Axis:
     )
 
 
-def chart(title: str, across: Axis, up: Axis, lines: Sequence[Line]) -> str:
-    """A chart with its title as caption."""
+def chart(title: str, across: Axis, up: Axis, lines: Sequence[Series]) -> str:
+    """A figure with its title as caption."""
     body = [_grid(across, up), *(_line(line, across, up) for line in lines), _names(lines, up)]
     label = escape(title, quote=True)
     drawing = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
@@ -103,7 +103,7 @@ def _grid(across: Axis, up: Axis) -> str:
     return rows + columns + titles
 
 
-def _line(line: Line, across: Axis, up: Axis) -> str:
+def _line(line: Series, across: Axis, up: Axis) -> str:
     places = [(_x(across, x), _y(up, y)) for x, y in line.points]
     if line.dots:
         return "".join(f'<circle class="{line.look}" cx="{x:.1f}" cy="{y:.1f}" r="2.2"/>' for x, y in places)
@@ -111,7 +111,7 @@ def _line(line: Line, across: Axis, up: Axis) -> str:
     return f'<polyline class="{line.look}" points="{path}"/>'
 
 
-def _names(lines: Sequence[Line], up: Axis) -> str:
+def _names(lines: Sequence[Series], up: Axis) -> str:
     """The name of each line at its end, pushed apart where they would overlap."""
     named = [(_y(up, line.points[-1][1]), line) for line in lines if line.points and line.name]
     words, last = [], -math.inf

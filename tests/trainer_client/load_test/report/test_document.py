@@ -11,11 +11,11 @@ import pytest
 from shared.errors import SettingsError
 from tests.trainer_client.load_test.report.test_figures import measured
 from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
-from trainer_client.load_test.report.figures import Limits, broken, curves_of, figures_of, together
+from trainer_client.load_test.report.figures import LoadLimits, broken, curves_of, figures_of, together
 from trainer_client.load_test.report.page import page
 
 
-def document(*, runs=1, limits=Limits(), trainers=2, **how):  # noqa: B008
+def document(*, runs=1, limits=LoadLimits(), trainers=2, **how):  # noqa: B008
     made = [{"figures": figures_of(measured(**how), trainers), **curves_of(measured(**how))} for _ in range(runs)]
     figures = together([run["figures"] for run in made])
     return {
@@ -52,7 +52,7 @@ def test_a_comparison_says_what_became_better_and_which_settings_differ():
 
 
 def test_broken_limits_stand_in_text_and_page():
-    made = document(limits=Limits(min_utilisation=0.95))
+    made = document(limits=LoadLimits(min_utilisation=0.95))
     assert "Limits broken: utilisation 0.9, expected at least 0.95." in markdown(made)
     assert "Not kept:" in page(made, None)
     assert "Not kept:" not in page(document(), None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_client.load_test.audit import Audit
+from trainer_client.load_test.audit import Discrepancies
 from trainer_client.load_test.conductor import Measured
 from trainer_client.load_test.report.figures import (
     BETTER,
     TITLES,
-    Limits,
+    LoadLimits,
     broken,
     changes,
     curves_of,
@@ -27,7 +27,7 @@ def measured(**how):
             "nbytes": 1_280_000,
             "wall_s": 2.0,
             "harness_cpu_s": 1.0,
-            "audit": Audit(lost=0, repeated=0),
+            "audit": Discrepancies(lost=0, repeated=0),
             "compute_s": 9.0,
             "total_s": 10.0,
             "utilisations": {1: 0.8, 0: 1.0},
@@ -75,11 +75,11 @@ def test_repeats_are_medians_but_faults_add_up():
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        (Limits(), []),
-        (Limits(max_wait_p99_ms=9.0, min_utilisation=0.9, min_batches_per_s=50), []),
-        (Limits(max_wait_p99_ms=8.9), ["wait_p99_ms 9, expected at most 8.9"]),
-        (Limits(min_utilisation=0.91), ["utilisation 0.9, expected at least 0.91"]),
-        (Limits(min_batches_per_s=51), ["batches_per_s 50, expected at least 51"]),
+        (LoadLimits(), []),
+        (LoadLimits(max_wait_p99_ms=9.0, min_utilisation=0.9, min_batches_per_s=50), []),
+        (LoadLimits(max_wait_p99_ms=8.9), ["wait_p99_ms 9, expected at most 8.9"]),
+        (LoadLimits(min_utilisation=0.91), ["utilisation 0.9, expected at least 0.91"]),
+        (LoadLimits(min_batches_per_s=51), ["batches_per_s 50, expected at least 51"]),
     ],
 )
 def test_limits_are_kept_or_named(limits, said):
@@ -87,8 +87,8 @@ def test_limits_are_kept_or_named(limits, said):
 
 
 def test_faults_need_no_limit():
-    figures = figures_of(measured(audit=Audit(lost=2, repeated=1), errors=["a"]), 1)
-    assert broken(figures, Limits()) == [
+    figures = figures_of(measured(audit=Discrepancies(lost=2, repeated=1), errors=["a"]), 1)
+    assert broken(figures, LoadLimits()) == [
         "1 errors, expected none",
         "2 lost, expected none",
         "1 repeated, expected none",
@@ -96,7 +96,7 @@ def test_faults_need_no_limit():
 
 
 def test_a_limit_on_what_was_not_measured_is_broken():
-    assert broken(figures_of(measured(compute_s=0.0), 1), Limits(min_utilisation=0.1)) == [
+    assert broken(figures_of(measured(compute_s=0.0), 1), LoadLimits(min_utilisation=0.1)) == [
         "utilisation not measured, expected at least 0.1"
     ]
 

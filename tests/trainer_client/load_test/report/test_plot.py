@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_client.load_test.report.plot import Line, chart, linear, logarithmic
+from trainer_client.load_test.report.plot import Series, chart, linear, logarithmic
 
 SIZES = st.floats(0, 1e7, allow_nan=False)
 
@@ -38,8 +38,10 @@ def test_ticks_are_round():
 
 
 def test_a_chart_draws_its_lines_and_names_them_apart():
-    lines = [Line(name=name, points=[(0, 1), (9, height)], look="a") for name, height in (("<p99>", 5), ("p50", 5.01))]
-    lines.append(Line(name="", points=[(1, 2)], look="b", dots=True))
+    lines = [
+        Series(name=name, points=[(0, 1), (9, height)], look="a") for name, height in (("<p99>", 5), ("p50", 5.01))
+    ]
+    lines.append(Series(name="", points=[(1, 2)], look="b", dots=True))
     text = chart("A & B", linear("s", 0, 9), linear("ms", 0, 10), lines)
     root = ET.fromstring(text)
     assert root.find("figcaption").text == "A & B"
