@@ -1,10 +1,10 @@
-"""The transforms of one stream, in order: what they make, how long it is, and making it.
+"""The transforms of one stream, in order: applies them to samples, and knows fields and lengths of what comes out.
 
 Rules: what comes out is checked against what was declared, so a batch never meets another dtype or shape; a transform
-that raises anything masks the sample, but input and output errors and exhausted memory pass on, for they say nothing
-about it (see blame); all that draw random numbers for a sample draw them, in turn, from one generator keyed by seed,
-epoch and sample. A chain that holds an undeclared transform is `measured`: its fields are found while indexing and
-bound to it with `bound`. Nothing here knows of sources, plans or batches.
+that raises anything masks the sample, but input and output errors and exhausted memory are passed on, because they say
+nothing about the sample (see blame); all transforms that draw random numbers for a sample share one generator, keyed
+by seed, epoch and sample. A chain with an undeclared transform is `measured`: its fields are found while indexing and
+bound to it with `bound`. Must not know sources, plans or batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain"]
 
-#: Raised whenever a built-in transform, or decoding, comes to give other bytes: workers of one job share it.
+#: Raised whenever a built-in transform, or decoding, gives other bytes than before: all workers of a job have the same.
 _BYTES_VERSION = 2
 
 _ARRAYS = (np.ndarray, np.generic)
@@ -50,7 +50,7 @@ class Chain:
 
     `fields` are the values that come out; where the chain is `measured` and not yet bound, they are what would come out
     if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings and source texts;
-    `fingerprint` adds the versions of what shapes the bytes, ours and of packages.
+    `fingerprint` adds the versions of all that affects the bytes, ours and those of packages.
     """
 
     steps: tuple[NamedTransform, ...]
@@ -89,7 +89,7 @@ class Chain:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that shapes the bytes which this chain makes."""
+        """Of all that affects the bytes that this chain makes."""
         own = {name: version for step in self.steps for name, version in step.packages.items()}
         versions = (f"{name} {version}" for name, version in sorted((own | _versions()).items()))
         return fingerprint(self.recipe, f"bytes {_BYTES_VERSION}", *versions)
@@ -99,7 +99,7 @@ class Chain:
         return replace(self, fields=fields)
 
     def lengths(self, raw_lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """The length of every padded field, from those of raw samples; undeclared transforms count as changing none."""
+        """The length of every padded field, from those of raw samples, as if undeclared transforms changed none."""
         lengths = dict(raw_lengths)
         for step in self.steps:
             if step.outputs is not None:
@@ -109,27 +109,25 @@ class Chain:
 
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
         """The values of all fields for the sample of this number; a SampleError says why there are none."""
-        made = self._transformed(sample, (seed, epoch, number))
+        made = self._transform(sample, (seed, epoch, number))
         return {field.key: _checked(field, made, self.where) for field in self.fields}
 
     def measure(self, sample: dict[str, Any], number: int, where: str) -> tuple[tuple[Field, ...], dict[str, int]]:
         """The fields of all that comes out, declared or not, and the lengths of the padded ones."""
-        made = self._transformed(sample, (0, 0, number))
+        made = self._transform(sample, (0, 0, number))
         assumed = {field.key: field for field in self.fields}
         arrays = {key: value for key, value in made.items() if key in assumed or isinstance(value, _ARRAYS)}
         fields = tuple(_measured_field(key, value, assumed.get(key), where) for key, value in arrays.items())
         return fields, {field.key: len(made[field.key]) for field in fields if field.padded}
 
-    def _transformed(self, sample: dict[str, Any], key: tuple[int, int, int]) -> dict[str, Any]:
-        rng = generator_for(*key) if self.draws else None  # for making one takes 33 µs
+    def _transform(self, sample: dict[str, Any], key: tuple[int, int, int]) -> dict[str, Any]:
+        rng = generator_for(*key) if self.draws else None  # making one takes 33 µs
         for step in self.steps:
-            sample = _applied(step, sample, rng, self.where)
+            sample = _apply(step, sample, rng, self.where)
         return sample
 
 
-def _applied(
-    step: NamedTransform, sample: dict[str, Any], rng: np.random.Generator | None, where: str
-) -> dict[str, Any]:
+def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generator | None, where: str) -> dict[str, Any]:
     handed = step.refusing or rng
     assert handed is not None, "a transform that draws has its chain make a generator"
     try:
@@ -138,7 +136,7 @@ def _applied(
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C, which no other thread gets
+            raise  # it was Ctrl-C, which no other thread gets
         raise _failed(step, error, where) from error
 
 
@@ -222,7 +220,7 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 
 
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
-    """As declared where it fits that; otherwise its first axis is padded."""
+    """The assumed field if the value fits it; otherwise one whose first axis is padded."""
     if assumed is not None:
         with contextlib.suppress(SampleError):
             _checked(assumed, {key: value}, where)
@@ -240,7 +238,7 @@ def _measured_field(key: str, value: object, assumed: Field | None, where: str) 
 
 
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
-    """What a declared rule says of all samples, which may be one number for all."""
+    """The lengths that a declared rule gives, which may be one number for all samples."""
     try:
         made = np.asarray(rule(lengths))
     except KeyError as missing:

@@ -1,8 +1,8 @@
-"""`characters`: a transcript to int32 numbers, one a character; 0 is never used, for padding and blanks.
+"""`characters`: a transcript to int32 numbers, one a character; 0 is left free for padding and blanks.
 
-Rules: pure; the n-th character of the alphabet is number n, from 1; a letter whose other case alone is in the
-alphabet counts as that. The declared length is the transcript's: exact, or an upper bound where unknown characters
-are dropped.
+Rules: pure; characters are numbered from 1 in the order of the alphabet; a letter that the alphabet has only in the
+other case counts as that one. The declared length is the transcript's, an upper bound where unknown characters are
+dropped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Characters:
 
 
 def _numbers(alphabet: str) -> NDArray[np.int32]:
-    """The number of each code point; the last entry stands for all that lie beyond, which have none."""
+    """The number of each code point; the last entry is for all code points beyond, which have none."""
     numbers = {ord(character): place for place, character in enumerate(alphabet, 1)}
     for character in alphabet:
         for other in (character.upper(), character.lower()):

@@ -1,8 +1,8 @@
 """Finds the transforms that a stream names, and makes them ready to be called.
 
-Rules: a built-in transform and a user's own are found, declared, given settings and fingerprinted in the same way; only
-what their code is known by differs, for ours goes by the version of its bytes. A class is constructed once in each
-process for each of its settings. Must not know what a chain makes of transforms.
+Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code
+counts differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
+process for each of its settings. Must not know chains.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NamedTransform:
 
 def find_transforms(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> tuple[NamedTransform, ...]:
     """The transforms of these names, in this order, with their settings from the tables named for them."""
-    targets = [_target(name, f"{where}, transforms") for name in names]  # first: a table may be right, its name wrong
+    targets = [_target(name, f"{where}, transforms") for name in names]  # before tables: a misspelt name is told first
     owned = _tables_by_transform(names, tables, where)
     return tuple(_made(name, target, owned.get(name), where) for name, target in zip(names, targets, strict=True))
 
@@ -164,7 +164,7 @@ def _target(name: str, where: str) -> Callable[..., Any]:
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:
     if declaration.settings is not None:
-        with _making(name, where):
+        with _blaming_settings(name, where):
             made: _Settings = read_table(declaration.settings, table or {}, where)
             return made
     if table is not None:
@@ -178,9 +178,9 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
 
 
 def _ready(target: Callable[..., Any], settings: _Settings, name: str, where: str) -> Transform:
-    """What is called for each sample."""
+    """What to call for each sample."""
     if isinstance(target, type):
-        with _making(name, where):
+        with _blaming_settings(name, where):
             return _callable(_instance(target, settings))
     return functools.partial(target, settings=settings) if settings is not None else target
 
@@ -197,7 +197,7 @@ def _callable(instance: object) -> Transform:
 
 
 @contextlib.contextmanager
-def _making(name: str, where: str) -> Iterator[None]:
+def _blaming_settings(name: str, where: str) -> Iterator[None]:
     """Errors of a transform's own code that reads its settings, or constructs it, are errors of the job file."""
     try:
         with placing(where):

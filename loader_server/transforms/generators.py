@@ -1,7 +1,7 @@
 """Where the random numbers of transforms come from.
 
-Rules: pure. A sample has one generator in an epoch, the same whoever builds it; a transform that says that it draws no
-numbers gets one that refuses to give any, so that nobody draws the same numbers for every sample without noticing.
+Rules: pure. A sample has one generator an epoch, the same whoever builds it; a transform that says it draws nothing
+gets one that refuses, so that no transform can draw the same numbers for every sample without anyone noticing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def generator_for(seed: int, epoch: int, sample: int) -> np.random.Generator:
 
 
 class RefusingGenerator(np.random.Generator):
-    """What a transform gets that says `draws=False`: whoever touches it is named.
+    """What a transform with `draws=False` gets: touching it raises an error that names the transform.
 
-    It passes for a generator, so that it is also refused where a library is handed it and draws.
+    It is a `Generator` by type, so that libraries accept it, and are refused as well once they draw.
     """
 
     def __init__(self, transform: str, where: str) -> None:

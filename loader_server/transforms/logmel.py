@@ -1,7 +1,7 @@
 """`logmel`: audio to logarithmic mel bands, float32, a whole utterance at once.
 
-Rules: as many frames as `frames_of` says, exactly; an utterance shorter than a window is padded with zeros to one
-frame; the bytes of an utterance hang on nothing but its audio and the settings. Pure. Knows nothing of files.
+Rules: exactly as many frames as `frames_of` says; an utterance shorter than a window is padded with zeros to one frame;
+the bytes depend only on the audio and the settings. Pure. Must not know files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LogMel", "LogMelSettings", "frames_of", "mel_matrix", "resampled", "resampled_length"]
 
-#: Energy below this is taken for silence: 100 dB under full scale.
+#: Energy below this counts as silence: 100 dB below full scale.
 _FLOOR = np.float32(1e-10)
-#: Bytes of frames that are transformed at once. With fewer, calls cost more than they do (2.6 s at 8 kHz: 32 frames at
-#: once 0.32 ms CPU, 120 frames 0.23, 240 frames 0.21); with many more, long utterances leave the processor's cache.
+#: Bytes of frames that are transformed at once. With fewer, calls cost more than the work in them (2.6 s at 8 kHz take
+#: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache.
 _BLOCK_BYTES = 240 * 2**10
-#: Bands that are multiplied at once: each meets a few bins only, and a product of all bins and bands is mostly zeros.
+#: Bands that are multiplied at once: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
 _BANDS_AT_ONCE = 32
 
 
@@ -115,13 +115,13 @@ class LogMel:
 
 
 def _spectrum(frames: NDArray[np.float32]) -> NDArray[np.complexfloating]:
-    """The transforms of frames, divided by their length: a power of two, so that the division rounds nothing."""
-    # Unscaled, numpy 2 (2.4 still) transforms float32 in float64 and rounds: 260 frames of 256 120 µs so, 80 scaled.
+    """The Fourier transforms of frames, divided by their length, a power of two, so that dividing rounds nothing."""
+    # Unscaled, numpy 2 (2.4 still) transforms float32 in float64 and rounds: 120 µs for 260 frames of 256, not 80.
     return np.fft.rfft(frames, norm="forward")
 
 
 def _strips(filters: NDArray[np.float32]) -> list[tuple[slice, slice, NDArray[np.float32]]]:
-    """The filters by strips of neighbouring bands: which bins they meet, which bands they are, and their weights."""
+    """The filters in strips of neighbouring bands: the bins that they use, the bands, and the weights."""
     strips = []
     for start in range(0, filters.shape[1], _BANDS_AT_ONCE):
         bands = slice(start, start + _BANDS_AT_ONCE)
@@ -137,23 +137,23 @@ def frames_of(samples: int, window: int, hop: int) -> int:
 
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
-    """How many samples `resampled` gives: rounded up, so that audio never becomes nothing."""
+    """How many samples `resampled` gives: rounded up, so that no audio becomes empty."""
     wide = np.asarray(samples, np.int64)
     return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
 
 
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
-    """Audio at another rate; cut or padded by the sample or so by which libsoxr's length differs from ours."""
+    """Audio at another rate, cut or padded where libsoxr's length differs from ours, which is by about a sample."""
     if rate == new_rate or not len(audio):
         return audio
     made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
     length = -(-len(audio) * new_rate // rate)
-    # libsoxr rounds its length its own way; the index could not foretell it.
+    # libsoxr rounds lengths in its own way, which the index could not predict.
     return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
 
 
 def mel_matrix(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """Triangular filters `[fft // 2 + 1, bands]`, equally spaced in mel; one that meets no bin takes the nearest."""
+    """Triangular filters `[fft // 2 + 1, bands]`, equally spaced in mel; one without any bin takes the nearest."""
     low, high = (2595.0 * np.log10(1.0 + edge / 700.0) for edge in edges_hz)
     corners = 700.0 * (10.0 ** (np.linspace(low, high, bands + 2) / 2595.0) - 1.0)
     bins = np.arange(fft // 2 + 1)[:, None] * (rate / fft)

@@ -1,8 +1,8 @@
-"""What a user's own transform is made of: its module, all that this imports from beside it, and installed packages.
+"""The code of a user's own transform: its module, the modules beside it that it imports, and installed packages.
 
-Rules: a module that was installed goes by the version of its package, every other one by its source; imports are read
-from the sources, nothing is run for it, so all processes find the same whatever they have imported so far. What a
-module loads by a name made at run time is not found. Must not know chains.
+Rules: an installed module counts by the version of its package, any other by its source; imports are read from the
+sources and nothing is run, so all processes find the same, whatever they have imported so far. A module that is
+imported by a name made at run time is not found. Must not know chains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnCode", "own_code"]
 
-#: Our own packages: chains know the version of the bytes that they make.
+#: Our own packages, which count by the version of their bytes that chains have.
 _OURS = frozenset(("loader_server", "shared", "trainer_client"))
 #: Folders that package managers install into.
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -44,7 +44,7 @@ class OwnCode:
 
 
 def own_code(modules: Sequence[str]) -> OwnCode:
-    """All that these modules are made of; they themselves go by source even where they are installed."""
+    """The code behind these modules, which count by source even if they are installed."""
     sources: dict[str, bytes] = {}
     packages: dict[str, str] = {}
     seen, waiting = set(modules), list(modules)
@@ -76,7 +76,7 @@ def _is_pythons(file: Path) -> bool:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Where a module is; the packages that it is in are looked through one by one, without running them."""
+    """Where a module is; the packages that contain it are searched one by one, without running them."""
     top, *inner = name.split(".")
     spec = _first(finder.find_spec(top, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
     for part in inner:
@@ -93,7 +93,7 @@ def _first(specs: Iterable[ModuleSpec | None]) -> ModuleSpec | None:
 
 
 def _imported(source: bytes, spec: ModuleSpec) -> Iterator[str]:
-    """Every module that a source may import: packages, and names that may be modules of them, too."""
+    """Every module that a source may import: each package on the way, and names that may be modules in a package."""
     for name in _named(source, spec.parent or ""):
         parts = name.split(".")
         yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
@@ -103,7 +103,7 @@ def _named(source: bytes, package: str) -> Iterator[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # compiled, or no Python: its bytes count
+        return  # compiled, or not Python: only its bytes count
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
