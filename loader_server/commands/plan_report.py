@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from loader_server.planning.fill import groups_needed, taken
+from loader_server.planning.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
     groups = groups_needed(counts, rows, group, subs)
     windows, buckets = counts.shape
     return _Blocks(
-        samples=taken(counts, groups * rows * group, subs).ravel(),
+        samples=samples_taken(counts, groups * rows * group, subs).ravel(),
         batches=groups.ravel() * group,
         rows=np.tile(rows, windows),
         lengths=np.tile(plan.recipe.survey.edges, windows),

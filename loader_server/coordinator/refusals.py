@@ -138,8 +138,8 @@ def no_endpoint(register: m.Register) -> m.Refused:
 def another_builder(register: m.Register) -> m.Refused:
     """The worker would build other bytes. Neither fingerprint is told: one opens the door here, the other it knows."""
     remedy = (
-        "Give every loader machine the same job file, index and own transforms, and the same releases of "
-        "stoker, numpy, soundfile, soxr and what own transforms import. The coordinator's log has both fingerprints."
+        "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
+        "numpy, soundfile, soxr and what own transforms import or declare. The coordinator's log has both fingerprints."
     )
     expected = "a worker that builds the same bytes as the coordinator's machine would"
     return refused("builder", expected, f"another builder fingerprint from {register.worker}", remedy)

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["groups_needed", "spills_into", "taken"]
+__all__ = ["groups_needed", "samples_taken", "spills_into"]
 
 
 def spills_into(bucket: int, subs: int) -> int:
@@ -39,7 +39,7 @@ def groups_needed(counts: NDArray[np.int64], rows: NDArray[np.int64], group: int
     return groups
 
 
-def taken(counts: NDArray[np.int64], capacity: NDArray[np.int64], subs: int = 1) -> NDArray[np.int64]:
+def samples_taken(counts: NDArray[np.int64], capacity: NDArray[np.int64], subs: int = 1) -> NDArray[np.int64]:
     """How many samples each bucket takes, spilled ones included, if its groups hold `capacity`; [windows, buckets]."""
     waiting: NDArray[np.int64] = counts.copy()
     for bucket in range(counts.shape[1] - 1):

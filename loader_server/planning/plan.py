@@ -17,7 +17,7 @@ import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, Recipe
 from loader_server.planning.fill import groups_needed, spills_into
-from loader_server.planning.kept import Nowhere
+from loader_server.planning.keeper import Nowhere
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, DataPass, arranged, window_count
 from loader_server.planning.packing import BLOCK
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.planning.kept import Keeper
+    from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.survey import LengthTable, Progress
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.planning.fill import groups_needed, taken
+from loader_server.planning.fill import groups_needed, samples_taken
 
 
 def filled(counts, rows, group):
     counts, rows = np.array([counts]), np.array(rows)
     groups = groups_needed(counts, rows, group)
-    return groups[0].tolist(), taken(counts, groups * rows * group)[0].tolist()
+    return groups[0].tolist(), samples_taken(counts, groups * rows * group)[0].tolist()
 
 
 @pytest.mark.heritage("R6")
@@ -39,7 +39,7 @@ def test_groups_are_completed_as_a_whole():
 def test_no_sample_is_lost_and_no_group_is_empty(counts, rows, group):
     given_counts, falling = np.array(counts), np.array(sorted(rows, reverse=True))
     groups = groups_needed(given_counts, falling, group)
-    sizes = taken(given_counts, groups * falling * group)
+    sizes = samples_taken(given_counts, groups * falling * group)
     assert (sizes.sum(axis=1) == given_counts.sum(axis=1)).all()
     # Samples only move up: the first k buckets never take more than belongs there.
     assert (np.cumsum(sizes, axis=1) <= np.cumsum(given_counts, axis=1)).all()
