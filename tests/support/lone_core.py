@@ -177,7 +177,7 @@ class LoneCore:
         return self.core.stream
 
     def entry(self, seq: int) -> Entry:
-        """A batch of the line."""
+        """An upcoming batch."""
         return self.stream.upcoming.entries[seq]
 
     def offer(self, seq: int) -> i.Offer:

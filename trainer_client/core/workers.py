@@ -96,7 +96,7 @@ class KnownWorker:
 
     def is_live(self, now_s: float) -> bool:
         """Whether it gets wants."""
-        return self.may_be_asked and now_s >= self.busy_until_s
+        return not (self.silent or self.takes_no_wants or now_s < self.busy_until_s)
 
     def could_write(self) -> bool:
         """Whether it holds tickets that let it write into slots."""
