@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trainer_client
-from shared.errors import SettingsError
+from shared.errors import ClosedError, SettingsError
 from shared.wire import messages as m
 from shared.wire.parts import Cursor, WireShape
 from tests.support.ends import Ends
@@ -103,6 +103,7 @@ def test_a_feed_of_two_ranks_counts_in_rounds():
         assert feed.cursor == 6
         assert [batch.number for batch in feed] == list(range(6, BATCHES))
         assert (feed.epoch, feed.cursor) == (1, 0)
+        assert feed._session.accounts.counts.rounds == BATCHES // 2
 
 
 def test_a_rank_among_others_reads_its_part_of_each_round():
@@ -126,6 +127,30 @@ def test_an_evaluation_feed_gives_its_epoch_again_and_again():
         for _ in range(2):
             assert [(batch.epoch, batch.number) for batch in feed] == [(0, number) for number in range(BATCHES)]
             assert (feed.epoch, feed.cursor, feed.rounds_left()) == (0, 0, BATCHES)
+
+
+def test_what_was_read_before_going_elsewhere_counts_for_no_epoch(feed):
+    with feed.open() as reading:
+        assert next(reading).number == 0
+    feed.restore(feed.state())
+    assert feed._session.accounts.close(0) is None
+
+
+def test_the_group_of_later_epochs_is_what_the_coordinator_said_last():
+    with Ends() as ends, trainer_client.connect(ends.endpoint) as feed:
+        assert feed.state()["group"] == 4
+        ends.said["next_group"] = 2
+        feed.restore({**feed.state(), "epoch": 1})
+        feed.trained(BATCHES)
+        assert (feed.epoch, feed.state()["group"]) == (2, 2)
+
+
+def test_a_reading_that_was_closed_gives_no_more(feed):
+    with feed.open() as reading:
+        next(reading)
+    with pytest.raises(ClosedError):
+        next(reading)
+    assert (feed.epoch, feed.cursor) == (0, 0)
 
 
 def test_a_sample_is_called_what_the_source_calls_it(feed):

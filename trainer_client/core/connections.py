@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.hashing import digest64
 from trainer_client.core import instructions as i
 from trainer_client.core.connection import SERVING, Connection, ConnectionState
+from trainer_client.core.worker_list import WorkerList
 from trainer_client.core.workers import KnownWorker
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Connections:
         tickets: WorkerTickets,
         out: list[i.Instruction],
     ) -> None:
-        self.version = 0
+        self.list = WorkerList(settings)
         #: Nobody who is there can build the head: as many others as possible are tried at a time.
         self.in_need = False
         self._settings = settings
@@ -71,18 +71,8 @@ class Connections:
         self._workers = workers
         self._tickets = tickets
         self._out = out
-        self._members: dict[str, WorkerAddress] = {}
-        #: Endpoints on this host.
-        self._local: list[str] = []
-        #: Endpoints on other hosts, in the order in which to talk to them.
-        self._order: list[str] = []
-        self._ranks: dict[str, int] = {}
         self._by_id: dict[int, Connection] = {}
         self._by_endpoint: dict[str, Connection] = {}
-        #: What the workers that turned us away said, and which incarnation it was according to the list.
-        self._turned_away: dict[str, tuple[int, StokerError]] = {}
-        #: Endpoints that were given up for others while nobody can build the head, and why.
-        self._given_up: dict[str, str] = {}
         self._last_id = 0
         self._lock_bytes = _FIRST_LOCK_BYTE
 
@@ -94,32 +84,15 @@ class Connections:
 
     # --- the list ---
 
-    def update_members(self, version: int, members: Iterable[WorkerAddress], now_s: float) -> None:
+    def update_list(self, version: int, workers: Iterable[WorkerAddress], now_s: float) -> None:
         """Take in the coordinator's latest list."""
-        self.version = version
-        self._members = {one.endpoint: one for one in members}
-        self._ranks = {endpoint: self._ranks.get(endpoint) or self._rank(endpoint) for endpoint in self._members}
-        self._local = [endpoint for endpoint, one in self._members.items() if self._is_local(one)]
-        remote = (endpoint for endpoint, one in self._members.items() if not self._is_local(one))
-        self._order = sorted(remote, key=self._ranks.__getitem__)
-        known = self._members
-        self._turned_away = {
-            endpoint: said
-            for endpoint, said in self._turned_away.items()
-            if endpoint in known and known[endpoint].incarnation == said[0]
-        }
+        self.list.update(version, workers)
         self.top_up(now_s)
-
-    def _rank(self, endpoint: str) -> int:
-        return digest64(f"{self._settings.incarnation} {endpoint}".encode())
-
-    def _is_local(self, address: WorkerAddress) -> bool:
-        return bool(address.boot_id) and address.boot_id == self._settings.boot_id
 
     def top_up(self, now_s: float) -> None:
         """Connect to everyone that we should talk to; forget those that are gone."""
         self._forget_the_gone(now_s)
-        for endpoint in self._local:
+        for endpoint in self.list.local:
             if self._may_open(endpoint):
                 self._open(endpoint, now_s, local=True)
         self._top_up_remote(now_s)
@@ -130,7 +103,7 @@ class Connections:
         most = MOST_REMOTE if self.in_need else min(self._settings.workers, MOST_REMOTE)
         if useful >= most:
             return
-        for endpoint in self._order:
+        for endpoint in self.list.remote:
             if not self._may_open(endpoint):
                 continue
             if len(remote) >= MOST_REMOTE and not self._make_room(remote, now_s):
@@ -141,13 +114,13 @@ class Connections:
                 return
 
     def _may_open(self, endpoint: str) -> bool:
-        return not (endpoint in self._by_endpoint or endpoint in self._turned_away or endpoint in self._given_up)
+        return not (endpoint in self._by_endpoint or self.list.is_out(endpoint))
 
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
         """Whether it serves the head, or still may."""
         worker = self._worker_of(connection)
         if worker is None:
-            return connection.endpoint in self._members and now_s - connection.opened_s <= self._timeout_s
+            return connection.endpoint in self.list and now_s - connection.opened_s <= self._timeout_s
         head = self._upcoming.entries.get(self._upcoming.head)
         refuses = head is not None and worker.incarnation in head.refused
         return connection.state in SERVING and worker.is_live(now_s) and not refuses
@@ -158,14 +131,14 @@ class Connections:
         if not useless:
             return False
         longest = min(useless, key=lambda one: one.since_s)
-        self._given_up[longest.endpoint] = self._describe(longest)
+        self.list.give_up(longest.endpoint, self._describe(longest))
         remote.remove(longest)
         self._close(longest, now_s)
         return True
 
     def _forget_the_gone(self, now_s: float) -> None:
         """Close what is off the list and down if the worker is gone; of the others, keep only so many."""
-        cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self._members]
+        cut = [one for one in self if one.state is ConnectionState.DOWN and one.endpoint not in self.list]
         cut = [one for one in cut if self._may_forget(one)]
         gone = [one for one in cut if self._is_gone(one, now_s)]
         for one in gone:
@@ -210,14 +183,12 @@ class Connections:
         else:
             self._bury(worker, crashed=not worker.in_good_order)
 
-    def turn_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
+    def note_turned_away(self, connection_id: int, error: StokerError, now_s: float) -> None:
         """The worker refused us, or cannot be reached at all: close this connection."""
         connection = self._by_id.get(connection_id)
         if connection is None:
             return
-        address = self._members.get(connection.endpoint)
-        if address is not None:
-            self._turned_away[connection.endpoint] = (address.incarnation, error)
+        self.list.note_turned_away(connection.endpoint, error)
         self._log("warning", "connection to a worker is closed", worker=connection.endpoint, error=str(error))
         self._close(connection, now_s)
         self.top_up(now_s)
@@ -297,7 +268,7 @@ class Connections:
             incarnation=came.incarnation,
             name=came.worker,
             connection_id=None,
-            rank=self._rank(str(came.incarnation)),
+            rank=self.list.rank(str(came.incarnation)),
             in_slot=False,
             lock_byte=0,
             heard_s=now_s,
@@ -404,10 +375,10 @@ class Connections:
 
     def is_all_tried(self, now_s: float) -> bool:
         """Whether everyone on the list was tried, and nobody might still build the head."""
-        return all(self._is_tried(endpoint, now_s) for endpoint in self._members)
+        return all(self._is_tried(endpoint, now_s) for endpoint in self.list)
 
     def _is_tried(self, endpoint: str, now_s: float) -> bool:
-        if endpoint in self._turned_away or endpoint in self._given_up:
+        if self.list.is_out(endpoint):
             return True
         connection = self._by_endpoint.get(endpoint)
         return connection is not None and not self._is_useful(connection, now_s)
@@ -416,21 +387,12 @@ class Connections:
         """Say whether somebody is needed for the head; once not, those that were given up may be tried again."""
         self.in_need = somebody
         if not somebody:
-            self._given_up.clear()
-
-    def refusals(self) -> list[StokerError]:
-        """What those that turned us away said."""
-        return [error for _, error in self._turned_away.values()]
+            self.list.try_again()
 
     def tried(self) -> tuple[list[str], int]:
         """Everyone we tried, each with how it stands, and how many are on the list."""
-        tried = dict.fromkeys(self._turned_away, "turned us away") | self._given_up
-        tried |= {connection.endpoint: self._describe(connection) for connection in self}
-        return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self._members)
-
-    def _name(self, endpoint: str) -> str:
-        address = self._members.get(endpoint)
-        return address.worker if address is not None else endpoint
+        tried = self.list.out() | {connection.endpoint: self._describe(connection) for connection in self}
+        return sorted(f"{self.list.name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self.list)
 
     def _describe(self, connection: Connection) -> str:
         worker = self._worker_of(connection)

@@ -94,7 +94,7 @@ class Core:
             self._doors[type(event)](self, event, now_s)
         if self.stream is not None:
             self._decide(self.stream, now_s)
-        self.attachment.tick(self.stream.connections.version if self.stream is not None else 0, now_s)
+        self.attachment.tick(self.stream.connections.list.version if self.stream is not None else 0, now_s)
         self.due_s = min(self.attachment.due_s, self._tick_s if self.stream is not None else float("inf"))
         if self.stream is not None:
             self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
@@ -208,7 +208,7 @@ class Core:
             self.attachment.refuse(refusal(said, "coordinator"), serial=said.serial)
         elif isinstance(said, m.Members):
             if self.stream is not None:
-                self.stream.connections.update_members(said.version, said.workers, now_s)
+                self.stream.connections.update_list(said.version, said.workers, now_s)
         elif isinstance(said, m.Refused) and said.code == "unknown":
             self.attachment.come_back(now_s)
         elif isinstance(said, m.Refused):
@@ -229,7 +229,7 @@ class Core:
             self.attachment.refuse(other_plan(stream.spec.plan_digest, cursor.plan_digest))
             return
         stream.upcoming.next_group = said.next_group
-        stream.connections.update_members(said.members, said.workers, now_s)
+        stream.connections.update_list(said.members, said.workers, now_s)
         self._learn(cursor.epoch, cursor.group, said.batches, now_s)
         self.attachment.answer(said)
 
@@ -245,7 +245,7 @@ class Core:
 
     def _connection_failed(self, event: e.ConnectionFailed, now_s: float) -> None:
         assert self.stream is not None
-        self.stream.connections.turn_away(event.connection_id, event.error, now_s)
+        self.stream.connections.note_turned_away(event.connection_id, event.error, now_s)
 
     def _on_greeting_failed(self, event: e.GreetingFailed, now_s: float) -> None:
         assert self.stream is not None
@@ -263,7 +263,7 @@ class Core:
             stream.connections.welcome(connection_id, said, now_s, locked=bool(event.payload))
         elif isinstance(said, m.Refused):
             error = refusal(said, f"worker on connection {connection_id}")
-            stream.connections.turn_away(connection_id, error, now_s)
+            stream.connections.note_turned_away(connection_id, error, now_s)
         elif isinstance(said, m.EpochAnswer | m.NameAnswer):
             self._on_answer(stream, said, now_s)
         elif worker is None:
@@ -314,7 +314,7 @@ class Core:
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         alone_s = now_s - self._alone_since_s
-        errors = [*refused.values()] or stream.connections.refusals()
+        errors = [*refused.values()] or stream.connections.list.refusals()
         quick = stream.wants.all_refuse(refused)
         patience_s = stream.spec.heartbeat_timeout_s if quick else self._settings.lost_timeout_s
         if alone_s > patience_s and stream.connections.is_all_tried(now_s):

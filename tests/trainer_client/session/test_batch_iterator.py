@@ -9,6 +9,7 @@ from shared.hashing import digest64
 from shared.wire import messages as m
 from shared.wire.parts import WireShape
 from tests.support.ends import Ends
+from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, SHAPE, pushed
 
 WIDE = WireShape(2, (("audio", 32),))
@@ -46,3 +47,11 @@ def test_only_batches_of_one_shape_are_stacked():
                 numbers += several
             assert numbers == list(range(BATCHES))
             assert reading.taken == BATCHES
+
+
+def test_no_more_are_stacked_than_asked_for():
+    with Ends() as ends, trainer_client.connect(ends.endpoint, prefetch=8) as feed, feed._session.open() as batches:
+        next(batches)
+        wait_until(lambda: len(feed._session.receiver.outbox._inbox) >= 5, "five batches are there")
+        assert [len(batches.take_stacked(["audio"], most)["audio"]) for most in (3, 1)] == [3, 1]
+        assert batches.taken == 5

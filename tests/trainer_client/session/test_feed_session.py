@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
 import trainer_client
+from shared.errors import SettingsError
 from shared.wire import messages as m
 from tests.support.ends import Ends
 
@@ -45,3 +47,20 @@ def test_a_framework_is_asked_to_let_go_and_told_of_the_end(feed):
     assert closed == []
     feed.close()
     assert closed == [feed._session]
+
+
+def test_what_the_training_loop_waited_is_what_heartbeats_tell(feed):
+    with feed.open() as reading:
+        next(reading)
+        feed.waited(0.25)
+        feed.waited(0.5)
+        before_s = feed._session.receiver.standing.waited_s
+        next(reading)
+    assert feed._session.receiver.standing.waited_s == before_s >= 0.75
+
+
+def test_one_that_cannot_serve_its_metrics_leaves_no_thread(ends):
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="metrics_port"):
+        trainer_client.connect(ends.endpoint, metrics_port=taken.getsockname()[1])
+    assert set(threading.enumerate()) == before
