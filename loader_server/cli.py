@@ -1,4 +1,4 @@
-"""The command `loader-server`: one function a sub-command, each importing what it needs when it runs."""
+"""The command `loader-server`: one function per sub-command, each of which imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: Samples come and go by the megabyte; giving their pages back to the kernel each time costs more than decoding them.
+#: Samples come and go by the megabyte; returning their pages to the kernel each time costs more than decoding them.
 _KEPT_BYTES = 256 * 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; ends the process."""
-    # One process is one core here; set before numpy is loaded, which reads it then.
+    # One process is one core here; this must be set before numpy is loaded, which reads it then.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run_command(_parser(), arguments)
 
@@ -72,7 +72,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--samples", type=_whole, default=None, metavar="N", help="recordings to make (1500)")
     command.add_argument("--epochs", type=_whole, default=6, metavar="N", help="epochs to train (6)")
     command.add_argument(
-        "--workers", type=_whole, default=0, metavar="N", help="worker processes (one a core, from 2 to 4)"
+        "--workers", type=_whole, default=0, metavar="N", help="worker processes (one per core, from 2 to 4)"
     )
     return command
 
@@ -86,7 +86,7 @@ def _run_demo(options: argparse.Namespace) -> int:
             samples=options.samples,
             epochs=options.epochs,
             workers=options.workers or min(4, max(2, os.cpu_count() or 1)),
-            # What happens is told; the processes' own logs are for those who ask.
+            # The story is told; the processes' own logs are only for those who ask for them.
             log_level="error" if options.log_level == "info" else options.log_level,
         )
     )
@@ -103,14 +103,14 @@ def _whole(text: str) -> int:
 
 
 def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Make the index of each stream's source: where each sample is, and how long."
+    about = "Make the index of each stream's source: where each sample is, and how long it is."
     command = _command(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument(
         "--strict", action="store_true", help="refuse a manifest with bad rows instead of leaving them out"
     )
-    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one a core")
+    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     return command
 
@@ -130,7 +130,7 @@ def _make_indexes(options: argparse.Namespace) -> int:
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Show what the settings come to: buckets, rows, padding, steps, and what is dropped."
+    about = "Show what the settings amount to: buckets, rows, padding, steps, and what is dropped."
     command = _command(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", default="train", help="the stream (default: train)")
@@ -168,11 +168,11 @@ def _show_plan(options: argparse.Namespace) -> int:
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Run the loader side of one machine: a coordinator, and one worker a core."
+    about = "Run the loader side of one machine: a coordinator, and one worker per core."
     command = _command(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument(
-        "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one a core"
+        "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
     _add_listen(command)
     return command
@@ -232,7 +232,7 @@ def _on_stop(stop: Callable[[], None]) -> None:
 
 
 def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Run the coordinator alone: who is alive, and how far the job is."
+    about = "Run only the coordinator, which knows who is alive and how far the job is."
     command = _command(
         commands,
         "coordinator",
@@ -344,13 +344,13 @@ def _run_worker(options: argparse.Namespace) -> int:
 
 def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = (
-        "Show how a running job stands: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
+        "Show how a running job is doing: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
     )
     command = _command(commands, "status", _show_status, about, "loader-server status tcp://127.0.0.1:7400 --json")
     command.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
     command.add_argument("--keys", default="", help="folder with the job's keys")
     command.add_argument("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer")
-    command.add_argument("--once", action="store_true", help="print the table once, also in a terminal")
+    command.add_argument("--once", action="store_true", help="print the table once, even in a terminal")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     return command
 
@@ -367,7 +367,7 @@ def _show_status(options: argparse.Namespace) -> int:
 def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = (
         "List the samples that are known to kill the process that decodes them, or have some used again. "
-        "Run it on the coordinator's machine; the coordinator may run or not."
+        "Run it on the coordinator's machine, whether or not the coordinator runs."
     )
     command = _command(commands, "forgive", _list_or_forgive, about, "loader-server forgive job.toml --all")
     command.add_argument("job", type=Path, help="the job file")
@@ -404,8 +404,8 @@ Keys are in {folder}: write keys = "{folder}" in [job], and give each machine it
   coordinator  coordinator.key_secret, allowed/
   workers      worker.key_secret, coordinator.key, allowed/
   trainers     trainer.key_secret, coordinator.key, worker.key
-A machine with `loader-server run` needs what the first two need. Who comes in, and as what, is read from allowed/ all
-the time: put a public key into the folder of its role, or take it out."""
+A machine that runs `loader-server run` needs the files of the first two. Who is let in, and with which role, is read
+from allowed/ while the job runs: put a public key into the folder of its role, or take it out."""
 
 
 def _make_keys(options: argparse.Namespace) -> int:

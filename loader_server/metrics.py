@@ -1,7 +1,7 @@
-"""The metrics of coordinator and workers: what they counted, as samples.
+"""The metrics of coordinator and workers: what they have counted, as samples.
 
-Rules: everything here runs in the server's thread while it is being asked, and reads only what is replaced whole or is
-a single number; nothing here is called for a batch. What the numbers mean is declared in `shared.metrics.names`.
+Rules: everything here runs in the metrics server's thread when somebody asks, and reads only single numbers and what is
+replaced as a whole; nothing here is called for each batch. What the numbers mean is declared in `shared.metrics.names`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["coordinator_metrics", "worker_metrics"]
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
-    """How the job stands."""
+    """How the job is doing."""
     report, counts = coordinator.report, coordinator.counts
     yield MetricSamples.one(names.GARBAGE, coordinator.garbage)
     yield MetricSamples.one(names.ATTACHES, counts.attaches)
@@ -51,7 +51,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:
-    """By name; of several workers of one name the longest silence."""
+    """By name; if several workers share one, the longest silence."""
     silent: Values = {}
     for one in workers:
         silent[one["name"],] = max(one["silent_s"], silent.get((one["name"],), 0.0))

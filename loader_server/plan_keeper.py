@@ -1,8 +1,8 @@
-"""Parts of plans on disk, beside the index: what the first start worked out, the next one reads.
+"""Parts of plans on disk, beside the index: what the first start computed, the next one reads.
 
-Rules: a file is written under a name of its own and renamed, so it is there whole or not at all; it starts with a
-digest of its name and content, and one that does not match is worked out anew; the newest few of each kind are kept.
-Nothing hangs on what is here: a disk that cannot be written costs time, with a warning.
+Rules: a file is written under a temporary name and renamed, so it is there completely or not at all; it starts with a
+digest of its name and content, and if that does not match it is computed anew; the newest few of each kind are kept.
+Nothing depends on these files: a disk that cannot be written only costs time, with a warning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PlanKeeper:
         self._log = Log("plan")
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """What was saved; None if nothing was, or it is damaged."""
+        """What was saved; None if nothing was, or if it is damaged."""
         path = self._path(kind, name)
         try:
             with path.open("rb") as file:
@@ -52,12 +52,12 @@ class PlanKeeper:
             self._log.warning("a damaged part of the plan is made anew", path=str(path))
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it is in use: others go before it
+            os.utime(path)  # it is in use: others are removed first
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             return dict(arrays)
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Keep these, and remove what has not been in use for longest."""
+        """Keep these, and remove what has been out of use for longest."""
         path = self._path(kind, name)
         body = io.BytesIO()
         np.savez(body, **arrays)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class PlanKeeper:
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """All but the newest: a draft among these may be another process's, an older one is of a killed one."""
+        """Remove all but the newest: a recent draft may be another process's, an old one is left from a killed one."""
         for path in sorted(self._folder.glob(pattern), key=_used_ns, reverse=True)[_KEPT:]:
             path.unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ def _digest(path: Path, body: bytes | memoryview) -> bytes:
 
 
 def _used_ns(path: Path) -> int:
-    """When it was last in use; one that another process removes meanwhile is old."""
+    """When it was last in use; one that another process has removed meanwhile counts as old."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return 0

@@ -264,7 +264,7 @@ class JobSettings:
         "consecutive batches of one shape; 0: as many as the world has ranks when a stream first starts",
         default=0,
     )
-    workers: int = setting(whole(0, 1024), "worker processes on this machine; 0: one a core", default=0)
+    workers: int = setting(whole(0, 1024), "worker processes on this machine; 0: one per core", default=0)
     state: str = setting(
         text, "folder for index, journal and quarantine log, relative to the job file", default=".stoker"
     )

@@ -1,4 +1,4 @@
-"""Whose fault is it when decoding or transforming a sample raises: the sample's, or the machine's?
+"""Whose fault is it when decoding or transforming a sample fails: the sample's, or the machine's?
 
 Rules: pure. What is raised speaks about the sample, whatever its class; exhausted memory and errors of input and
 output do not. Decoders raise OSError for content that they do not like as well, but then without one of the system's
@@ -13,7 +13,7 @@ from shared.errors import ReadError, SampleError
 
 __all__ = ["is_the_samples", "told", "undecoded"]
 
-#: Numbers that a decoder's wrong seeks bring about, and a failing disk never.
+#: Error numbers that a decoder's bad seek causes, and a failing disk never does.
 _OF_CONTENT = frozenset((errno.EINVAL,))
 
 _MOST_CHARACTERS = 1000
@@ -27,7 +27,7 @@ def is_the_samples(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """An exception in words, even where its own words fail."""
+    """An exception in words, even if its own text cannot be made."""
     try:
         words = str(error)
     except BaseException as another:

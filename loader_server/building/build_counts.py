@@ -1,6 +1,6 @@
-"""What a worker counts of the batches of one stream: plain numbers, made into metrics only when someone asks.
+"""What a worker counts for the batches of one stream: plain numbers, which become metrics only when someone asks.
 
-Rules: pure; added to in the poll loop alone, so no number is lost between threads.
+Rules: pure; only the poll loop adds to them, so no number is lost between threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BuildCounts"]
 
 @dataclass(slots=True)
 class BuildCounts:
-    """Sums over all batches built so far, none of which ever falls; cells are of the bucketed key."""
+    """Sums over all batches built so far, which only grow; cells are those of the bucketed key."""
 
     batches: int = 0
     nbytes: int = 0
@@ -28,7 +28,7 @@ class BuildCounts:
     masked_cells: int = 0
 
     def add(self, built: Built, nbytes: int) -> None:
-        """One batch more."""
+        """Count one more batch."""
         self.batches += 1
         self.nbytes += nbytes
         self.read_us += built.read_us

@@ -1,8 +1,9 @@
-"""The worker's one building thread, and what each build becomes there.
+"""The worker's one building thread, and what becomes of each build there.
 
-Rules: builds are built in the order in which they come; each ends as exactly one outcome, put where the poll loop finds
-it; whatever is raised becomes an outcome too, so the thread never ends in silence. Nothing is waited for without end:
-reading has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
+Rules: builds are carried out in the order in which they come; each ends in exactly one outcome, left where the poll
+loop finds it; an exception becomes an outcome too, so the thread never dies silently. Nothing is waited for
+indefinitely: reading has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No
+sockets here.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ __all__ = ["Build", "BuildThread", "Outcome"]
 
 @dataclass(slots=True, eq=False)
 class Build:
-    """A want of one trainer; `buffer(nbytes)` gives the place where the batch belongs, once its size is known."""
+    """A want of one trainer, to be built; `buffer(nbytes)` gives the memory for the batch, once its size is known."""
 
     trainer: int
     want: Want
     buffer: Callable[[int], NDArray[np.uint8]]
-    #: Whether a digest is wanted.
+    #: Whether to make a digest.
     digest: bool = True
-    #: Seals what goes by TCP under keys.
+    #: Seals what goes by TCP, where there are keys.
     sealer: Sealer | None = None
     cancelled: bool = False
     #: None where there is nothing to read ahead.
@@ -50,7 +51,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a build: built into `payload`, or failed, or (neither) cancelled."""
+    """What became of a build: a batch in `payload`, an error, or (neither) it was cancelled."""
 
     build: Build
     shape: BucketShape | None = None
@@ -58,15 +59,15 @@ class Outcome:
     payload: NDArray[np.uint8] | None = None
     #: What goes by TCP, if it does.
     sent: memoryview | None = None
-    #: The same sealed, and its number.
+    #: The same, sealed, and its number.
     sealed: tuple[int, NDArray[np.uint8]] | None = None
     error: BaseException | None = None
-    #: Samples that were seen to kill, whatever became of the build.
+    #: Samples that were seen to kill their decoder, whatever became of the build.
     convictions: tuple[Conviction, ...] = ()
 
 
 class BuildThread:
-    """Takes builds, leaves outcomes in `outcomes`, and calls `wake` after each."""
+    """Takes builds, leaves what becomes of them in `outcomes`, and calls `wake` after each."""
 
     def __init__(  # noqa: PLR0913 - what building needs, each by name
         self,
@@ -79,7 +80,7 @@ class BuildThread:
         wake: Callable[[], None],
     ) -> None:
         self.outcomes: deque[Outcome] = deque()
-        #: Builds taken and not yet ended.
+        #: Builds that were taken and have not ended.
         self.load = 0
         self._builders = builders
         self._crash_trial = crash_trial
@@ -92,7 +93,7 @@ class BuildThread:
         self._thread.start()
 
     def submit(self, build: Build) -> None:
-        """Take a build: reading starts now, building when its turn comes."""
+        """Take a build: its samples are read from now on, and it is built when its turn comes."""
         self.load += 1
         builder = self._builders[build.want.stream]
         if builder.reads(build.want):
@@ -115,7 +116,7 @@ class BuildThread:
         self._thread.join(timeout_s)
         self._readers.close()
         if self._thread.is_alive():
-            return False  # a child that tries samples for it ends with this process
+            return False  # a child that is trying samples for it ends with this process
         self._crash_trial.close()
         return True
 
@@ -138,7 +139,7 @@ class BuildThread:
             return Outcome(build, error=error, convictions=tuple(convictions))
 
     def _try_samples(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
-        """Try the samples that a worker may have died of; what others convict meanwhile is not tried."""
+        """Try the samples that a worker may have died of, except those that others have convicted meanwhile."""
         assert prepared.raw is not None
         samples = (
             (sample, raw)

@@ -2,8 +2,8 @@
 
 Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
 place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. A
-source that can write whole batches at once does so, where nothing has to be done to single samples, and no sample is
-suspected or known to kill. Each step has the deadline that is handed in. No sockets here.
+source that can write whole batches at once does so, as long as nothing has to be done to single samples and none is
+suspected or known to kill its decoder. Each step has the deadline that is handed in. No sockets here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Builder", "Built", "Prepared", "values_of"]
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
 
-#: Layouts that are kept: as many as a stream has buckets, and more where batches are padded to their longest row.
+#: Layouts that are kept: a stream has as many as buckets, and more where batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
 _MOST_REASON = 200
@@ -53,30 +53,30 @@ _MOST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A want looked up in the plan, and the bytes of its samples."""
+    """A want that was looked up in the plan, and the bytes of its samples."""
 
     planned: PlannedBatch
-    #: None in an empty place.
+    #: No samples where the want is for an empty batch.
     samples: NDArray[np.int64]
     shape: BucketShape
     layout: Layout
-    #: Of each sample, or None if it is a culprit; None for all: the source writes the batch at once.
+    #: The bytes of each sample, None for a culprit; None instead of all if the source writes the whole batch at once.
     raw: Sequence[bytes | None] | None
     read_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What is to be said of a built batch."""
+    """What there is to say about a built batch."""
 
     rows: int
     masked: int
-    #: 0 where none was wanted.
+    #: 0 if none was wanted.
     digest: int
     build_us: int
-    #: Name of the first sample that was masked, and why; empty: none was.
+    #: Name of the first sample that was masked, and why; empty if none was.
     reason: str = ""
-    #: Of these, spent on decoding and transforming; reading went before them.
+    #: The part of these spent on decoding and transforming; reading came before and is not included.
     decode_us: int = 0
     read_us: int = 0
     #: Rows times padded length of the bucketed key: all, those of samples, those of rows without a sample.
@@ -90,7 +90,7 @@ class _BatchInHand:
     """What is known and counted while one batch is written."""
 
     epoch: int
-    #: Samples that were convicted just now.
+    #: Samples that were convicted for this batch.
     convicted: AbstractSet[int]
     masked: int = 0
     reason: str = ""
@@ -103,7 +103,7 @@ class _BatchInHand:
 
 
 def _unwatched(_sample: int) -> None:
-    """Nobody has to know which sample is read."""
+    """For callers that need not know which sample is being read."""
 
 
 class Builder:
@@ -117,7 +117,7 @@ class Builder:
         self._deadline = deadline
         self._lock = threading.Lock()
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
-        #: By identity, for shapes are unhashable; the shape itself is kept, so that nobody else gets its identity.
+        #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
         gathers = stream.source.gathers and not stream.chain.steps and not stream.packed
         self._gathering: Source | None = stream.source if gathers else None
@@ -141,7 +141,7 @@ class Builder:
             return plan
 
     def prepare(self, want: Want, begin: Callable[[int], None] = _unwatched) -> Prepared:
-        """Look the want up and read its samples, each after saying which; for a thread that reads ahead."""
+        """Look the want up and read its samples, saying which before each; for a thread that reads ahead."""
         began_ns = time.perf_counter_ns()
         epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
@@ -158,13 +158,13 @@ class Builder:
         return Prepared(planned, samples, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
 
     def _is_gathered(self, want: Want, samples: NDArray[np.int64]) -> bool:
-        """A batch that may hold a sample that kills is built sample by sample: only so it can be tried, and masked."""
+        """A batch with a sample that may kill its decoder is built sample by sample, to be tried and masked."""
         if self._gathering is None or want.attempt > 0:
             return False
         return not self.culprits.keys or not any(map(self.is_culprit, samples.tolist()))
 
     def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout]:
-        """The whole shape of a batch, and its layout: worked out once for each of a bucket's own shapes."""
+        """The complete shape of a batch, and its layout: worked out once for each shape that the plan uses."""
         known = self._layouts.get(id(planned))
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
@@ -192,7 +192,7 @@ class Builder:
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write the batch into `payload`, all of it; samples `convicted` just now are masked like known culprits."""
+        """Write every byte of `payload`; samples that were `convicted` just now are masked like known culprits."""
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
@@ -222,7 +222,7 @@ class Builder:
         )
 
     def _gather(self, source: Source, samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Let the source write all rows at once; how many are valid: all that have a sample."""
+        """Let the source write all rows at once; returns how many are valid: all that have a sample."""
         source.gather(samples, {key: array[: len(samples)] for key, array in arrays.items()})
         arrays["weight"][: len(samples)] = 1
         arrays["tag"][: len(samples)] = samples
@@ -230,7 +230,7 @@ class Builder:
         return len(samples)
 
     def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
-        """Write row after row; how many are valid."""
+        """Write row after row; returns how many are valid."""
         assert prepared.raw is not None
         samples = prepared.samples.tolist()
         for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
@@ -244,13 +244,13 @@ class Builder:
 
     @staticmethod
     def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
-        """No sample belongs into the rows after these."""
+        """Clear the rows from here on, which hold no sample."""
         for array in arrays.values():
             array[rows:] = 0
         arrays["tag"][rows:] = -1
 
     def _pack(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
-        """Write several samples into each row; how many rows are valid.
+        """Write several samples into each row; returns how many rows are valid.
 
         A masked sample leaves its place in the row empty; `tag` is the row's first sample.
         """
@@ -277,7 +277,7 @@ class Builder:
     def _decode_or_mask(
         self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
-        """The values of one sample; None where it has to be masked."""
+        """The values of one sample; None if it has to be masked, which is noted."""
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         values = None
@@ -329,14 +329,14 @@ class Builder:
 
     @staticmethod
     def _clear_gaps(layout: Layout, payload: NDArray[np.uint8]) -> None:
-        """The bytes between tensors are part of the payload, and of its digest."""
+        """Clear the bytes between tensors, because they are part of the payload and of its digest."""
         ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
         for tensor, end in zip(layout.tensors, ends, strict=True):
             payload[tensor.offset + tensor.nbytes : end] = 0
 
 
 def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
-    """Decode and transform a sample whose bytes are whole; a SampleError says why it cannot be used."""
+    """Decode and transform a sample whose bytes are complete; raises SampleError if it cannot be used."""
     try:
         decoded = stream.source.decode(sample, raw)
         return stream.chain.apply(decoded, seed=stream.seed, epoch=epoch, number=sample)

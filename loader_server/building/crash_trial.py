@@ -1,12 +1,12 @@
-"""A batch that killed a worker is first tried in a child process, sample by sample, to find which of them does it.
+"""A batch that killed a worker is first tried in a child process, sample by sample, to find the one that kills.
 
-The child opens the job, says so, and from then on has one sample at a time in hand: it decodes and transforms it,
-throws away the result and answers. The bytes come from the worker, so nothing is read there.
+The child opens the job, says that it is ready, and from then on has one sample at a time in hand: it decodes and
+transforms it, throws away the result and answers. The bytes come from the worker, so the child reads nothing.
 
-Rules: a sample is convicted only if two children that had said that they were ready ended while they had it in hand,
-and if it can be the reason: a crash, an exit that nobody asked for, or our own kill at the deadline. All else (no
-child starts, another index lies there by now, somebody killed the child) is the machine's failure: it convicts nobody,
-and ends the trial with a MachineError. Used in the building thread only.
+Rules: a sample is convicted only if two children that had said that they were ready ended with it in hand, and if it
+can be the cause: a crash, an exit that nobody asked for, or our own kill at the deadline. Anything else (no child
+starts, the index on disk is another one by now, somebody killed the child) is a failure of the machine: it convicts
+nothing, and ends the trial with a MachineError. Used in the building thread only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGI
 #: A start takes a second; this is for a machine that is busy.
 _READY_TIMEOUT_S = 60.0
 
-#: After a stop of the whole process everything looks late, and an answer is there at once.
+#: After the whole process was stopped everything looks late, though an answer may be there at once.
 _LAST_MOMENT_S = 0.5
 
 _PASSED = b"passed\n"
@@ -47,7 +47,7 @@ _PASSED = b"passed\n"
 
 @dataclass(frozen=True, slots=True)
 class Conviction:
-    """A sample that kills, and how the children ended that had it in hand."""
+    """A sample that kills, and how the children that had it in hand ended."""
 
     sample: int
     identity: str
@@ -55,7 +55,7 @@ class Conviction:
 
 
 def judged(returncode: int) -> tuple[str, bool]:
-    """How a child ended that we did not end, in a word, and whether what it had in hand can be the reason."""
+    """How a child that we did not kill ended, in a word, and whether the sample in hand can be the cause."""
     return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
 
 
@@ -80,7 +80,7 @@ class _TrialProcess:
             raise
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
-        """Give it a sample; a child that is gone is noticed by whoever waits for the answer."""
+        """Give it a sample; if the child is gone, waiting for its answer will show that."""
         os.ftruncate(self._bytes, len(raw))
         os.pwrite(self._bytes, raw, 0)
         assert self._process.stdin is not None
@@ -93,7 +93,7 @@ class _TrialProcess:
         assert self._process.stdout is not None
         answers = self._process.stdout.fileno()
         poller = select.poll()
-        # Its end as well, since a process that a transform left behind may hold the pipe open.
+        # Watch for its end too, because a process that a transform left behind may hold the pipe open.
         poller.register(answers, select.POLLIN)
         poller.register(self._pidfd, select.POLLIN)
         ready = dict(poller.poll(1000 * timeout_s) or poller.poll(1000 * _LAST_MOMENT_S))
@@ -102,7 +102,7 @@ class _TrialProcess:
         return os.read(answers, 2**16) if ready.get(answers, 0) & select.POLLIN else b""
 
     def end(self, patience_s: float = 0.0) -> int:
-        """Its return code; it is killed if it does not end by itself in time."""
+        """End it, by force if it does not end by itself in time; returns its return code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._process.kill()
@@ -117,7 +117,7 @@ class _TrialProcess:
 
 
 class CrashTrial:
-    """The worker's side; a child starts with the first sample, and lives until it dies of one or until `close`."""
+    """The worker's side; a child starts with the first sample, and lives until a sample kills it or until `close`."""
 
     def __init__(self, job_path: Path, timeout_s: float) -> None:
         self._job_path = job_path
@@ -125,7 +125,7 @@ class CrashTrial:
         self._child: _TrialProcess | None = None
 
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
-        """Try samples one by one; those that end the process that decodes them, twice, as soon as they are found."""
+        """Try samples one by one; yields each that twice ended the process decoding it, as soon as it is found."""
         for sample, raw in samples:
             ends: list[str] = []
             while len(ends) < 2 and (end := self._try(stream, epoch, sample, raw, ends)):
@@ -134,7 +134,7 @@ class CrashTrial:
                 yield Conviction(sample, stream.identity(sample), ", ".join(ends))
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes, before: list[str]) -> str:
-        """How a child ended that had this sample in hand; empty if it did not."""
+        """How a child with this sample in hand ended; empty if it survived."""
         child = self._get_ready_child(stream, sample)
         child.hand(epoch, sample, raw)
         answer = child.wait_for_answer(self._timeout_s)
@@ -150,7 +150,7 @@ class CrashTrial:
         return end
 
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
-        """A child that has opened what this worker has open."""
+        """A child that has opened the same job, index and transforms as this worker."""
         if self._child is not None and self._child.stream != stream.name:
             self.close()
         if self._child is None:
@@ -174,7 +174,7 @@ class CrashTrial:
 
 
 def _unready(said: bytes | None, stream: Stream) -> str:
-    """Why a child can try nothing; empty: it can."""
+    """Why a child cannot try anything; empty if it can."""
     if not said:
         return "a child that was not ready in time" if said is None else "a child that ended before it was ready"
     words: dict[str, str] = json.loads(said)
@@ -199,7 +199,7 @@ def _serve_trials(job_path: str, name: str, parent: str, handed: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a transform prints must not be taken for an answer
+    os.dup2(2, 1)  # so that nothing a transform prints is taken for an answer
     try:
         stream = _open(job_path, name)
     except BaseException as error:
@@ -208,7 +208,7 @@ def _serve_trials(job_path: str, name: str, parent: str, handed: str) -> None:
     os.write(answers, json.dumps({"opened": stream.opened}).encode())
     for line in sys.stdin:
         epoch, sample = map(int, line.split())
-        # Whatever can be raised is no reason to die of it: the worker will meet it again, and mask or report it.
+        # An exception is no reason to die: the worker will meet it again, and mask or report the sample.
         with contextlib.suppress(BaseException):
             values_of(stream, epoch, sample, os.pread(int(handed), os.fstat(int(handed)).st_size, 0))
         os.write(answers, _PASSED)

@@ -1,6 +1,6 @@
 """The samples of a stream that are known to kill the process that decodes them.
 
-Rules: pure. One thread changes them, the worker's poll loop; any other reads `keys`, which is replaced whole.
+Rules: pure. Only the worker's poll loop changes them; other threads read `keys`, which is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ __all__ = ["KnownCulprits", "key_of"]
 
 
 def key_of(stream: str, identity: str) -> int:
-    """What stands for a culprit on the wire."""
+    """The number that stands for a culprit on the wire."""
     return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
 
 
 class KnownCulprits:
-    """What the coordinator says, and what was found here and is not on its list yet."""
+    """The coordinator's list, and culprits found here that are not on it yet."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        #: Those of all streams, as they cross the network.
+        #: The keys for all streams, as they cross the network.
         self.keys: frozenset[int] = frozenset()
         self._found: frozenset[int] = frozenset()
 
     def hear(self, keys: Iterable[int]) -> None:
-        """The coordinator's list, which replaces its last one: what is on it no more was forgiven."""
+        """Take the coordinator's new list, which replaces its last one: what is no longer on it was forgiven."""
         told = frozenset(keys)
         self._found -= told
         self.keys = told | self._found
 
     def find(self, identity: str) -> None:
-        """A sample was convicted here; the coordinator will put it on its list."""
+        """Add a sample that was convicted here; the coordinator will put it on its list."""
         self._found |= {key_of(self._stream, identity)}
         self.keys |= self._found
 

@@ -1,12 +1,12 @@
-"""The deadline of a build: it ends this process, whole, when one step takes too long.
+"""The deadline of a build: when one step takes too long, it ends the whole process.
 
-A thread that never comes back cannot be stopped, and while it lives it may write into slots: so the process goes, as
-in any other crash, and the kernel lets go of its memory and then of its locks. A timer of the kernel does it by a
-signal that nothing here handles, so it ends a process as well whose C code holds the interpreter.
+A thread that never returns cannot be stopped, and while it lives it may write into slots. So the process goes, as in
+any other crash, and the kernel releases its memory and then its locks. A kernel timer does this by a signal that
+nothing here handles, so it ends even a process whose C code holds the interpreter.
 
-Rules: armed only while something is built, by the building thread. Each sample has the whole time for itself, and so
-have gathering a whole batch and finishing one (digest, packing, sealing). Setting the timer costs 0.6 µs, so it is set
-anew only when a tenth of the time has gone by: a step has at most a tenth more than it was given, and never less.
+Rules: armed only while something is built, by the building thread. Each sample has the full time for itself, and so
+have gathering a whole batch and finishing one (digest, encoding, sealing). Setting the timer costs 0.6 µs, so it is set
+anew only once a tenth of the time has passed: a step gets at most a tenth more than it was promised, and never less.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SIGNAL = signal.SIGALRM
 
 
 def let_deadlines_end_us() -> None:
-    """In the main thread of a process that builds: the signal writes all threads' stacks to standard error, and ends
-    us.
+    """Let the signal write the stacks of all threads to standard error and end us; call it in the main thread of a
+    process that builds.
     """
     signal.signal(SIGNAL, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
@@ -53,6 +53,6 @@ class Deadline:
             self._set_timer(self._longest_s)
 
     def end(self) -> None:
-        """Nothing is being built."""
+        """The last step is over: nothing is being built."""
         self._again_ns = 0
         self._set_timer(0)

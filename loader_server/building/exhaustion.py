@@ -1,6 +1,6 @@
-"""Whether a failure says that this process has run out of something, and nothing about the data.
+"""Whether a failure means that this process has run out of something, and says nothing about the data.
 
-Rules: pure. An error that another one brought about is looked through to its cause.
+Rules: pure. The causes of an error are looked at too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NUMBERS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 def is_exhaustion(error: BaseException | None) -> bool:
-    """Whether descriptors or memory ran out: a fresh process has them again."""
+    """Whether descriptors or memory ran out: a fresh process would have them again."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NUMBERS):
             return True

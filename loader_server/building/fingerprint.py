@@ -1,6 +1,6 @@
-"""What all workers of a job have in common: one fingerprint of the plans and of all that shapes the bytes.
+"""What all workers of a job have in common: one fingerprint of the plans and of everything that shapes the bytes.
 
-Rules: pure. The coordinator works it out on its own machine, and turns away a worker that comes with another.
+Rules: pure. The coordinator works it out on its own machine, and turns away workers that have another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["builder_fingerprint"]
 
 
 def builder_fingerprint(streams: Mapping[str, Stream]) -> str:
-    """Of all streams of a job, by name."""
+    """The fingerprint of all streams of a job, by name."""
     return fingerprint(
         *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
     )

@@ -1,7 +1,7 @@
-"""The quarantine log: each sample that could not be used, once a worker, with the reason, for whoever mends the data.
+"""The quarantine log: each sample that could not be used, once per worker, with the reason, for whoever mends the data.
 
-JSON lines, appended whole, by all workers of a machine to one file. What cannot be written there (the disk is full,
-the file is not ours) goes to the process log.
+JSON lines, each appended in one piece, by all workers of a machine to one file. What cannot be written there (the disk
+is full, the file is not ours) goes to the process log.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["Quarantine"]
 
 
 class Quarantine:
-    """Notes samples; `counts` are masked rows by reason, repeats included."""
+    """Notes samples; `counts` has masked rows by reason, including repeats."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = Log("quarantine")
         self._known: set[tuple[str, int, str]] = set()
         self._lock = threading.Lock()
-        #: What a full disk cut off ends with the next line.
+        #: A line that a full disk cut short is ended before the next one begins.
         self._torn = b""
         self.counts: Counter[str] = Counter()
         self._file = self._open_file()
@@ -46,7 +46,7 @@ class Quarantine:
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """A row was masked."""
+        """Note a sample whose row was masked."""
         with self._lock:
             self.counts[error.reason] += 1
             key = (stream, sample, error.reason)

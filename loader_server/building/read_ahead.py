@@ -1,8 +1,8 @@
 """The few threads that read ahead for the building thread, and what becomes of a read that never ends.
 
-Rules: reading one sample has a deadline; past it the want ends in an error, for that says nothing about the sample.
-The thread cannot be stopped: another takes its place, and when it comes back after all, it ends. So many hanging
-threads are borne and no more: from then on reads are refused at once.
+Rules: reading one sample has a deadline, past which the want ends in an error that says nothing about the sample. The
+thread cannot be stopped: another takes its place, and if it returns after all, it ends. A limited number of hanging
+threads is tolerated; beyond that, reads are refused at once.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ T = TypeVar("T")
 #: Threads that read: enough to keep a disk busy, few enough to leave the core to the builder.
 _READERS = 4
 
-#: Threads whose read hangs, beside those.
+#: How many threads may hang in a read, in addition to those.
 _MOST_HANGING = 16
 
-#: After a stop of the whole process every read looks late, and ends at once.
+#: After the whole process was stopped every read looks late, though it may end at once.
 _LAST_MOMENT_S = 0.5
 
-#: Pauses between tries to read a file: disks and network mounts hiccup for about so long.
+#: Pauses between attempts to read a file: hiccups of disks and network mounts last about that long.
 _READ_PAUSES_S = (0.05, 0.2, 0.8)
 
 
 class PendingRead(Generic[T]):
-    """What one want reads, on its way."""
+    """The reading of one want's samples, until it is done."""
 
     def __init__(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> None:
         self.future: Future[T] = Future()
-        #: Another thread has this one's place.
+        #: Whether another thread has taken this one's place.
         self.given_up = False
         self._work = work
         self._name = name
@@ -48,7 +48,7 @@ class PendingRead(Generic[T]):
         self._at: tuple[int, float] | None = None
 
     def begin(self, sample: int) -> None:
-        """The next sample is read now."""
+        """Reading this sample begins now."""
         self._at = (sample, time.monotonic())
 
     def since_s(self) -> float | None:
@@ -57,14 +57,14 @@ class PendingRead(Generic[T]):
         return at[1] if at is not None else None
 
     def run(self) -> tuple[T | None, BaseException | None]:
-        """Read: what came of it."""
+        """Read; returns the result, or the error."""
         try:
             return self._work(self.begin), None
         except BaseException as error:
             return None, error
 
     def late(self, timeout_s: float) -> ReadError:
-        """The error that it did not end in time."""
+        """The error for a read that did not end in time."""
         return ReadError(
             expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
             got="a read that had not ended by then",
@@ -74,14 +74,14 @@ class PendingRead(Generic[T]):
 
 
 class ReadAhead:
-    """`submit` reads in a thread; `wait_for` waits for that, no longer than the deadline allows."""
+    """`submit` reads in a thread; `wait_for` waits for the result, no longer than the deadline allows."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._tasks: SimpleQueue[PendingRead[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._underway: set[PendingRead[Any]] = set()
-        #: Threads whose place another has.
+        #: How many threads hang, each with another in its place.
         self.hanging = 0
         for _ in range(_READERS):
             self._start()
@@ -100,7 +100,7 @@ class ReadAhead:
         return pending
 
     def wait_for(self, pending: PendingRead[T]) -> T:
-        """What was read; ReadError past the deadline. For one thread, which is the only one that waits."""
+        """What was read; raises ReadError past the deadline. Only one thread may wait."""
         while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())
             if pending.given_up and not wait((pending.future,), _LAST_MOMENT_S).done:
@@ -109,7 +109,7 @@ class ReadAhead:
         return pending.future.result()
 
     def _give_up_late(self, now_s: float) -> float:
-        """Replace the threads of all reads that hang, also of those nobody waits for; when to look again."""
+        """Replace the threads of all reads that hang, waited for or not; returns in how many seconds to look again."""
         next_s = now_s + self._timeout_s
         with self._lock:
             for pending in self._underway:
@@ -129,7 +129,7 @@ class ReadAhead:
             pass
 
     def _read_next(self) -> bool:
-        """Read what is wanted next; whether this thread is to go on. Nothing of it is kept here."""
+        """Read what is wanted next, keeping nothing of it; whether this thread is to go on."""
         pending = self._tasks.get()
         if pending is None:
             return False
@@ -146,7 +146,7 @@ class ReadAhead:
         return not pending.given_up
 
     def close(self) -> None:
-        """End the threads, but for those that hang."""
+        """End the threads, except those that hang."""
         for _ in range(_READERS):
             self._tasks.put(None)
 

@@ -1,8 +1,8 @@
-"""What goes by TCP: memory that batches are built in, and the packed and sealed forms of them.
+"""Memory for batches that go by TCP: what they are built in, and their encoded and sealed forms.
 
-Rules: memory is used again, because fresh pages cost more than a copy; the building thread takes, the poll loop gives
-back once the socket is through with it; what is lost on the way is only made anew. All of it together is bounded: what
-is in use leaves so much less to keep for later, and what nobody asked for the longest goes back to the system first.
+Rules: buffers are reused, because fresh pages cost more than a copy; the building thread takes them, and the poll loop
+gives them back once the socket has finished with them; one that gets lost is simply replaced. Their total is bounded:
+the more are in use, the fewer are kept for later, and those unused for longest go back to the system first.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ __all__ = ["SendBuffers"]
 
 
 class SendBuffers:
-    """Buffers of whole huge pages; smaller batches are not worth keeping memory for."""
+    """Buffers of whole huge pages; memory for smaller batches is not worth keeping."""
 
     def __init__(self, encoding: PayloadEncoding, most_bytes: int) -> None:
         self._encoding = encoding
         self._most_bytes = most_bytes
-        #: Free ones, in the order in which they came back.
+        #: Free buffers, in the order in which they came back.
         self._free: list[NDArray[np.uint8]] = []
-        #: Bytes of all that there are, whoever has them.
+        #: Bytes of all buffers, in use or free.
         self.mapped_bytes = 0
-        self._lock = threading.RLock()  # a buffer may go while this is held
+        self._lock = threading.RLock()  # a buffer may be finalised while this is held
 
     @property
     def encodes(self) -> bool:
-        """Whether what is sent of a payload lies elsewhere than the payload."""
+        """Whether what is sent for a payload is a copy of it."""
         return not self._encoding.plain
 
     def encode(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
-        """What is sent of a built payload; where nothing is packed, its own bytes."""
+        """What to send for a built payload; its own bytes where nothing has to be encoded."""
         return encode_payload(payload, layout, self._encoding)
 
     def seal(self, sealer: Sealer, sent: memoryview) -> tuple[int, NDArray[np.uint8]]:
-        """The same under a key, and its number."""
+        """The same, sealed; returns its number and the sealed bytes."""
         buffer = self.take(sent.nbytes + TAG_BYTES)
         return sealer.seal_payload(sent, buffer), buffer
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """So many bytes, whatever is in them."""
+        """A buffer of this many bytes, with arbitrary content."""
         if nbytes < HUGE_PAGE:
             return np.empty(nbytes, np.uint8)
         size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
@@ -79,7 +79,7 @@ class SendBuffers:
             del self._free[0]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
-        """Nobody looks into it any more."""
+        """Return a buffer that no one references, for reuse."""
         whole = buffer.base
         if not isinstance(whole, np.ndarray):
             return

@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer", bound="Message")
 def ask_coordinator(
     endpoint: str, question: Message, answer: type[_Answer], *, keys: str | Path | None, timeout_s: float
 ) -> _Answer:
-    """The coordinator's answer, of the kind that is expected; a refusal is raised."""
+    """The coordinator's answer, of the kind that is expected; raises RefusedError if it refuses."""
     check_endpoint(endpoint, where="coordinator", encrypted=True, insecure=True)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None

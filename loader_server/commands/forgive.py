@@ -1,7 +1,7 @@
 """`loader-server forgive`: list the samples that were convicted of killing decoders, or have them used again.
 
-Rules: whoever holds the journal changes it. While a coordinator runs, that is the coordinator, and it is asked; when
-none does, it is this command. The journal's lock tells which.
+Rules: whoever holds the journal changes it: the coordinator while one runs, which is then asked to, and otherwise this
+command. The journal's lock says which.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgiveOptions:
-    """What to do: without identities, and unless all are meant, only list."""
+    """What to do: without identities, and without `every`, only list."""
 
     identities: Sequence[str]
     every: bool
-    #: Only this stream's; empty: any.
+    #: Only those of this stream; empty: of any.
     stream: str
     as_json: bool
 
@@ -47,14 +47,14 @@ class _Holder(Protocol):
         """The convictions (`culprits`), and how many more there are (`cut`)."""
 
     def forgive(self, forgive: Forgive) -> int:
-        """Forget those that match; how many they were."""
+        """Forget those that match; returns how many they were."""
 
     def close(self) -> None:
         """Let go."""
 
 
 def run(job: JobFile, options: ForgiveOptions) -> None:
-    """List or forget, and say so."""
+    """List convictions or forget some, and print the result."""
     if options.stream and options.stream not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(f'"{name}"' for name in job.recipes),
@@ -130,7 +130,7 @@ class _RunningCoordinator:
 
 class _OpenJournal:
     def __init__(self, journal: Journal | None) -> None:
-        """None: the job has never run."""
+        """`journal` is None if the job has never run."""
         self._journal = journal
         self._convictions = Convictions()
         for fact in journal.read_facts() if journal is not None else ():

@@ -1,4 +1,4 @@
-"""Making the indexes that a job needs, with a progress bar, and saying what came of it."""
+"""Makes the indexes that a job needs, with a progress bar, and prints the result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _try_mixture(job: JobFile, recipe: StreamRecipe) -> None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error while a terminal watches; silence elsewhere."""
+    """A bar on standard error if that is a terminal; elsewhere nothing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -76,7 +76,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
-    """Print what came of it."""
+    """Print the reports."""
     if as_json:
         print(json.dumps({name: _plain(report) for name, report in reports.items()}))
         return

@@ -1,6 +1,6 @@
-"""`loader-server plan`: what a job's settings come to, before anything is trained.
+"""`loader-server plan`: what a job's settings amount to, before anything is trained.
 
-It only reads: job file, index and plan. What is printed is made in `plan_report`.
+It only reads job file, index and plan. What it prints is made in `plan_report`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanQuestion", "show"]
 
-#: Names that are looked through for one that is close to an unknown name.
+#: How many names are searched for one that is close to an unknown name.
 _COMPARED = 20_000
 
 
@@ -79,7 +79,7 @@ def _open(job: JobFile, name: str) -> Stream:
 
 
 def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
-    """What the plan comes to, under the digest that cursors and `status` name it by."""
+    """What the plan amounts to, under the digest that cursors and `status` name it by."""
     return {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
 
 

@@ -1,8 +1,8 @@
-"""What a plan comes to, for people and machines: the `plan` command's facts, tables, plot, `--find` and `--diff`.
+"""What a plan amounts to, for people and machines: the `plan` command's facts, tables, plot, `--find` and `--diff`.
 
-Rules: facts are plain numbers, strings, lists and dicts, ready for JSON, and every table is made of them; shares are
-fractions of all padded cells of a pass over the data, in steps of the bucketed key. Must not know job files or the
-command line. matplotlib is imported only to draw.
+Rules: facts are plain numbers, strings, lists and dicts, ready for JSON, and every table is made from them; shares are
+fractions of all padded cells of a pass over the data, in steps of the bucketed key. This module must not know job files
+or the command line. matplotlib is imported only to draw.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """Batches of one bucket and shape, in blocks: how many samples and batches, and the shape of each."""
+    """Blocks of batches of one bucket and shape: how many samples and batches each has, and their shape."""
 
     samples: Integers
     batches: Integers
@@ -42,7 +42,7 @@ class _Blocks:
     buckets: Integers
 
     def padding(self, total: int, unspilled: int) -> dict[str, float]:
-        """Where the cells go that are no sample's: `unspilled` is what samples would take in buckets of their own."""
+        """Where the cells without a sample go: `unspilled` is what samples would take in their own buckets."""
         batch = self.rows * self.lengths
         cells = int((self.batches * batch).sum())
         filled = int((self.samples * self.lengths).sum())
@@ -57,7 +57,7 @@ class _Blocks:
 
 
 def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
-    """Everything that a plan comes to in one epoch, for groups of `group`."""
+    """Everything that a plan amounts to in one epoch, for groups of `group`."""
     if objection := plan.objection(group):
         raise objection
     recipe = plan.recipe
@@ -87,7 +87,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
 
 
 def tables(of: Facts) -> tuple[Table, Table]:
-    """The facts, and the stream's `digest` beside them, for people: one table of buckets, one of totals."""
+    """The facts, with the stream's `digest`, for people: one table of buckets and one of totals."""
     keys = list(of["buckets"][0]["lengths"])
     buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
     for number, bucket in enumerate(of["buckets"]):
@@ -120,7 +120,7 @@ def _totals(of: Facts) -> dict[str, str]:
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
-    """In which batches a sample is in an epoch, and which samples it shares them with."""
+    """In which batches of an epoch a sample is, and which samples it shares them with."""
     opened = plan.epoch(epoch, group)
     seats = []
     for seat in opened.find(sample):
@@ -147,7 +147,7 @@ def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draw the histogram of lengths and the buckets' boundaries into a PNG file."""
+    """Draw the histogram of lengths and the boundaries of the buckets as a PNG file."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
     except ImportError:
@@ -186,7 +186,7 @@ def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
 
 
 def _blocks_of_windows(opened: EpochPlan) -> _Blocks:
-    """One block for each group, where shapes follow the samples."""
+    """One block for each group, for plans whose shapes follow the samples."""
     limits = opened.recipe.limits
     planned = list(opened.windows())
     return _Blocks(
@@ -209,7 +209,7 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
 
 
 def _above_budget(plan: Plan, blocks: _Blocks) -> Facts:
-    """Batches that hold more than the budget, as one row alone is too long for it, and what to do about them."""
+    """Batches that exceed the budget because even one row is too long for it, and what to do about them."""
     limits, survey = plan.recipe.limits, plan.recipe.survey
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     found = {
@@ -222,7 +222,7 @@ def _above_budget(plan: Plan, blocks: _Blocks) -> Facts:
 
 
 def _advice(plan: Plan, found: Facts, most: int) -> str:
-    """What to do about batches above the budget, the largest of which would need a budget of `most`."""
+    """What to do about batches above the budget, the largest of which needs a budget of `most`."""
     budget, raised = f"the budget of {plan.recipe.settings.budget}", f'budget = "{most} steps"'
     if not found["samples"]:
         return f"The longest shape is above {budget}: shorten it, or write {raised}."

@@ -1,4 +1,4 @@
-"""`loader-server status`: how a running job stands, as a live table, a table, or JSON."""
+"""`loader-server status`: how a running job is doing, as a live table, a table, or JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["ask", "show"]
 
 _REFRESH_S = 0.5
 
-#: Of so many trainers of a stream the table shows names.
+#: How many trainers of a stream the table names.
 _MOST_NAMED = 8
 
 
 def show(endpoint: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
-    """Print the status; in a terminal keep it fresh until Ctrl-C."""
+    """Print the status; in a terminal keep it up to date until Ctrl-C."""
     console = Console()
     if as_json:
         print(json.dumps(ask(endpoint, keys=keys, timeout_s=timeout_s)))
@@ -47,7 +47,7 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """What people are shown of a report."""
+    """A report, for people."""
     return Group(f"job [bold]{report['job']}[/]", _streams(report), _workers(report), *_lines(report))
 
 
@@ -70,7 +70,7 @@ def _streams(report: dict[str, Any]) -> Table:
 
 
 def _read(stream: dict[str, Any]) -> str:
-    """The batch that is read next; with its epoch where that is another than the one being trained on."""
+    """The batch to be read next, with its epoch if that is not the one being trained on."""
     if stream["read_number"] is None:
         return "-"
     other_epoch = stream["read_epoch"] != stream["epoch"]
@@ -101,7 +101,7 @@ def _workers(report: dict[str, Any]) -> Table:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """What the tables do not say: what they lack, and who holds the job up."""
+    """What the tables do not say: what they leave out, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
     for name, stream in report["streams"].items():

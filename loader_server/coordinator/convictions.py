@@ -1,8 +1,9 @@
 """The samples that are known to kill decoders.
 
-Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque text. Convictions are
-bounded: long before the bound the data is at fault, and more would only mask it. All workers get the same list under
-one version, and say in their heartbeats which one they have: one that was lost on its way is sent again.
+Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque text. Their number is
+bounded: long before that bound the data itself is at fault, and more convictions would only mask that. All workers get
+the same list under one version, and say in their heartbeats which one they have, so that one that was lost on its way
+is sent again.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from shared.wire import messages as m
 
 __all__ = ["Convictions"]
 
-#: Of all streams together; one message names four times as many.
+#: The most of all streams together; a message could name four times as many.
 _MOST = 2**13
 
 
 class Convictions:
-    """What was said of each culprit, by stream and identity."""
+    """How decoders ended with each culprit in hand, by stream and identity."""
 
     def __init__(self, first_version: int = 1) -> None:
         self._ends: dict[tuple[str, str], str] = {}
-        #: Never the same for two lists, whichever start of the coordinator made them.
+        #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._message: m.Culprits | None = None
 
@@ -30,16 +31,16 @@ class Convictions:
 
     @property
     def full(self) -> bool:
-        """Whether there is room for no more."""
+        """Whether there is no room for more."""
         return len(self._ends) >= _MOST
 
     def add(self, stream: str, identity: str, ends: str) -> None:
-        """It is known now."""
+        """Note a conviction."""
         self._ends[stream, identity] = ends
         self._count_change()
 
     def forget(self, stream: str, identity: str) -> None:
-        """It is not known any more."""
+        """Forget one."""
         self._ends.pop((stream, identity), None)
         self._count_change()
 
@@ -47,7 +48,7 @@ class Convictions:
         self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
-        """Those that somebody wants forgotten; an empty word stands for any."""
+        """The convictions that somebody wants forgotten; an empty string matches any."""
         return [
             (stream, identity)
             for stream, identity in sorted(self._ends)
@@ -55,7 +56,7 @@ class Convictions:
         ]
 
     def report(self) -> list[dict[str, str]]:
-        """All, for people and scripts."""
+        """All convictions, for people and scripts."""
         return [
             {"stream": stream, "identity": identity, "ends": ends}
             for (stream, identity), ends in sorted(self._ends.items())
@@ -63,7 +64,7 @@ class Convictions:
 
     @property
     def message(self) -> m.Culprits:
-        """What workers are told."""
+        """The list that workers are sent."""
         if self._message is None:
             keys = sorted({key_of(*found) for found in self._ends})
             self._message = m.Culprits(version=self._version, keys=tuple(keys))

@@ -1,6 +1,6 @@
-"""What the coordinator's state is told, orders and has kept: the words between it, its service and its journal.
+"""What the coordinator's state is told, what it orders and what it wants kept: its language with service and journal.
 
-Rules: pure; events and facts are what happened, instructions are orders; nothing here decides.
+Rules: pure; events and facts say what happened, instructions are orders; nothing here decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class StreamView(Protocol):
-    """What the coordinator has to know of a stream; its answers never make anyone wait."""
+    """What the coordinator has to know about a stream; its answers never block."""
 
     digest: str
     evaluation: bool
@@ -41,13 +41,13 @@ class StreamView(Protocol):
     shapes: tuple[WireShape, ...]
 
     def batches(self, epoch: int, group: int) -> int | None:
-        """How many batches an epoch has; None: they are still being counted, ask again soon."""
+        """How many batches an epoch has; None while they are still being counted: ask again soon."""
 
     def most_batches(self, group: int) -> int:
-        """No epoch has more."""
+        """The most batches that any epoch has."""
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`; None where they can."""
+        """Why batches cannot come in groups of `group`; None if they can."""
 
 
 # --- events ---
@@ -63,7 +63,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time went by."""
+    """Time has passed."""
 
 
 # --- facts: what survives ---
@@ -79,7 +79,7 @@ class GroupFixed:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """How far a stream was trained."""
+    """How far a stream has been trained on."""
 
     stream: str
     epoch: int
@@ -88,7 +88,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class RankTaken:
-    """Who had a rank, in the order in which they came: the last one has it now."""
+    """Who has had a rank, in the order in which they came: the last one has it now."""
 
     stream: str
     rank: int
@@ -101,7 +101,7 @@ class CulpritFound:
 
     stream: str
     identity: str
-    #: How the children ended that had it in hand.
+    #: How the children that had it in hand ended.
     ends: str
 
 

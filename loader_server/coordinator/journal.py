@@ -1,15 +1,16 @@
 """The coordinator's memory on disk: facts that survive a crash, the newest of each kind.
 
-Rules: SQLite with a write-ahead log, synchronised before anything that depends on it is said; one process at a time
-holds the lock, whose file says where that coordinator serves; each row carries a digest, and one that does not match
-is dropped with a warning, because every fact can be found again; so is one that only another release understands.
+Rules: SQLite with a write-ahead log, synchronised before anything is said that depends on it; one process at a time
+holds the lock, whose file says where that coordinator serves; each row carries a digest, and a row that does not match
+its own is dropped with a warning, because every fact can be found again; so is one that only another release
+understands.
 
-When the disk is full, nothing is damaged: a write comes whole or not at all. `JournalWriter` keeps what could not be
-written, the newest of each key, and tries again. Nothing that trainers are promised in lockstep rests on it, so nothing
-is withheld from them meanwhile: cursors are in their checkpoints, a group travels with the cursor, and a sample that
-kills decoders would be found again. Should the coordinator also be restarted in that time, then a stream that just
-started takes its group from the next attach, and a trainer that was superseded since may come back before its
-successor does. Only who asks to forget a conviction is told that it is not for good yet.
+When the disk is full, nothing is damaged: a write happens completely or not at all. `JournalWriter` keeps what could
+not be written, the newest fact of each key, and tries again. No promise to trainers in lockstep rests on the journal,
+so nothing is withheld from them meanwhile: cursors are in their checkpoints, a group travels with the cursor, and a
+sample that kills decoders would be found again. If the coordinator is also restarted in that time, a stream that had
+just started takes its group from the next attach, and a trainer that was superseded in between may come back before its
+successor does. Only someone who asks to forget a conviction is told that this is not permanent yet.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 
 _KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound)}
 
-#: SQLite's account of a damaged table quotes it, and what it quotes may be no UTF-8.
+#: SQLite's description of a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 class HeldError(DataError):
-    """Another process holds the journal; `endpoint` is where it serves, empty if it has not said so yet."""
+    """Another process holds the journal; `endpoint` is where that one serves, empty if it has not said so yet."""
 
     endpoint = ""
 
 
 class WriteError(DataError):
-    """The journal cannot be written now; what it holds is whole."""
+    """The journal cannot be written now; what it holds is intact."""
 
 
 class Journal:
@@ -81,9 +82,9 @@ class Journal:
         database: sqlite3.Connection | None = None
         try:
             database = sqlite3.connect(self._path, isolation_level=None)
-            # A flipped bit may leave no UTF-8: the row's digest is what tells.
+            # A flipped bit may leave invalid UTF-8: it is for the row's digest to notice.
             database.text_factory = lambda raw: raw.decode(errors="replace")
-            # Ours alone, so without a shared-memory file beside it: a full disk then stops writing, not opening.
+            # Only we use it, so it needs no shared-memory file: a full disk then prevents writing, not opening.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
@@ -97,12 +98,12 @@ class Journal:
         return database
 
     def say_where(self, endpoint: str) -> None:
-        """Let whoever finds the journal held know where its coordinator serves."""
-        with contextlib.suppress(OSError):  # a full disk: they will have to know
+        """Let whoever finds the journal locked know where its coordinator serves."""
+        with contextlib.suppress(OSError):  # a full disk: they will have to find out otherwise
             os.pwrite(self._lock, endpoint.encode(), 0)
 
     def read_facts(self) -> Iterator[Fact]:
-        """All facts; a damaged row is left out, with a warning."""
+        """All facts; damaged rows are left out, with a warning."""
         try:
             rows = self._database.execute("SELECT key, body, digest FROM facts ORDER BY rowid").fetchall()
         except _DAMAGE as error:
@@ -113,13 +114,13 @@ class Journal:
                 yield fact
             elif _names_a_number(body):
                 self._log.warning("conviction by number is dropped: samples may have other numbers now", key=key)
-                with contextlib.suppress(sqlite3.Error):  # dropped at each start, then
+                with contextlib.suppress(sqlite3.Error):  # if not, it is dropped at each start
                     self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
             else:
                 self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
     def write(self, facts: Iterable[Fact]) -> None:
-        """Keep facts, all or none; an older one of the same key is replaced, or forgotten."""
+        """Keep facts, all or none; each replaces the older one of its key, or removes it."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for fact in facts:
@@ -172,22 +173,22 @@ class Journal:
 
 
 class JournalWriter:
-    """What is to be kept, and is not yet: the newest fact of each key, tried again until it is written."""
+    """Facts to be kept that are not on disk yet, the newest of each key: tried again until they are written."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._log = Log("journal")
         self._waiting: dict[str, Fact] = {}
-        #: Writes that failed.
+        #: How many writes failed.
         self.errors = 0
 
     @property
     def waiting(self) -> int:
-        """Facts that would not survive a crash now."""
+        """How many facts would not survive a crash now."""
         return len(self._waiting)
 
     def write(self, facts: Iterable[Fact]) -> bool:
-        """Write these, and all that still waits; whether they are on disk."""
+        """Write these, and whatever still waits; whether all are on disk."""
         had_waited = self.waiting
         self._waiting.update({_key(fact): fact for fact in facts})
         if not self._waiting:
@@ -206,7 +207,7 @@ class JournalWriter:
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
-    """Whether a database that cannot be opened is well: SQLite's messages are all that Python 3.10 tells."""
+    """Whether it is the disk that fails and not the database: Python 3.10 passes on only SQLite's messages."""
     return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
 
 

@@ -1,4 +1,4 @@
-"""Whom the coordinator turns away: each refusal names what was expected, what came and what to do.
+"""What the coordinator answers to those it turns away: what was expected, what came and what to do.
 
 Pure: what to refuse is decided in `state`. The refusal of an attach names its request.
 """
@@ -60,13 +60,13 @@ def no_such_rank(attach: m.Attach) -> m.NotAttached:
 
 
 def another_plan(attach: m.Attach, cursor: Cursor, digest: str) -> m.NotAttached:
-    """Its cursor counts the batches of another plan than the one of this digest."""
+    """Its cursor belongs to another plan than that of this digest."""
     remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
     return _not_attached(attach, "plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
 
 
 def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
-    """A round has no batch for each of its ranks."""
+    """Its world has more ranks than a round can have batches."""
     remedy = (
         f"Write group = {attach.world} in [job] and restart the loaders: it takes effect with the next epoch. "
         "Until then use fewer ranks."
@@ -76,25 +76,25 @@ def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
 
 
 def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
-    """The data makes too few groups as large as its world."""
+    """The data yields too few groups as large as its world."""
     return _not_attached(attach, "world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
 
 
 def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttached:
-    """The epoch ends before its cursor."""
+    """Its cursor is past the end of the epoch."""
     expected = f"a batch number of at most {batches} in epoch {cursor.epoch}"
     return _not_attached(attach, "cursor", expected, str(cursor.number), "Restore another checkpoint.")
 
 
 def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
-    """A live rank is of another world."""
+    """A rank that is alive belongs to another world."""
     expected, got = f"a world of {other.world}, as {_who(other)} says", f"a world of {attach.world} from {_who(attach)}"
     remedy = "Give all ranks the same world=, or stop the ones of the old world."
     return _not_attached(attach, "world", expected, got, remedy)
 
 
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:
-    """A live rank stands elsewhere."""
+    """A rank that is alive is at another position."""
     expected = f"epoch {theirs.epoch}, batch {theirs.number}, where {_who(other)} started"
     got = f"epoch {cursor.epoch}, batch {cursor.number} from {_who(attach)}"
     remedy = "Restore the same checkpoint on all ranks, and restart them together."
@@ -102,7 +102,7 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
 
 
 def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotAttached:
-    """Another incarnation has taken the rank over, and this one comes back."""
+    """It comes back after another incarnation has taken over its rank."""
     return not_attached(attach.serial, superseded(attach.rank, newer))
 
 
@@ -110,18 +110,18 @@ def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotA
 
 
 def superseded(rank: int, newer: AttachedTrainer | None) -> m.Refused:
-    """Another incarnation has taken the rank over; None if it is not there now."""
+    """Another incarnation has taken over the rank: `newer`, or None if it is not there now."""
     got = f"a newer one, {newer.attach.name}" if newer is not None else "a newer one"
     return refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
 
 
 def unknown_trainer() -> m.Refused:
-    """It attached to a coordinator before this one, or has been silent for long."""
+    """It attached to an earlier coordinator, or has been silent for long."""
     return refused("unknown", "a trainer that is attached", "one that this coordinator has not seen", "Attach again.")
 
 
 def unknown_worker() -> m.Refused:
-    """It registered with a coordinator before this one, or has been silent for long."""
+    """It registered with an earlier coordinator, or has been silent for long."""
     return refused("unknown", "a registered worker", "one that this coordinator has not seen", "Register again.")
 
 
@@ -129,14 +129,14 @@ def unknown_worker() -> m.Refused:
 
 
 def no_endpoint(register: m.Register) -> m.Refused:
-    """No trainer could connect to it."""
+    """No trainer could connect to its endpoint."""
     remedy = "Start the worker with --listen and an address of its machine that trainers can reach."
     expected = "an endpoint like tcp://10.0.0.7:7410"
     return refused("endpoint", expected, f"{register.endpoint!r} from {register.worker}", remedy)
 
 
 def another_builder(register: m.Register) -> m.Refused:
-    """The worker would build other bytes. Neither fingerprint is told: one opens the door here, the other it knows."""
+    """The worker would build other bytes. Neither fingerprint is told: ours would let it in, its own it knows."""
     remedy = (
         "Give every loader machine the same job file, index and own transforms, and the same releases of stoker, "
         "numpy, soundfile, soxr and what own transforms import or declare. The coordinator's log has both fingerprints."
@@ -146,7 +146,7 @@ def another_builder(register: m.Register) -> m.Refused:
 
 
 def not_kept(count: int) -> m.Refused:
-    """Convictions were forgotten, and the journal cannot be written."""
+    """Convictions were forgotten, but the journal cannot be written."""
     got = f"{count} convictions that are forgotten until the coordinator restarts: its journal cannot be written"
     return refused("journal", "to forget convictions for good", got, "Make room on the disk of the state folder.")
 

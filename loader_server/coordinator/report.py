@@ -1,7 +1,7 @@
 """How things stand, for people and scripts: the report that `loader-server status` shows.
 
-Rules: pure. A report that is too long for a message is cut, and says how much was left out. Whoever holds a job up is
-named from what the trainers say: only they know whether they wait.
+Rules: pure. A report that is too long for a message is cut, and says how much was left out. Who holds up a job is
+derived from what trainers report, because only they know whether they wait.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]
 
-#: What a `Status` carries.
+#: The most that a `Status` carries.
 MOST_CHARACTERS = 2**19
 
-#: Trainers that wait for less than this are as good as never without data.
+#: Trainers that wait for less than this are practically never without data.
 _NOTICEABLE_PERMILLE = 50
 
 
 def limit_of(waited_permille: float | None) -> str | None:
-    """Who would have to be faster for the job to be: the loaders or the trainers; None if nobody reads."""
+    """The bottleneck of the job: loaders or trainers; None if nobody reads."""
     if waited_permille is None:
         return None
     return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
 
 
 def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
-    """One stream and its trainers; read and waited are the last rank's and the longest-waiting rank's."""
+    """One stream and its trainers; `read` is the slowest rank's, `waited` that of the rank that waited longest."""
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
     read = min((trainer.read for trainer in trainers), default=(None, None))
@@ -91,7 +91,7 @@ def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
 
 
 def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
-    """Short lists stay whole; the long ones share what is left."""
+    """Short lists stay complete; the long ones share what room is left."""
     cut = report | {"streams": {name: stream | {"trainers": []} for name, stream in report["streams"].items()}}
     cut |= {"workers": [], "culprits": [], "cut": {"workers": 2**53, "culprits": 2**53, "trainers": 2**53}}
     room = most - len(json.dumps(cut))
@@ -109,7 +109,7 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
-    """As many entries as fit, and the characters that they take."""
+    """As many entries as fit, and how many characters they take."""
     used = 0
     for place, entry in enumerate(entries):
         length = len(json.dumps(entry)) + 2

@@ -1,8 +1,8 @@
 """The coordinator's process: a ROUTER around `state`, with `journal` in between.
 
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
-reached is dropped from nothing here: silence is judged by the state. A journal that cannot be written stops nothing but
-what would have to be kept (see journal), and a message that cannot be sent stops nothing at all: both are counted.
+reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
+would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator", "open_coordinator"]
 
 
-#: A turn that took so many times its usual pause was a stall; everybody's next heartbeat comes within as many.
+#: A turn that took this many times the usual pause was a stall; everybody's next heartbeat comes within as many.
 _STALL_TICKS = 4
 
 
@@ -92,14 +92,14 @@ class Coordinator:
         self.doors.watch("messages", self._router)
         journal.say_where(self.endpoint)
         self.garbage = 0
-        #: Messages that could not be put into a frame.
+        #: How many messages could not be encoded.
         self.unsendable = 0
-        #: How things stood at the last tick: whole, for threads other than the loop's.
+        #: How things stood at the last tick; replaced as a whole, for other threads to read.
         self.report: Mapping[str, Any] = self._state.report(time.monotonic())
 
     @property
     def counts(self) -> Counts:
-        """What happened so far."""
+        """What has happened so far."""
         return self._state.counts
 
     def run(self) -> None:
@@ -115,8 +115,8 @@ class Coordinator:
                 poller.poll(int(1000 * self._tick_s))
                 now_s = time.monotonic()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
-                    # We stalled (a stopped machine, a slow disk): nobody expires for our silence, before all had time
-                    # to be heard again.
+                    # We stalled (a stopped machine, a slow disk): nobody expires for that, before all have had time to
+                    # be heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                 turned_s = now_s
                 instructions = self._take_in(now_s)
@@ -130,7 +130,7 @@ class Coordinator:
             self._close()
 
     def stop(self) -> None:
-        """End soon; callable from a signal handler."""
+        """End soon; may be called from a signal handler."""
         self._stopping = True
         self._waker.wake()
 
@@ -172,13 +172,13 @@ class Coordinator:
             message = order.message
             if isinstance(message, Forgiven) and not is_kept:
                 message = refusals.not_kept(message.count)
-            if message is not last:  # what goes to many is put into a frame once
+            if message is not last:  # what goes to many is encoded once
                 last, frame = message, self._encode(message)
             if frame:
                 self._send_frame(order.peer, frame)
 
     def _encode(self, message: Message) -> bytes:
-        """Empty where it cannot be said: a defect, but of this one answer only."""
+        """The frame; empty if the message cannot be encoded, which is a defect, but of this one answer only."""
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:
@@ -202,6 +202,6 @@ class Coordinator:
 
 
 def _latest(orders: list[Send]) -> list[Send]:
-    """Of several lists of workers for one peer the last alone: workers come by the dozen when a fleet starts."""
+    """Of several lists of workers for one peer only the last: workers come by the dozen when a fleet starts."""
     last = {order.peer: order for order in orders if isinstance(order.message, Members)}
     return [order for order in orders if not isinstance(order.message, Members) or last[order.peer] is order]

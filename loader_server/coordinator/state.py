@@ -1,16 +1,16 @@
 """What the coordinator knows and decides, without a socket, a disk or a clock.
 
 One door: `handle(event, now_s) -> instructions`. Pure. Rules:
-- What has to survive a crash leaves as `Keep(fact)`, in front of the messages that promise it; recovery feeds the
-  facts back.
-- A newer incarnation of a rank takes it over; the older one is told so and stops, also if the coordinator was restarted
+- What has to survive a crash leaves as `Keep(fact)`, ahead of the messages that promise it; recovery feeds the facts
+  back.
+- A newer incarnation of a rank takes it over; the older one is told so and stops, even if the coordinator was restarted
   in between (see succession).
-- Ranks of one world hold equal cursors. One that stands elsewhere waits a while, for the others may just be
+- Ranks of one world hold equal cursors. One with another cursor waits a while, because the others may just be
   restarting, and is then refused, naming both. Evaluation streams promise nothing of the kind: anyone may read them,
-  all at once.
-- The group is the world's size when a stream first starts, unless the job file sets it, and kept from then on.
-- An answer names its request. A request that comes again is answered again and changes nothing; one that is older than
-  what was answered since is dropped.
+  all at the same time.
+- The group is the world's size when a stream first starts, unless the job file sets it, and is kept from then on.
+- An answer names its request. A repeated request is answered again and changes nothing; one that is older than what was
+  answered since is dropped.
 - An answer that may grow (the status, the list of workers, the culprits) is cut to what a message takes.
 """
 
@@ -51,30 +51,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatorSettings", "CoordinatorState", "Counts"]
 
-#: A rank that disagrees with the others is asked to wait for so many heartbeat timeouts before it is refused.
+#: A rank that disagrees with the others may wait for so many heartbeat timeouts before it is refused.
 _PATIENCE_TIMEOUTS = 2
 
-#: Who waits for batches to be counted asks again after so long.
+#: A trainer that waits for batches to be counted asks again after this long.
 _COUNTING_MS = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """What the job is."""
+    """What the state has to know about the job."""
 
     job: str
-    #: The builder fingerprint that all workers have to have.
+    #: The builder fingerprint that every worker has to have.
     builder: str
-    #: Of all streams; 0: the world's size when a stream first starts.
+    #: The group of all streams; 0: the world's size when a stream first starts.
     group: int
     heartbeat_timeout_s: float
-    #: Of the rows with a sample, the share that may be masked before a feed ends.
+    #: The share of rows with a sample that may be masked before a feed ends with an error.
     max_bad: float
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened so far."""
+    """What has happened so far."""
 
     attaches: int = 0
     refusals: int = 0
@@ -93,16 +93,16 @@ class CoordinatorState:
         self._timeout_s = settings.heartbeat_timeout_s
         self._streams = {name: StreamTrainers(view) for name, view in streams.items()}
         self._workers = Workers(first_version)
-        #: Whether the list of workers was cut when it was told last.
+        #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
-        #: Whether it was said that there is no room for another culprit.
+        #: Whether the log says already that there is no room for more culprits.
         self._is_full = False
         self._convictions = Convictions(first_version)
         self._out: list[Instruction] = []
         self.counts = Counts()
 
     def handle(self, event: Received | Ticked, now_s: float) -> list[Instruction]:
-        """Take in a fact; what is to be done now, in order."""
+        """Take in an event; returns what is to be done now, in order."""
         if isinstance(event, Ticked):
             self._tick(now_s)
         else:
@@ -113,7 +113,7 @@ class CoordinatorState:
         return out
 
     def recover(self, fact: Fact) -> None:
-        """A fact from the journal, at the start."""
+        """Take in a fact from the journal, at the start."""
         if isinstance(fact, CulpritFound):
             self._convictions.add(fact.stream, fact.identity, fact.ends)
         elif isinstance(fact, Forgot):
@@ -160,7 +160,7 @@ class CoordinatorState:
             self._admit(peer, attach, cursor, batches, now_s)
 
     def _attach_again(self, peer: bytes, attach: m.Attach, trainer: AttachedTrainer, now_s: float) -> None:
-        """The answer was lost, or is on its way; a request from before the last one is no longer open at all."""
+        """Answer again: the answer was lost, or is on its way; a request older than the last is no longer open."""
         if attach.serial < trainer.attach.serial:
             self.counts.stale += 1
             return
@@ -180,8 +180,8 @@ class CoordinatorState:
         return None
 
     def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Where the trainer starts: what it says, or the beginning; a group changes only where an epoch starts."""
-        # An evaluation stream has no run that a later reader has to fit into: its group is each reader's own world.
+        """Where it says that it starts, or the beginning; the group changes only where an epoch starts."""
+        # Readers of an evaluation stream need not fit together: each one's group is its own world.
         group = self._settings.group or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
             return Cursor(0, 0, group, stream.view.digest)
@@ -208,7 +208,7 @@ class CoordinatorState:
     def _check_agrees(
         self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
-        """Another live rank is of another world or stands elsewhere: wait first, for it may be on its way out."""
+        """If a rank that is alive has another world or position, wait first, because it may be on its way out."""
         if stream.view.evaluation:
             return None
         mine = range(attach.rank, attach.rank + attach.replicas)
@@ -251,7 +251,7 @@ class CoordinatorState:
         self._out.append(Send(peer, self._grant(trainer)))
 
     def _take_over(self, stream: StreamTrainers, trainer: AttachedTrainer) -> None:
-        """Whoever else has one of its ranks is told to stop, and may not come back."""
+        """Tell whoever else has one of its ranks to stop; that one may not come back."""
         attach = trainer.attach
         for rank in trainer.ranks:
             other = stream.holder(rank)
@@ -318,7 +318,7 @@ class CoordinatorState:
             return
         if register.builder != self._settings.builder:
             self._refuse(peer, refusals.another_builder(register))
-            # The fingerprint proves that a worker belongs here: whoever has another one is not told.
+            # The fingerprint proves that a worker belongs here, so a worker with another one is not told it.
             both = {"expected": self._settings.builder, "got": register.builder}
             self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint, **both)
             return
@@ -356,7 +356,7 @@ class CoordinatorState:
             return
         what = {"stream": found.stream, "identity": found.identity, "ends": found.ends, "worker": found.worker}
         if self._convictions.full:
-            if not self._is_full:  # workers say it again with each heartbeat
+            if not self._is_full:  # workers repeat it with each heartbeat
                 self._warn("too many samples kill decoders: from here on they are not kept", **what)
             self._is_full = True
             return
@@ -395,7 +395,7 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """How things stand, whole."""
+        """How things stand, in full."""
         return {
             "job": self._settings.job,
             "streams": {
@@ -431,7 +431,7 @@ def _overlap(one: range, other: range) -> bool:
 
 
 def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Two live ranks of one stream: the same world, and the same cursor once both have said it."""
+    """Whether two ranks that are alive fit: the same world, and the same cursor once both have stated theirs."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)
     if attach.cursor is None or not other.stated:

@@ -1,7 +1,7 @@
 """The trainers of a stream: which ranks they hold, how far they are, how long they wait for data.
 
-Rules: pure. A trainer is its incarnation. Ranks of a training stream have one holder each; readers of an evaluation
-stream hold nothing. What is done for a heartbeat does not grow with the world.
+Rules: pure. A trainer is identified by its incarnation. Each rank of a training stream has one holder; readers of an
+evaluation stream hold nothing. The work for a heartbeat does not grow with the world.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AttachedTrainer", "Position", "StreamTrainers"]
 #: Epoch and batch number.
 Position = tuple[int, int]
 
-#: The share of waiting that people are shown looks back over about so long.
+#: The share of waiting that people are shown covers about this long.
 _LOOKS_BACK_S = 10.0
 
 
@@ -36,12 +36,12 @@ class AttachedTrainer:
     #: Batches in the cursor's epoch.
     batches: int
     heard_s: float
-    #: How far it has trained, and read.
+    #: How far it has trained and read.
     trained: Position
     read: Position
-    #: Thousandths of its time in which it waited for data, of late; None until it reads.
+    #: Thousandths of its recent time that it waited for data; None until it reads.
     waited_permille: float | None = None
-    #: Time that this share is of.
+    #: The time that this share covers.
     _known_s: float = 0.0
 
     @property
@@ -51,18 +51,18 @@ class AttachedTrainer:
 
     @property
     def stated(self) -> bool:
-        """Whether the trainer has said where it stands, rather than just come."""
+        """Whether the trainer came with a position, rather than with none."""
         return self.attach.cursor is not None
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
-        """Its heartbeat; how far it has trained is for `StreamTrainers.move`."""
+        """Take in its heartbeat, except how far it has trained: that is for `StreamTrainers.move`."""
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
         self.peer, self.heard_s, self.read = peer, now_s, read
 
     def _average(self, permille: int, over_s: float) -> None:
-        """Over all that is known at first, and over the last seconds from then on."""
+        """Average over everything known at first, and over the last seconds from then on."""
         over_s = min(over_s, _LOOKS_BACK_S)
         self._known_s = min(self._known_s + over_s, _LOOKS_BACK_S)
         before = self.waited_permille or 0.0
@@ -75,12 +75,12 @@ class StreamTrainers:
 
     view: StreamView
     group: int = 0
-    #: How far the last rank has trained, as it is kept.
+    #: How far the slowest rank has trained, as kept in the journal.
     trained: Position = (0, 0)
-    #: By incarnation; to change through the methods only.
+    #: By incarnation; to be changed only through the methods.
     trainers: dict[int, AttachedTrainer] = field(default_factory=dict)
     succession: Succession = field(default_factory=Succession)
-    #: Trainers that disagree with the others, since when.
+    #: Since when each trainer that disagrees with the others has been waiting.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
     _positions: Counter[Position] = field(default_factory=Counter)
 
@@ -90,19 +90,19 @@ class StreamTrainers:
         return self.trainers.get(holder) if holder is not None else None
 
     def add(self, trainer: AttachedTrainer) -> None:
-        """It is attached now, in place of itself as it was."""
+        """Add a trainer that is attached now, in place of its earlier self."""
         self.remove(trainer.attach.incarnation)
         self.trainers[trainer.attach.incarnation] = trainer
         self._positions[trainer.trained] += 1
 
     def remove(self, incarnation: int) -> None:
-        """It is not attached any more."""
+        """Remove a trainer that is no longer attached."""
         trainer = self.trainers.pop(incarnation, None)
         if trainer is not None:
             self._uncount(trainer.trained)
 
     def move(self, trainer: AttachedTrainer, trained: Position) -> None:
-        """It has trained so far."""
+        """Note how far it has trained."""
         self._uncount(trainer.trained)
         trainer.trained = trained
         self._positions[trained] += 1
@@ -113,11 +113,11 @@ class StreamTrainers:
             del self._positions[position]
 
     def last(self) -> Position:
-        """How far the last of them has trained; there has to be one. Ranks of a world stand at few places."""
+        """How far the slowest has trained; there has to be one. The ranks of a world are at few positions."""
         return min(self._positions)
 
     def remove_silent(self, since_s: float) -> None:
-        """Give up those that were last heard before then."""
+        """Remove those that were last heard before then."""
         for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
         self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}

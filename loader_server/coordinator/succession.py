@@ -1,8 +1,8 @@
 """Who has each rank of a stream, and who had it before.
 
-Rules: pure. An incarnation that came later has a rank for good: the one before may not come back, whichever of them a
-restarted coordinator hears first. So the order in which incarnations came to a rank is a fact that is kept. It is
-bounded: of each rank the latest are remembered, since for an older one to come back it would have to outlive as many.
+Rules: pure. An incarnation that came later has a rank for good: the one before it may not come back, whichever of them
+a restarted coordinator hears first. So the order in which incarnations came to a rank is kept in the journal. It is
+bounded: only the latest of each rank are remembered, since an older one would have to outlive them all to come back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Succession"]
 
-#: So many incarnations are remembered of each rank.
+#: How many incarnations of each rank are remembered.
 _REMEMBERED = 16
 
 
@@ -23,7 +23,7 @@ class Succession:
 
     def __init__(self) -> None:
         self._orders: dict[int, tuple[int, ...]] = {}
-        #: The ranks in whose orders an incarnation is.
+        #: The ranks whose order names an incarnation.
         self._ranks: dict[int, set[int]] = {}
 
     def holder(self, rank: int) -> int | None:
@@ -32,11 +32,11 @@ class Succession:
         return order[-1] if order else None
 
     def is_superseded(self, incarnation: int) -> bool:
-        """Whether a later one has one of its ranks."""
+        """Whether a later incarnation has one of its ranks."""
         return any(self._orders[rank][-1] != incarnation for rank in self._ranks.get(incarnation, ()))
 
     def after(self, incarnation: int, ranks: range) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The orders that change when an incarnation takes these ranks, and leaves those that it had besides."""
+        """The orders that change when an incarnation takes these ranks and leaves all others that it had."""
         for rank in sorted({*ranks, *self._ranks.get(incarnation, ())}):
             before = self._orders.get(rank, ())
             others = tuple(one for one in before if one != incarnation)
@@ -45,7 +45,7 @@ class Succession:
                 yield rank, order[-_REMEMBERED:]
 
     def set_order(self, rank: int, order: tuple[int, ...]) -> None:
-        """From now on this is the order of a rank."""
+        """Set the order of a rank."""
         for one in self._orders.get(rank, ()):
             self._ranks[one].discard(rank)
             if not self._ranks[one]:

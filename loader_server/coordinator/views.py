@@ -1,8 +1,8 @@
 """A stream as the coordinator's state sees it, and the thread that counts its batches.
 
-Rules: counting takes seconds where every sample has to be placed (millions of packed ones), and the poll loop must not:
-whoever is silent for so long is suspected. So a count that is not known yet is begun here, waited for only a moment,
-and asked for again. Counts are bounded, for whoever attaches names the epoch.
+Rules: counting takes seconds where every sample has to be placed (millions of packed ones), and the poll loop must not
+take that long, or everybody would suspect it. So a count that is not known yet is begun here, waited for only a moment,
+and asked for again. The number of counts is bounded, because trainers choose the epoch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CountingThread", "View"]
 
-#: Most counts take less: then the first who asks is answered at once.
+#: Most counts take less, and then the first to ask is answered at once.
 _MOMENT_S = 0.02
 
-#: Counts that are kept, of a stream.
+#: How many counts are kept for a stream.
 _MOST_COUNTS = 256
 
 
@@ -36,7 +36,7 @@ class CountingThread:
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[Future[int], Callable[[], int]]] = SimpleQueue()
-        # A daemon, for a long count has to hold up nobody's end.
+        # A daemon, because a long count must not delay the end of the process.
         threading.Thread(target=self._run, name="counting", daemon=True).start()
 
     def ask(self, count: Callable[[], int]) -> Future[int]:
@@ -50,12 +50,12 @@ class CountingThread:
             future, count = self._asked.get()
             try:
                 future.set_result(count())
-            except BaseException as error:  # it is looked at where the count is asked for
+            except BaseException as error:  # whoever asks for the count will see it
                 future.set_exception(error)
 
 
 class View:
-    """What the coordinator has to know of a stream."""
+    """What the coordinator has to know about a stream."""
 
     def __init__(self, stream: Stream, counting: CountingThread) -> None:
         self._plan = stream.plan
@@ -68,7 +68,7 @@ class View:
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
         self.samples = stream.samples
-        #: Samples that take no part, by reason.
+        #: How many samples are left out, by reason.
         self.left_out = stream.bad_rows | stream.plan.dropped
         self.fields = tuple(map(WireField.of, stream.fields))
         self.shapes = tuple(map(WireShape.of, stream.shapes))
@@ -88,7 +88,7 @@ class View:
         return future.result()
 
     def _begin(self, key: tuple[int, int]) -> bool:
-        """Have it counted, unless too much is being counted already."""
+        """Have it counted, unless too many counts are under way."""
         if len(self._counts) >= _MOST_COUNTS:
             oldest = next((known for known, future in self._counts.items() if future.done()), None)
             if oldest is None:
@@ -102,9 +102,9 @@ class View:
         return self._plan.epoch(epoch, group).batches
 
     def most_batches(self, group: int) -> int:
-        """No epoch has more."""
+        """The most batches that any epoch has."""
         return self._most(group)
 
     def objection(self, group: int) -> SettingsError | None:
-        """Why batches cannot come in groups of `group`; None where they can."""
+        """Why batches cannot come in groups of `group`; None if they can."""
         return self._objection(group)

@@ -1,8 +1,8 @@
 """The workers of a job: who they are, where they listen, when they were last heard.
 
-Rules: pure. A worker is its incarnation; its name is for people, and two may have the same. At one endpoint there is
-one worker, the latest that registered there. All trainers get the same list under one version; where it would be too
-long for a message they get a part of it that stays as it is while others come and go.
+Rules: pure. A worker is identified by its incarnation; its name is for people, and two may share one. At one endpoint
+there is one worker, the latest that registered there. All trainers get the same list under one version; if it is too
+long for a message, they get a part of it that changes little while others come and go.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shared.wire.parts import WorkerAddress
 
 __all__ = ["RegisteredWorker", "Workers"]
 
-#: What `Members` and `Attached` name at most; of the bytes the rest is for the fields and shapes in `Attached`.
+#: The most that `Members` and `Attached` name; the other bytes are for the fields and shapes in `Attached`.
 _MOST_WORKERS = 4096
 _MOST_BYTES = 3 * 2**18
 
 
 @dataclass(slots=True, kw_only=True)
 class RegisteredWorker:
-    """One that registered."""
+    """A worker that registered."""
 
     peer: bytes
     address: WorkerAddress
@@ -31,14 +31,14 @@ class RegisteredWorker:
 
 
 class Workers:
-    """All that are there now."""
+    """All workers that are there now."""
 
     def __init__(self, first_version: int) -> None:
         self._workers: dict[int, RegisteredWorker] = {}
         #: Which incarnation listens at an endpoint.
         self._at: dict[str, int] = {}
         self._nbytes = 0
-        #: Never the same for two lists, whichever start of the coordinator made them.
+        #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._members: m.Members | None = None
 
@@ -54,11 +54,11 @@ class Workers:
 
     @property
     def left_out(self) -> int:
-        """How many the list does not name."""
+        """How many workers the list does not name."""
         return len(self._workers) - len(self.members.workers)
 
     def get(self, incarnation: int) -> RegisteredWorker | None:
-        """The worker, if it is there."""
+        """The worker of this incarnation, if it is there."""
         return self._workers.get(incarnation)
 
     def sorted(self) -> list[RegisteredWorker]:
@@ -66,11 +66,11 @@ class Workers:
         return sorted(self._workers.values(), key=lambda one: (one.address.worker, one.address.incarnation))
 
     def peers(self) -> list[bytes]:
-        """Where all of them are spoken to."""
+        """The connections of all of them."""
         return [worker.peer for worker in self.sorted()]
 
     def register(self, peer: bytes, register: m.Register, now_s: float) -> bool:
-        """Take it in, in place of whoever was at its endpoint before; whether the list is another now."""
+        """Add it, in place of whichever was at its endpoint before; whether the list has changed."""
         address = WorkerAddress(
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
         )
@@ -87,14 +87,14 @@ class Workers:
         return True
 
     def remove(self, incarnation: int) -> bool:
-        """It left; whether it was there."""
+        """Remove a worker that left; whether it was there."""
         if not self._drop(incarnation):
             return False
         self._count_change()
         return True
 
     def remove_silent(self, since_s: float) -> int:
-        """Give up those that were last heard before then; how many they were."""
+        """Remove those that were last heard before then; how many they were."""
         silent = [one for one, worker in self._workers.items() if worker.heard_s < since_s]
         for incarnation in silent:
             self._drop(incarnation)
@@ -117,7 +117,7 @@ class Workers:
         addresses = [worker.address for worker in self.sorted()]
         if len(addresses) <= _MOST_WORKERS and self._nbytes <= _MOST_BYTES:
             return addresses
-        # Incarnations are random: the lowest ones are a fair part, which one more worker changes little.
+        # Incarnations are random, so the lowest ones are a fair sample that one more worker changes little.
         incarnations = sorted(self._workers)[:_MOST_WORKERS]
         nbytes = accumulate(_size(self._workers[one].address) for one in incarnations)
         named = {one for one, up_to in zip(incarnations, nbytes, strict=True) if up_to <= _MOST_BYTES}
@@ -125,5 +125,5 @@ class Workers:
 
 
 def _size(address: WorkerAddress) -> int:
-    """Of its bytes in a message, at most: three texts and two integers, each with its prefix, and the list."""
+    """The most bytes that it takes in a message: three strings and two integers with their prefixes, and the list's."""
     return 28 + sum(len(text.encode()) for text in (address.worker, address.endpoint, address.boot_id))

@@ -1,9 +1,9 @@
-"""The doors of a server, its ports: who comes there is counted, and leaves it descriptors for its own work.
+"""The doors of a server, its ports: connections are counted, and enough descriptors stay free for the server's work.
 
-Rules: made, used and closed in the server's thread. libzmq lets in whoever connects until the process has no descriptor
+Rules: made, used and closed in the server's thread. libzmq accepts connections until the process has no descriptor
 left, and then no file can be opened either. So the doors are shut while too many descriptors are in use: the kernel
-drops what would begin a connection, and whoever knocks tries again by itself. Open connections are left alone. libzmq
-closes those whose handshake does not end, and so the doors open again.
+drops packets that would begin a connection, and clients retry by themselves. Open connections are left alone. libzmq
+closes those whose handshake does not complete, and so the doors open again.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _CHANGES = {
     zmq.EVENT_DISCONNECTED: "ended",
 }
 
-#: Shares of the descriptors: from the first one on the doors are shut, below the second they open. While Python is busy
-#: some hundreds more may get in; a worker has some fifty for its own work.
+#: Shares of the descriptors: from the first on the doors are shut, below the second they open. While Python is busy,
+#: some hundreds more may get in; a worker needs some fifty for its own work.
 _SHUT, _OPEN = 5 / 8, 1 / 2
 
-#: While they are shut this is looked at so often.
+#: How often to look whether they can open again.
 _LOOK_S = 0.2
 
-#: <asm/socket.h>, and a program for the kernel's packet filter that keeps nothing (<linux/filter.h>).
+#: <asm/socket.h>, and a program for the kernel's packet filter that drops everything (<linux/filter.h>).
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 class Doors:
-    """Watches the ports of a process; `turn` belongs into each turn of its loop."""
+    """Watches the ports of a process; call `turn` in each turn of its loop."""
 
     def __init__(self, log: Log) -> None:
-        #: How often what happened, by the port's name.
+        #: How often each change happened, by the port's name.
         self.changes: dict[str, Counter[str]] = {}
-        #: How often nobody was let in any more.
+        #: How often the doors were shut.
         self.times_shut = 0
         self._is_shut = False
         self._log = log
@@ -68,7 +68,7 @@ class Doors:
         self._look_s = 0.0
 
     def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
-        """Count what comes to a ROUTER that is bound."""
+        """Count the connections to a bound ROUTER."""
         port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._ports[port] = name
         self._routers.append(router)
@@ -77,16 +77,18 @@ class Doors:
         self._monitors[router.get_monitor_socket(sum(_CHANGES))] = changes
 
     def monitors(self) -> list[zmq.Socket[bytes]]:
-        """What is to be polled."""
+        """The sockets to poll."""
         return list(self._monitors)
 
     def count_connections(self) -> dict[str, int]:
-        """How many connections each port has; for any thread."""
+        """How many connections each port has; may be called from any thread."""
         found = Counter(port for _, port in descriptors_by_port())
-        return {name: found[port] - 2 for port, name in self._ports.items()}  # what listens, and our hold on it
+        return {
+            name: found[port] - 2 for port, name in self._ports.items()
+        }  # not the listening socket and our duplicate of it
 
     def turn(self, now_s: float) -> None:
-        """Take in what happened, and shut the doors or open them."""
+        """Take in what happened, and shut or open the doors."""
         news = [self._read(monitor, changes) for monitor, changes in self._monitors.items()]
         if any(news) or (self._is_shut and now_s >= self._look_s):
             self._look_s = now_s + _LOOK_S
@@ -94,7 +96,7 @@ class Doors:
 
     @staticmethod
     def _read(monitor: zmq.Socket[bytes], changes: Counter[str]) -> bool:
-        """Whether somebody came."""
+        """Count what a monitor reports; whether somebody came."""
         before = changes["accepted"] + changes["no_descriptor"]
         with contextlib.suppress(zmq.Again):
             while True:
@@ -127,7 +129,7 @@ class Doors:
                 listener.setsockopt(posix.SOL_SOCKET, option, value)
 
     def close(self) -> None:
-        """Watch no longer; before the ROUTERs are closed."""
+        """Stop watching; call this before the ROUTERs are closed."""
         for router in self._routers:
             router.disable_monitor()
         for monitor in self._monitors:
@@ -137,7 +139,7 @@ class Doors:
 
 
 def _hold_listener(port: int) -> posix.socket:
-    """Our own hold on the socket that libzmq listens with."""
+    """A duplicate of the socket that libzmq listens with."""
     for fd, at in descriptors_by_port():
         if at == port:
             return posix.socket(fileno=os.dup(fd))

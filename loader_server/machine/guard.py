@@ -1,8 +1,8 @@
-"""The guard at a server's sockets: who comes in, and what each may say.
+"""The guard at a server's sockets: who is let in, and what each may say.
 
-Rules: without keys everybody comes in and may say everything. With keys libzmq asks the guard's own thread at each
-handshake, and every message is looked up again by its connection's key, so that a key that is taken out of `allowed`
-is refused on connections that are open, too. What strangers do costs them their connection, and is counted.
+Rules: without keys everybody is let in and may say everything. With keys libzmq asks the guard's own thread at each
+handshake, and every message is checked again by the key of its connection, so that a key that is taken out of `allowed`
+is refused on open connections too. Strangers are refused, and counted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard"]
 
-#: How often the folder of allowed keys is looked at: a look takes some twenty microseconds a key.
+#: How often to look at the folder of allowed keys: a look takes some twenty microseconds per key.
 _LOOK_S = 0.2
 
-#: Where libzmq asks (ZAP, RFC 27).
+#: Where libzmq sends its questions (ZAP, RFC 27).
 _ASKED_AT = "inproc://zeromq.zap.01"
 
 
@@ -42,18 +42,18 @@ class Guard:
         keys: ServerKeys | None,
         may_say: Mapping[type[Message], frozenset[Role]],
     ) -> None:
-        #: Messages from keys without the role for them.
+        #: How many messages came from keys without the role for them.
         self.wrong_roles = 0
         self._may_say = may_say
         self._allowed = AllowedKeys(keys.folder / "allowed") if keys is not None else None
         self._look_s = 0.0
-        #: Identities of connections for payloads.
+        #: Identities of connections for sealed payloads.
         self._expected: set[bytes] = set()
         if self._allowed is not None:
             _answer_libzmq(context, self._answer_to)
 
     def look(self, now_s: float) -> bool:
-        """Every now and then look after the allowed keys; whether they changed."""
+        """Look now and then whether the allowed keys have changed; whether they had."""
         if self._allowed is None or now_s < self._look_s:
             return False
         self._look_s = now_s + _LOOK_S
@@ -68,16 +68,16 @@ class Guard:
         return self._allowed is None or role in self._allowed.roles(key)
 
     def expect(self, identity: bytes) -> None:
-        """Let in whoever shows this identity where sealed payloads are sent."""
-        if identity:  # whoever has no name is a stranger
+        """Let in clients that show this identity at the port for sealed payloads."""
+        if identity:  # an empty name lets nobody in
             self._expected.add(identity)
 
     def expect_no_longer(self, identity: bytes) -> None:
-        """Let it in no more; what is connected stays."""
+        """Let it in no longer; existing connections stay."""
         self._expected.discard(identity)
 
     def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:
-        """The answer to a message that its sender may not say, which is counted; None: it may."""
+        """The answer to a message that its sender may not send, which is counted; None if it may."""
         if self._allowed is None or type(message) not in self._may_say:
             return None
         allowed, held = self._may_say[type(message)], self._allowed.roles(key)
@@ -87,10 +87,10 @@ class Guard:
         return refusal(message, allowed, held)
 
     def _answer_to(self, request: list[bytes]) -> list[bytes]:
-        """A key becomes the User-Id of all that comes on the connection; for the guard's thread.
+        """Answer libzmq, in the guard's thread; the key becomes the User-Id of everything on the connection.
 
-        A stranger is told "not now" (300), and tries again by itself: after "no" (400) its socket never would, and its
-        key may still be put in.
+        A stranger is told "not now" (300) and tries again by itself: after "no" (400) its socket never would, and its
+        key may still be added.
         """
         assert self._allowed is not None
         version, number, _domain, _address, _identity, mechanism, shown, *_ = request
@@ -100,14 +100,14 @@ class Guard:
         return [version, number, b"300", b"unknown", b"", b""]
 
     def _is_expected(self, name: bytes) -> bool:
-        with contextlib.suppress(ValueError):  # no hexadecimal
+        with contextlib.suppress(ValueError):  # not hexadecimal
             return bytes.fromhex(name.decode()) in self._expected
         return False
 
 
 def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], answer_to: Callable[[list[bytes]], list[bytes]]) -> None:
-    """A thread that tells libzmq at each handshake whether the client may come in; it listens on return."""
-    asked = context.socket(zmq.REP)  # used from now on by its thread alone
+    """Start a thread that tells libzmq at each handshake whether to let the client in; it listens on return."""
+    asked = context.socket(zmq.REP)  # from now on only its thread uses it
     asked.linger = 0
     asked.bind(_ASKED_AT)
 

@@ -1,5 +1,5 @@
-"""What our processes have in common: they end with their parent, say on a pipe when they are ready, and keep their
-ports to themselves.
+"""What our processes have in common: they end with their parent, report on a pipe when they are ready, and keep their
+ports from their children.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:
-    """Let the kernel signal this process when its parent ends, kill -9 included; exit if it has ended already."""
+    """Have the kernel signal this process when its parent ends, even by kill -9; exit if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, end_signal, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(0)
 
 
 def keep_ports_from_children(ports: Iterable[int]) -> None:
-    """Let children that are forked from now on close what they inherit of these ports.
+    """Make children that are forked from now on close the sockets that they inherit at these ports.
 
-    A child that a transform left behind would otherwise hold them after our end: our successor could not serve there,
-    and peers would not notice that we are gone. Children that execute another program inherit nothing anyway.
+    Otherwise a child that a transform left behind would hold them after our end: our successor could not serve there,
+    and peers would not notice that we are gone. Children that execute another program inherit none anyway.
     """
     ours = frozenset(ports)
     os.register_at_fork(after_in_child=lambda: _close_ports(ours))
@@ -51,9 +51,9 @@ def _close_ports(ports: frozenset[int]) -> None:
 
 
 def descriptors_by_port() -> Iterator[tuple[int, int]]:
-    """Our TCP sockets, each with the port that it has here."""
+    """Our TCP sockets, each with its local port."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself, or no connection any more
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself, or one that was closed meanwhile
             fd = int(name)
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 port = _local_port(fd)
@@ -70,7 +70,7 @@ def _local_port(fd: int) -> int:
 
 
 def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
-    """Tell whoever started us; without a pipe nobody waits to hear it."""
+    """Tell whoever started us that we are ready; without a pipe nobody is waiting for that."""
     if ready_fd >= 0:
         os.write(ready_fd, (json.dumps(facts) + "\n").encode())
         os.close(ready_fd)

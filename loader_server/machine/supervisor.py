@@ -1,9 +1,9 @@
-"""The parent of one machine's loader side: a coordinator and one worker a core, restarted when they die, ended with it.
+"""The parent of one machine's loader side: a coordinator and one worker per core, restarted when they die.
 
-Rules: each child keeps its endpoint across restarts, so that trainers find it again; only a worker that cannot start
-there any more tries another port. A child that never became ready is a mistake in the set-up and ends everything with
-its own error; one that died later is restarted after a growing pause. Children end when this process ends, kill -9
-included (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
+Rules: each child keeps its endpoint across restarts, so that trainers find it again; only a worker that can no longer
+start there tries another port. A child that fails before it was ever ready points to a mistake in the set-up, and ends
+everything with its own error; one that dies later is restarted after a growing pause. Children end with this process,
+even if it is killed (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Child", "Supervisor", "SupervisorSettings"]
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-#: A child that lived so long is started again without a pause.
+#: A child that lived this long is started again without a pause.
 _HEALTHY_S = 2.0
 
 #: A start takes under a second on an idle machine; this is for one that is not.
@@ -51,12 +51,12 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
-    #: The coordinator's; those of workers follow. 0: any free ports.
+    #: The coordinator's port; those of workers follow. 0: any free ports.
     metrics_port: int = 0
 
 
 class StartError(StokerError):
-    """A child ended before it was ready; its own error stands above this one."""
+    """A child ended before it was ready; its own error is printed above this one."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Child:
     name: str
     command: Callable[[str], list[str]]
     listen: str
-    #: Where it may listen if it cannot start there any more; empty: nowhere else.
+    #: Where else it may listen if it cannot start there any more; empty: nowhere.
     spare_listen: str = ""
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
@@ -75,12 +75,12 @@ class Child:
     pause_s: float = _FIRST_PAUSE_S
     again_s: float = 0.0
     ready: int = field(default=-1)
-    #: Whether this start of it became ready.
+    #: Whether it became ready since its last start.
     served: bool = False
 
 
 class Supervisor:
-    """`start` returns when all are ready; `run` keeps them so until `stop`."""
+    """`start` returns when all are ready; `run` keeps them running until `stop`."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self.settings = settings
@@ -95,12 +95,12 @@ class Supervisor:
 
     @property
     def endpoint(self) -> str:
-        """Where trainers connect to."""
+        """Where trainers connect."""
         return self.coordinator.listen
 
     @property
     def children(self) -> list[Child]:
-        """All of them."""
+        """The coordinator and the workers."""
         return [self.coordinator, *self.workers]
 
     def _base(self, role: str, listen: str) -> list[str]:
@@ -126,7 +126,7 @@ class Supervisor:
     # --- life ---
 
     def start(self) -> None:
-        """Start all; they run when this returns."""
+        """Start all; they are ready when this returns."""
         self._start(self.coordinator)
         self._wait_until_ready([self.coordinator])
         for worker in self.workers:
@@ -143,12 +143,12 @@ class Supervisor:
             self.close()
 
     def stop(self) -> None:
-        """End soon; callable from a signal handler."""
+        """End soon; may be called from a signal handler."""
         self._stopping = True
         self._waker.wake()
 
     def close(self) -> None:
-        """Drain the workers, then end the coordinator; what does not end in time is killed."""
+        """Drain the workers, then end the coordinator; kill what does not end in time."""
         self._stopping = True
         for group in (self.workers, [self.coordinator]):
             for child in group:
@@ -171,7 +171,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         reading, writing = os.pipe()
         command = [*child.command(child.listen), "--ready-fd", str(writing)]
-        # A session of its own: Ctrl-C at the terminal is for us to pass on, in good order.
+        # In a session of its own, because it is for us to pass on Ctrl-C at the terminal, in good order.
         child.process = subprocess.Popen(command, pass_fds=[writing], start_new_session=True, stdin=subprocess.DEVNULL)
         os.close(writing)
         child.ready, child.served = reading, False
@@ -191,7 +191,7 @@ class Supervisor:
                 )
 
     def _read_ready(self, child: Child, until_s: float) -> bool:
-        """Read what the child says when it is ready: its endpoint, kept for restarts."""
+        """Read what the child says when it is ready: its endpoint, which it keeps across restarts."""
         readable, _, _ = select.select([child.ready], [], [], max(0.0, until_s - time.monotonic()))
         line = os.read(child.ready, 4096) if readable else b""
         os.close(child.ready)
@@ -207,7 +207,7 @@ class Supervisor:
     # --- mending ---
 
     def _wait_for_events(self) -> None:
-        """Until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
+        """Wait until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
         now_s = time.monotonic()
         alive = [child.pidfd for child in self.children if child.pidfd >= 0]
         starting = [child.ready for child in self.children if child.ready >= 0]
@@ -233,7 +233,7 @@ class Supervisor:
         healthy = now_s - child.started_s > _HEALTHY_S
         child.again_s = now_s if healthy else now_s + child.pause_s
         child.pause_s = _FIRST_PAUSE_S if healthy else min(2 * child.pause_s, _LONGEST_PAUSE_S)
-        if not child.served:  # somebody may hold its port: a child that a transform left behind
+        if not child.served:  # a child that a transform left behind may hold its port
             child.listen = child.spare_listen or child.listen
         self.log.warning("died and is started again", child=child.name, cause=_cause(code), restarts=child.restarts + 1)
 
@@ -253,7 +253,7 @@ def _cause(code: int) -> str:
 
 
 def _signal(child: Child, number: int) -> None:
-    """Through the pidfd: the process id may be another's by now."""
+    """Signal a child through its pidfd, because its process id may belong to another process by now."""
     if child.pidfd >= 0:
         try:
             signal.pidfd_send_signal(child.pidfd, number)

@@ -1,7 +1,7 @@
-"""An amount that several share, so that what one of them holds leaves the others room.
+"""An amount that several holders share, so that none of them takes all the room.
 
 Rules: pure. Whoever holds less than what is left may take more; so one alone may take half, two a third each, and
-there is always something left for a newcomer. Amounts are taken whole: the last one may go beyond.
+there is always something left for a newcomer. Amounts are not split: the last one may exceed the limit.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ K = TypeVar("K")
 
 
 class Budget(Generic[K]):
-    """What each holds of an amount, in bytes or in pieces."""
+    """How much of an amount each holder has, in bytes or in pieces."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[K, int] = {}
-        #: What all hold together.
+        #: What all holders have together.
         self.total = 0
 
     def has_room(self, holder: K) -> bool:
-        """Whether this one may take more."""
+        """Whether this holder may take more."""
         return self.held(holder) < self._most - self.total
 
     def held(self, holder: K) -> int:
-        """What this one holds."""
+        """What this holder has."""
         return self._held.get(holder, 0)
 
     def take(self, holder: K, amount: int) -> None:
-        """It holds so much more."""
+        """Let it have this much more."""
         self._held[holder] = self.held(holder) + amount
         self.total += amount
 
     def give_back(self, holder: K, amount: int) -> None:
-        """It holds so much less."""
+        """Take this much back from it."""
         left = self._held.pop(holder) - amount
         self.total -= amount
         if left:

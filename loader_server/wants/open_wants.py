@@ -1,7 +1,7 @@
-"""The wants that a worker has accepted and not answered yet: which is built next, and what each trainer holds by them.
+"""The wants that a worker has accepted and not answered yet: which is built next, and what each trainer's cost.
 
-Rules: pure. A ticket that was accepted is ended once. Open tickets and bytes of batches by TCP are accounted for by
-trainer, so who asks for too much, or does not read, waits alone.
+Rules: pure. Every accepted ticket ends exactly once. Open tickets, and the bytes of batches that go by TCP, are counted
+for each trainer, so one that asks for too much, or does not read, holds up only itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenWants"]
 
-#: Open tickets of all trainers together: each costs a kilobyte.
+#: The most open tickets of all trainers together: each costs a kilobyte.
 _MOST_OPEN = 16 * 1024
 
 
@@ -39,7 +39,7 @@ B = TypeVar("B", bound=WantedBuild)
 
 
 class OpenWants(Generic[S, B]):
-    """Of all `sessions`; `reads(address)` says whether a connection reads what it is told."""
+    """The wants of all `sessions`; `reads(address)` says whether a connection reads what it is sent."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OpenWants(Generic[S, B]):
         reads: Callable[[bytes], bool],
     ) -> None:
         self._sessions = sessions
-        #: Bytes of batches by TCP, and how many a batch of each stream has at most.
+        #: Bytes of batches that go by TCP, and the most that a batch of each stream can have.
         self._batches = batches
         self._largest = largest
         self._reads = reads
@@ -57,15 +57,15 @@ class OpenWants(Generic[S, B]):
         self._open: Budget[int] = Budget(_MOST_OPEN)
 
     def __len__(self) -> int:
-        """Wants that are not begun."""
+        """How many wants nobody has begun to build."""
         return len(self._queue)
 
     def waiting(self) -> int:
-        """Those that are before another one; what waits for its own trainer is not."""
+        """How many of these delay a newcomer; wants that wait for their own trainer do not."""
         return self._queue.waiting(self._may_build)
 
     def judge(self, session: S, ticket: Ticket) -> Verdict:
-        """Whether it can be accepted, and why not."""
+        """Whether a ticket can be accepted, and if not, why."""
         verdict = session.tickets.judge(ticket)
         has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
@@ -80,20 +80,20 @@ class OpenWants(Generic[S, B]):
         self._queue.put(session.incarnation, build, urgent=build.want.urgent)
 
     def take(self) -> B | None:
-        """What is to be built next."""
+        """Take out what is to be built next."""
         build = self._queue.take(self._may_build)
         if build is not None and not build.want.in_slot:
             self._batches.take(build.trainer, self._largest[build.want.stream])
         return build
 
     def _may_build(self, trainer: int, build: B) -> bool:
-        """Whether its trainer reads, and what goes by TCP has room."""
+        """Whether its trainer reads, and there is room for what goes by TCP."""
         session = self._sessions.of(trainer)
         assert session is not None, "who is gone has no wants"
         return self._reads(session.address) and (build.want.in_slot or self._batches.has_room(trainer))
 
     def give_up(self) -> tuple[S, B] | None:
-        """End one that is not begun."""
+        """End one that nobody has begun; whose it is, and the build."""
         build = self._queue.take()
         if build is None:
             return None
@@ -103,7 +103,7 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End one that was taken, whatever became of it; whose it is, unless the trainer is gone."""
+        """End one that was taken, whatever became of it; whose it is, or None if that trainer is gone."""
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
         session = self._sessions.of(build.trainer)
@@ -113,7 +113,7 @@ class OpenWants(Generic[S, B]):
         return session
 
     def cancel(self, session: S, ticket: Ticket) -> bool:
-        """Nobody needs it any more; whether it is ended by that: else what becomes of it is the answer."""
+        """Cancel a want; whether it ended at once: if not, what becomes of its build is the answer."""
         build = session.builds.get(ticket)
         if build is None:
             return False
@@ -124,7 +124,7 @@ class OpenWants(Generic[S, B]):
         return True
 
     def forget(self, session: S) -> list[B]:
-        """Its trainer is gone: what is not begun is ended, and returned; the rest is void."""
+        """Forget a trainer that is gone: end and return what nobody has begun, and cancel the rest."""
         ended = self._queue.drop(session.incarnation)
         for build in ended:
             self._end(session, build)

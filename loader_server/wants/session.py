@@ -1,8 +1,8 @@
-"""A trainer as one worker knows it: the stream, the slots, its open tickets, and where it speaks from.
+"""A trainer as one worker knows it: its stream, its slots, its open tickets, and the connection that it speaks on.
 
-Rules: a session belongs to an incarnation of a trainer, not to a connection. One that connects anew and says Hello
-again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; what comes on
-its earlier connection is nobody's. A session goes when nothing of ours can write into its slots any more.
+Rules: a session belongs to an incarnation of a trainer, not to a connection. A trainer that connects anew and says
+Hello again keeps its open tickets, its slots and the lock on them, and is answered where it said Hello last; messages
+on its earlier connection belong to nobody. A session ends once nothing of ours can write into its slots any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_SESSIONS", "Session"]
 
-#: More trainers than this no worker serves: each costs it memory, and a mapping of its slots.
+#: The most trainers that a worker serves: each costs it memory, and a mapping of the trainer's slots.
 MOST_SESSIONS = 4096
 
 
@@ -35,7 +35,7 @@ class Session:
     def __init__(self, address: bytes, hello: Hello, take: Callable[[int], NDArray[np.uint8]]) -> None:
         self.incarnation = hello.incarnation
         self.heard_s = 0.0
-        #: Of the connection that it last spoke on; empty: there are no keys.
+        #: The key of the connection that it last spoke on; empty if there are no keys.
         self.key = ""
         self.tickets = Tickets()
         #: Its open tickets.
@@ -48,7 +48,7 @@ class Session:
         """Take in a Hello."""
         #: The connection that it speaks on.
         self.address = address
-        #: It is gone, and its session stays only until the last build has ended.
+        #: Whether it is gone; its session stays only until its last build has ended.
         self.gone = False
         self.stream = hello.stream
         self.verify = hello.verify
@@ -56,15 +56,15 @@ class Session:
         self._attach(hello)
 
     def _take_key(self, hello: Hello) -> None:
-        """Each Hello has a key of its own, and a place that sealed payloads are for."""
+        """Each Hello brings a key of its own, and the identity to send sealed payloads to."""
         seal = hello.seal
         self.sealer = Sealer(seal.key) if seal is not None and len(seal.key) == KEY_BYTES else None
         self.sealed_identity = seal.identity if seal is not None else b""
-        #: The number of the last payload that was sent under it.
+        #: The number of the last payload that was sent under this key.
         self.sealed_number = 0
 
     def _attach(self, hello: Hello) -> None:
-        """What we hold already stays: its lock has to last while anything of ours may write there."""
+        """Open the slots, unless we have: that lock has to last for as long as anything of ours may write there."""
         if self.shared is not None:
             return
         self.why_not_shared = "the trainer does not offer its slots" if hello.shared is None else ""
@@ -76,7 +76,7 @@ class Session:
         self.tickets.slots = self.shared.offer.slots if self.shared is not None else MOST_SLOTS
 
     def buffer(self, want: Want) -> Callable[[int], NDArray[np.uint8]]:
-        """Where the batch of a want belongs: in its slot, or in fresh memory that is sent."""
+        """Where the batch of a want belongs: in its slot, or in a buffer to be sent."""
         shared = self.shared
         if want.in_slot and shared is not None:
             return lambda nbytes: shared.slot(want.ticket.slot, nbytes)

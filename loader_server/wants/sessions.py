@@ -1,8 +1,9 @@
 """All trainers of one worker, by incarnation and by connection.
 
-Rules: pure; a session is opened, greeted again and closed by whoever knows sockets and memory. One that is gone stays
-until its last build has ended, for until then something of ours may write into its slots; it is found on its connection
-all the while, because a Pong that did not list those tickets would say that their slots are free.
+Rules: pure; opening, greeting and closing a session is left to those who know sockets and memory. The session of a
+trainer that is gone stays until its last build has ended, because until then something of ours may write into its
+slots. Meanwhile it is still found by its connection, because a Pong without those tickets would say that their slots
+are free.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ __all__ = ["Sessions", "TrainerSession"]
 
 
 class TrainerSession(Protocol):
-    """What has to be known of a trainer."""
+    """What has to be known about a trainer."""
 
     incarnation: int
     #: The connection that it speaks on.
     address: bytes
-    #: It is gone, and its session stays only until the last build has ended.
+    #: Whether it is gone; its session stays only until its last build has ended.
     gone: bool
     tickets: Tickets
     #: Its open tickets.
@@ -42,7 +43,7 @@ S = TypeVar("S", bound=TrainerSession)
 
 
 class Sessions(Generic[S]):
-    """`begin` makes one of a first Hello."""
+    """`begin` makes a session from a first Hello."""
 
     def __init__(self, begin: Callable[[bytes, Hello], S]) -> None:
         self._begin = begin
@@ -75,12 +76,12 @@ class Sessions(Generic[S]):
         return session
 
     def leave(self, session: S) -> None:
-        """The trainer is gone; its memory is let go once nothing of ours can write there."""
+        """A trainer is gone: let go of its memory once nothing of ours can write there."""
         session.gone = True
         self.tidy(session)
 
     def tidy(self, session: S) -> None:
-        """Forget a trainer that is gone, once its last build has ended."""
+        """Forget a trainer if it is gone and its last build has ended."""
         if session.gone and not session.builds:
             session.close()
             del self._by_trainer[session.incarnation]

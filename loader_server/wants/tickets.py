@@ -1,9 +1,8 @@
 """Whose slot is it? The worker's half: which tickets of one trainer it may write for.
 
-Rules: pure. A ticket is accepted only if its generation is above the last one of its slot, those refused included; it
-is open until it is answered, and it is answered only once no thread of this worker can write there any more. A slot has
-one open ticket at a time, and a trainer no more than a bounded number, so what it can ask of this worker's memory is
-bounded.
+Rules: pure. A ticket is accepted only if its generation is above the last one of its slot, including refused ones. It
+is open until it is answered, and it is answered only once no thread of this worker can write into the slot any more. A
+slot has at most one open ticket, and a trainer a bounded number, so what it can cost this worker is bounded.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_OPEN", "MOST_SLOTS", "Tickets", "Verdict"]
 
-#: Tickets of one trainer that may be open at a time.
+#: How many tickets of one trainer may be open at a time.
 MOST_OPEN = 1024
 
-#: Slots of a trainer that shares none and so proves none; what is remembered grows with the highest one.
+#: The most slots of a trainer that shares none, and so proves none; memory grows with the highest number seen.
 MOST_SLOTS = 16 * 1024
 
 
@@ -28,7 +27,7 @@ class Verdict(enum.Enum):
     """What a ticket is to this worker."""
 
     NEW = "new"
-    STALE = "stale"  #: it was seen, or a later one of its slot was
+    STALE = "stale"  #: it, or a later one of its slot, was seen before
     BUSY = "busy"  #: its trainer asks for too much at once
 
 
@@ -43,7 +42,7 @@ class Tickets:
         self._open: dict[int, Ticket] = {}
 
     def judge(self, ticket: Ticket) -> Verdict:
-        """Whether it can be accepted, and why not."""
+        """Whether it can be accepted, and if not, why."""
         if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
             return Verdict.STALE
         if ticket.slot in self._open or ticket.slot >= self.slots or len(self._open) >= MOST_OPEN:
@@ -51,7 +50,7 @@ class Tickets:
         return Verdict.NEW
 
     def accept(self, ticket: Ticket) -> bool:
-        """Take a ticket, if it is new."""
+        """Accept a ticket if it is new; whether it was."""
         if self.judge(ticket) is not Verdict.NEW:
             return False
         self._note(ticket)
@@ -59,7 +58,7 @@ class Tickets:
         return True
 
     def refuse(self, ticket: Ticket) -> None:
-        """It is answered without having been open: a copy of it that comes later is stale."""
+        """Note a ticket that was refused without having been open, so that a later copy of it is stale."""
         if ticket.slot < self.slots and self.judge(ticket) is not Verdict.STALE:
             self._note(ticket)
 
@@ -68,7 +67,7 @@ class Tickets:
         self._last[ticket.slot] = ticket.generation
 
     def answer(self, ticket: Ticket) -> None:
-        """It is answered: nothing of ours may write there from now on."""
+        """Close a ticket that is being answered: from now on nothing of ours may write into its slot."""
         if not self.is_open(ticket):
             raise KeyError(ticket)
         del self._open[ticket.slot]

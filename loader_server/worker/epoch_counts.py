@@ -1,7 +1,7 @@
-"""How many batches an epoch has, for trainers that ask: found out in a thread, because planning may take seconds.
+"""How many batches an epoch has, for trainers that ask: counted in a thread, because planning may take seconds.
 
-Rules: `ask` and `take_answers` are for the poll loop, which never waits here. What is being found out is not begun a
-second time, and a trainer has a few open questions at most: others of it are dropped, and it asks again.
+Rules: `ask` and `take_answers` are for the poll loop, which never waits here. What is being counted is not begun a
+second time. A trainer has a few open questions at most: further ones are dropped, and it asks again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpochCounts", "EpochQuestion"]
 
-#: Questions of one trainer at a time; it may ask of the next epoch in two groupings, of two streams.
+#: Open questions of one trainer; it may ask about the next epoch in two groupings, for two streams.
 _MOST_OPEN = 4
 
 #: Answers that are remembered.
@@ -36,14 +36,14 @@ class EpochQuestion:
 
 
 class EpochCounts:
-    """`count` says how many batches an epoch of its stream has, and may take its time; `wake` is called after each."""
+    """`count` says how many batches an epoch of a stream has, and may be slow; `wake` is called after each answer."""
 
     def __init__(self, count: Mapping[str, Callable[[int, int], int]], log: Log, wake: Callable[[], None]) -> None:
         self._count = count
         self._log = log
         self._wake = wake
         self._known: dict[EpochQuestion, int] = {}
-        #: Who waits for what.
+        #: Who waits for which answer.
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
         self._found: deque[tuple[EpochQuestion, int | None]] = deque()
@@ -51,7 +51,7 @@ class EpochCounts:
         threading.Thread(target=self._run, name="stoker-count", daemon=True).start()
 
     def ask(self, trainer: int, question: EpochQuestion) -> int | None:
-        """The number, if it is known; else `take_answers` gives it in time."""
+        """The number, if it is known; otherwise `take_answers` will return it."""
         if question in self._known:
             return self._known[question]
         if sum(trainer in askers for askers in self._askers.values()) < _MOST_OPEN:
@@ -62,7 +62,7 @@ class EpochCounts:
         return None
 
     def take_answers(self) -> list[tuple[int, EpochQuestion, int]]:
-        """Who is to be told what, since the last call."""
+        """The answers found since the last call: whom to tell, what was asked, how many batches."""
         answers = []
         while self._found:
             question, batches = self._found.popleft()

@@ -1,9 +1,9 @@
-"""What the coordinator knows of a worker: when it registers, when its heartbeat is due, when to connect anew.
+"""How a worker stands with the coordinator: when it registers, when its heartbeat is due, when to connect anew.
 
 Rules: pure. A coordinator answers every heartbeat, so a connection on which nothing comes may be one that only this
-side still believes in (see `silence`). Anything said may be lost on its way, so a heartbeat names the list of culprits
-that is known here, and goes with those that are not on it yet. Who left says nothing more, for a heartbeat would
-register it again.
+side still believes in (see `silence`). Any message may be lost on its way, so a heartbeat names the list of culprits
+that is known here, and is followed by those that are not on it yet. A worker that has left says nothing more, because a
+heartbeat would register it again.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
-#: The heartbeat timeout until the coordinator tells the job's.
+#: The heartbeat timeout, until the coordinator tells us the job's.
 _USUAL_TIMEOUT_S = 2.0
 
-#: Pause before a registration is said again, and before what could not be sent is tried again.
+#: Pause before registering again, and before sending again what could not be sent.
 _PAUSE_S = 0.5
 _NOT_YET_S = 0.02
 
 
 class Membership:
-    """Who speaks is the same all the time; over which connection is not."""
+    """One worker's membership, over whichever connection."""
 
     def __init__(self) -> None:
         self.heartbeat_timeout_s = _USUAL_TIMEOUT_S
         self.registered = False
         self.left = False
-        #: When something is to be said.
+        #: When to speak next.
         self.due_s = 0.0
         #: The version of the latest list of culprits, 0 before the first.
         self.culprits = 0
@@ -46,7 +46,7 @@ class Membership:
         self._silence.hear(now_s)
 
     def take_in(self, message: Message, now_s: float) -> None:
-        """What it was, if it is about us."""
+        """Take in what came, if it concerns our membership."""
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
@@ -58,26 +58,26 @@ class Membership:
                 self._unlisted.pop(key, None)
 
     def convict(self, culprit: m.Culprit) -> None:
-        """A sample killed decoders here: said now, and with every heartbeat until the coordinator lists it."""
+        """A sample killed decoders here: say so now, and with every heartbeat until the coordinator lists it."""
         self._unlisted[key_of(culprit.stream, culprit.identity)] = culprit
         self.due_s = 0.0
 
     def unlisted(self) -> list[m.Culprit]:
-        """What is to be said with a heartbeat; only those whom the coordinator knows may."""
+        """Culprits to be told with a heartbeat; none before we are registered."""
         return list(self._unlisted.values()) if self.registered else []
 
     def lose_patience(self, now_s: float) -> bool:
-        """Whether the connection is to be made anew now; it registers on that, to be found there."""
+        """Whether to make the connection anew now; we then register on it, so as to be found there."""
         if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):
             return False
         self.registered, self.due_s = False, now_s
         return True
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a heartbeat, or who we are, is to be said now."""
+        """Whether a heartbeat, or our registration, is due now."""
         return now_s >= self.due_s and not self.left
 
     def say(self, now_s: float, *, sent: bool) -> None:
-        """It was said, or could not be."""
+        """Note that it was sent, or could not be."""
         pause_s = self.heartbeat_timeout_s / 4 if self.registered else _PAUSE_S
         self.due_s = now_s + (pause_s if sent else _NOT_YET_S)

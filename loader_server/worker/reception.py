@@ -1,8 +1,8 @@
 """What trainers ask of a worker, and what they are answered.
 
 Rules: used in the poll loop only. Every accepted ticket is answered exactly once (pushed, unbuilt or cancelled), and
-only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are accounted
-for by trainer: who asks for too much, or does not read, waits alone.
+only when nothing here can write into its slot any more. Open tickets, unread answers and bytes of batches are counted
+for each trainer: one that asks for too much, or does not read, holds up only itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AHEAD = 4
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What happened so far."""
+    """What has happened so far."""
 
     built: int = 0
     masked: int = 0
@@ -58,7 +58,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceptionParts:
-    """What it works with."""
+    """What a reception works with."""
 
     name: str
     incarnation: int
@@ -68,7 +68,7 @@ class ReceptionParts:
     thread: BuildThread
     sender: Sender
     buffers: SendBuffers
-    #: Bytes of batches by TCP that are being built, or were not read yet.
+    #: Bytes of batches for TCP that are being built, or have not been read yet.
     batches: Budget[int]
     guard: Guard
     log: Log
@@ -76,36 +76,36 @@ class ReceptionParts:
 
 
 class Reception:
-    """Takes in what trainers say, gives builds to the building thread, and answers."""
+    """Takes in what trainers say, hands builds to the building thread, and answers."""
 
     def __init__(self, parts: ReceptionParts) -> None:
         self._parts = parts
         self._sender = parts.sender
         self._thread = parts.thread
         self.counts = WorkerCounts()
-        #: This process has run out of descriptors or memory.
+        #: Whether this process has run out of descriptors or memory.
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
-        #: No batch of a stream has more bytes.
+        #: The most bytes that a batch of each stream can have.
         largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
         self._wants: OpenWants[Session, Build] = OpenWants(self._sessions, parts.batches, largest, parts.sender.reads)
         self._patience: Patience[bytes] = Patience()
         count = {name: builder.batches for name, builder in parts.builders.items()}
         self._epochs = EpochCounts(count, parts.log, parts.wake)
 
-    # --- what is to be done ---
+    # --- what there is to do ---
 
     @property
     def waiting(self) -> int:
-        """Wants that are not begun."""
+        """How many wants nobody has begun to build."""
         return len(self._wants)
 
     def _to_build(self) -> int:
-        """Wants that are before another one; those that wait for their own trainer are not."""
+        """How many builds delay a newcomer; wants that wait for their own trainer do not."""
         return self._wants.waiting() + self._thread.load
 
     def feed_builder(self) -> None:
-        """Give the building thread what may be built."""
+        """Hand the building thread what may be built."""
         while self._thread.load < _AHEAD:
             build = self._wants.take()
             if build is None:
@@ -113,7 +113,7 @@ class Reception:
             self._thread.submit(build)
 
     def refuse_all(self) -> None:
-        """All that is not begun is refused, for we are leaving."""
+        """Refuse whatever nobody has begun, because we are leaving."""
         while (given_up := self._wants.give_up()) is not None:
             session, build = given_up
             self._sender.answer(session.address, refusals.draining(build.want.ticket))
@@ -125,12 +125,12 @@ class Reception:
                 self._forget(session)
 
     def _forget(self, session: Session) -> None:
-        """Its builds are void, its memory is let go once nothing of ours can write there."""
+        """Cancel its builds, and let go of its memory once nothing of ours can write there."""
         self._parts.guard.expect_no_longer(session.sealed_identity)
         self._wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """End; `let_go` of the trainers' slots, because no thread can write there any more."""
+        """End; `let_go` of the trainers' slots if no thread can write there any more."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
@@ -145,7 +145,7 @@ class Reception:
             self._patience.bear(identity)
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Whether it brought a batch nearer."""
+        """Take in one message; whether it brought a batch nearer."""
         try:
             message = decode(frame)
         except VersionError as error:
@@ -211,7 +211,7 @@ class Reception:
         if session is None or not known or want.worker != self._parts.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
         verdict = self._wants.judge(session, want.ticket)
-        if verdict is Verdict.STALE:  # an answer could be taken for that of the open ticket
+        if verdict is Verdict.STALE:  # an answer could be mistaken for that to the open ticket
             self.counts.stale += 1
             return False
         refusal = self._objection_to_want(session, want, verdict)
@@ -242,7 +242,7 @@ class Reception:
         return refusals.busy(want.ticket) if verdict is Verdict.BUSY else None
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
-        """Answered at once if the build is still in the queue; otherwise its outcome is the answer."""
+        """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer."""
         if session is not None and self._wants.cancel(session, message.ticket):
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
@@ -261,7 +261,7 @@ class Reception:
             self._tell_batches(session, question, batches)
 
     def answer_questions(self) -> None:
-        """What was found out meanwhile."""
+        """Send the counts that were found meanwhile."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:

@@ -1,6 +1,6 @@
-"""What a worker answers when it cannot or will not build: each names what was expected, what came and what to do.
+"""What a worker answers when it cannot or will not build: each answer says what was expected, what came, what to do.
 
-Pure: what to refuse is decided in `worker`; it must not know sockets, builders or memory.
+Pure: what to refuse is decided in `reception`; this module must not know sockets, builders or memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def too_many_trainers(most: int) -> m.Refused:
 
 
 def another_trainer(ticket: Ticket) -> m.Unbuilt:
-    """The want is of a trainer that did not say hello to this incarnation."""
+    """The want comes from a trainer that did not say hello to this incarnation."""
     return unbuilt(
         ticket, "unknown", "a want of a trainer that said hello to this incarnation", "another", "worker", _HELLO
     )
@@ -62,7 +62,7 @@ def not_shared(ticket: Ticket) -> m.Unbuilt:
 
 
 def draining(ticket: Ticket) -> m.Unbuilt:
-    """The worker leaves."""
+    """The worker is leaving."""
     return unbuilt(ticket, "draining", "a worker that stays", "one that drains", "worker", "Ask another.")
 
 
@@ -73,14 +73,14 @@ def busy(ticket: Ticket) -> m.Unbuilt:
 
 
 def another_plan(want: m.Want, digest: str | None, worker: str) -> m.Unbuilt:
-    """The want is of another plan than the one of this `digest`; None: the stream is not here."""
+    """The want belongs to another plan than that of this `digest`; None if the stream is not here."""
     got = digest if digest is not None else f"no stream {want.stream}"
     remedy = "Give all machines the same job file and index."
     return unbuilt(want.ticket, "plan", f"plan {want.plan_digest}", got, f"worker {worker}", remedy)
 
 
 def failed(want: m.Want, error: BaseException) -> m.Unbuilt:
-    """Building raised this."""
+    """Building it raised this error."""
     if isinstance(error, MachineError):
         return unbuilt(want.ticket, "machine", error.expected, error.got, error.where, error.remedy)
     if isinstance(error, StokerError):

@@ -1,7 +1,7 @@
-"""A worker's talk with the coordinator: register, heartbeat, learn of samples that kill decoders.
+"""A worker's talk with the coordinator: it registers, sends heartbeats, and learns of samples that kill decoders.
 
-Rules: used in the worker's poll loop only; when what is said is decided in `membership`. A coordinator that is away is
-waited for, and told anew who we are when it is back; trainers that are attached are served meanwhile.
+Rules: used in the worker's poll loop only; when to say what is decided in `membership`. If the coordinator is away we
+wait for it, and register again when it is back; attached trainers are served meanwhile.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["Registration", "find_reachable_endpoint"]
 
 _EVERYWHERE = ("0.0.0.0", "*", "[::]")  # noqa: S104 - recognised here, bound only with keys or --insecure
 
-#: An address that is reserved for documentation: the way to it is the way to the world.
+#: An address that is reserved for documentation: the route to it is the route to the world.
 _SOME_OTHER_HOST = "192.0.2.1"
 
 
 def find_reachable_endpoint(endpoint: str, coordinator: str) -> str:
-    """The endpoint that trainers can reach: a worker that listens everywhere names the address that it has towards the
-    coordinator, or, where that is on this host, towards the world.
+    """The endpoint that trainers can reach: a worker that listens on all addresses names the one that it has on the
+    route to the coordinator, or, if that is on this host, on the route to the world.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -48,7 +48,7 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str:
 
 
 def _find_address_towards(host: str) -> str:
-    """Our address on the way there; connecting a datagram socket sends nothing."""
+    """Our address on the route there; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -59,7 +59,7 @@ def _find_address_towards(host: str) -> str:
 
 
 class Registration:
-    """One DEALER to the coordinator; `socket` changes when it is made anew."""
+    """One DEALER to the coordinator; `socket` is replaced when the connection is made anew."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], coordinator: str, keys: ClientKeys | None, register: m.Register
@@ -77,15 +77,15 @@ class Registration:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """The job's, once registered."""
+        """The job's, once we are registered."""
         return self.membership.heartbeat_timeout_s
 
     def due_s(self) -> float:
-        """When to turn again at the latest."""
+        """When the next turn is due at the latest."""
         return self.membership.due_s
 
     def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
-        """Say what is due, take in what was said; the culprits that were told of."""
+        """Take in what was said and say what is due; returns the lists of culprits that came."""
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
             self.membership.hear(now_s)
@@ -117,7 +117,7 @@ class Registration:
         return []
 
     def leave(self) -> None:
-        """No new wants for us; said once."""
+        """Say that we leave, so that no new wants come; once."""
         if not self.membership.left:
             leave = m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
             self.membership.left = self._send(leave)

@@ -1,12 +1,13 @@
-"""What a worker says to trainers: the answers of a turn at once, payloads behind their headers, sealed ones apart.
+"""What a worker says to trainers: answers are sent once a turn, payloads behind their headers, sealed ones apart.
 
-Rules: used in the poll loop only; answers to one trainer keep their order; a socket never blocks, and what is for a
-trainer that hung up nobody waits for. A buffer that libzmq still sends from is left alone until it says that it is
-through: it says so only to who looks.
+Rules: used in the poll loop only; answers to one trainer keep their order; a socket never blocks, and messages for a
+trainer that hung up are dropped. A buffer that libzmq still sends from is left alone until libzmq has finished with it,
+which it says only when asked.
 
-libzmq queues without end for a trainer that does not read, and tells nobody how much. So after every few kilobytes one
-frame is a mark: libzmq says when it is through with that, and so with all that went before it. What is not through is
-accounted for: a trainer that reads nothing gets only what tickets are owed, and no more of its batches are built.
+libzmq queues without limit for a trainer that does not read, and does not say how much. So after every few kilobytes
+one frame serves as a mark: when libzmq has finished with it, it has finished with everything before it. What it has not
+finished with is counted: a trainer that reads nothing gets only what its open tickets are owed, and no more of its
+batches are built.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ __all__ = ["Sender"]
 
 _LINGER_MS = 200
 
-#: Bytes of answers and small payloads between two marks. A mark takes some 20 µs, and what has none yet is not counted.
+#: Bytes of answers and small payloads between two marks. A mark takes some 20 µs; bytes behind the last do not count.
 _MARK_BYTES = 64 * 1024
 
-#: What all trainers together may leave unread of these.
+#: How many bytes of these all trainers together may leave unread.
 _UNREAD_BYTES = 8 * 2**20
 
 
 @dataclass(slots=True)
 class _Peer:
-    """What is said on one connection."""
+    """What is sent on one connection."""
 
-    #: For the next `flush`, and their length.
+    #: Frames for the next `flush`, and their length.
     frames: list[bytes] = field(default_factory=list)
     waiting: int = 0
     #: Bytes that were sent since the last mark.
     unmarked: int = 0
-    #: Nothing was said since the last look.
+    #: Whether nothing was said since the last look.
     quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """What libzmq may not be through with yet; `settle` takes it off its account."""
+    """A frame that libzmq may still be sending; `settle` uncounts it."""
 
     tracker: zmq.MessageTracker
     settle: Callable[[], None]
@@ -74,7 +75,7 @@ class _Unread:
 
 
 class Sender:
-    """Owns the sockets that trainers are connected to; `batches` accounts for what each has not read of them."""
+    """Owns the sockets that trainers are connected to; `batches` counts the bytes of batches that each has not read."""
 
     def __init__(
         self,
@@ -87,50 +88,50 @@ class Sender:
         self.router = bind_router(context, listen, keys)
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._sealed_router = bind_sealed_router(context, self.endpoint) if keys is not None else None
-        #: Where sealed payloads come from; 0: there are none.
+        #: The port that sealed payloads come from; 0 if there are none.
         self.sealed_port = 0
         if self._sealed_router is not None:
             self.sealed_port = port_of(self._sealed_router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.ports = [port_of(self.endpoint), *([self.sealed_port] if self.sealed_port else [])]
         self._buffers = buffers
         self._batches = batches
-        #: Answers and small payloads that were not read, by connection.
+        #: Bytes of answers and small payloads that were not read, by connection.
         self._answers: Budget[bytes] = Budget(_UNREAD_BYTES)
         self._peers: dict[bytes, _Peer] = {}
         self._spoken_to: list[bytes] = []
         self._unread: list[_Unread] = []
-        #: Messages that were left out, for whom they were for does not read.
+        #: Messages that were left out, because their receiver does not read.
         self.left_out = 0
 
     # --- answers ---
 
     def reads(self, identity: bytes) -> bool:
-        """Whether this connection reads what it is told; one that does not is told only what it is owed."""
+        """Whether this connection reads what it is sent; one that does not gets only what it is owed."""
         return self._answers.has_room(identity)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What is to be polled."""
+        """The sockets to poll."""
         return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
 
     def watch(self, doors: Doors) -> None:
-        """Let connections to all of these be counted."""
+        """Have connections to all of these counted."""
         doors.watch("messages", self.router)
         if self._sealed_router is not None:
             doors.watch("sealed", self._sealed_router)
 
     def drop_strays(self, ready: set[object]) -> int:
-        """Read what came to the ROUTER of sealed payloads, where nobody has anything to say; how many messages."""
+        """Read and drop what came to the ROUTER for sealed payloads, where nobody has anything to say; how much."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
         return sum(1 for _ in read_waiting(self._sealed_router))
 
     def say(self, identity: bytes, message: Message) -> None:
-        """Send it with the next `flush`, unless the other side does not read."""
+        """Send a message with the next `flush`, unless the other side does not read."""
         if not self._leave_out(identity):
             self._queue(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
-        """The same, of a message that is encoded."""
+        """The same for a message that is encoded already."""
         if not self._leave_out(identity):
             self._queue(identity, frame)
 
@@ -143,7 +144,7 @@ class Sender:
         return True
 
     def answer(self, identity: bytes, message: Message) -> None:
-        """Send with the next `flush` what an open ticket is owed, come what may."""
+        """Send the answer that an open ticket is owed with the next `flush`, in any case."""
         self._queue(identity, encode(message))
 
     def _queue(self, identity: bytes, frame: bytes) -> None:
@@ -157,7 +158,7 @@ class Sender:
         peer.quiet = False
 
     def flush(self) -> bool:
-        """Send the answers so far, those for one trainer at once; whether all trainers were there."""
+        """Send the answers so far, those for one trainer together; whether all trainers were still there."""
         spoken_to, self._spoken_to = self._spoken_to, []
         there = [self._flush_to(identity) for identity in spoken_to]
         return all(there)
@@ -181,7 +182,7 @@ class Sender:
         return True
 
     def forget_quiet(self) -> None:
-        """Forget connections to which nothing was said since the last call."""
+        """Forget connections on which nothing was said since the last call."""
         for identity in [one for one, peer in self._peers.items() if peer.quiet]:
             del self._peers[identity]
         for peer in self._peers.values():
@@ -190,7 +191,7 @@ class Sender:
     # --- batches ---
 
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
-        """A batch by TCP: sealed where the trainer listens for that, else on the connection of all messages."""
+        """Send a batch by TCP: sealed if the trainer listens for that, otherwise on the connection for all messages."""
         assert outcome.sent is not None
         assert outcome.payload is not None
         if outcome.sealed is not None and self._push_sealed(outcome, header, session):
@@ -263,7 +264,7 @@ class Sender:
         return True
 
     def take_back(self) -> None:
-        """What libzmq is through with is on nobody's account any more, and its memory may be used again."""
+        """Uncount what libzmq has finished with, and give its buffers back."""
         unread, self._unread = self._unread, []
         for one in unread:
             if not one.tracker.done:
@@ -274,15 +275,15 @@ class Sender:
                 self._buffers.give_back(one.buffer)
 
     def is_behind(self) -> bool:
-        """Whether libzmq is not through with something: it frees that without a word, so look again soon."""
+        """Whether libzmq is still sending something: it does not say when that is done, so look again soon."""
         return bool(self._unread)
 
     def unsent_bytes(self) -> int:
-        """Bytes of batches that were built and are still on their way out."""
+        """Bytes of batches that were built and are still being sent."""
         return sum(one.nbytes for one in self._unread)
 
     def close(self) -> None:
-        """Hang up; what was said last still has a moment to leave."""
+        """Hang up; the last messages still have a moment to leave."""
         self.router.close(linger=_LINGER_MS)
         if self._sealed_router is not None:
             self._sealed_router.close(linger=_LINGER_MS)

@@ -1,7 +1,7 @@
 """A worker: one process, one core, that builds the batches it is asked for and pushes them.
 
-Rules: this poll loop owns the sockets and alone decides; what trainers ask is taken in by `reception`, building happens
-in `build_thread`. The worker keeps nothing that it could not rebuild: any other one can take its place at any moment.
+Rules: this poll loop owns the sockets, and only it decides; what trainers ask is taken in by `reception`, and building
+happens in `build_thread`. A worker holds nothing that it could not rebuild: any other can take its place at any moment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "WorkerSettings"]
 
-#: How long a worker that has run out of descriptors or memory goes on with what it has begun.
+#: How long a worker that has run out of descriptors or memory may take to finish what it has begun.
 _LAST_WORDS_S = 5.0
 
 
@@ -70,7 +70,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
-        #: The last heartbeat's content: how much there is to do.
+        #: The content of the last heartbeat: how much there is to do.
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
@@ -104,7 +104,7 @@ class Worker:
         self.doors = Doors(self.log)
         self._sender.watch(self.doors)
         self.endpoint = self._sender.endpoint
-        #: All that it serves on.
+        #: All ports that it serves on.
         self.ports = self._sender.ports
         self._reception = Reception(
             ReceptionParts(
@@ -141,7 +141,7 @@ class Worker:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it ends because it has run out of descriptors or memory."""
+        """Whether it is ending because it has run out of descriptors or memory."""
         return self._reception.exhausted
 
     def run(self) -> None:
@@ -153,7 +153,7 @@ class Worker:
         polled = None
         try:
             while not self._is_done():
-                if polled is not self._registration.socket:  # it is made anew now and then
+                if polled is not self._registration.socket:  # it is replaced now and then
                     if polled is not None:
                         poller.unregister(polled)
                     polled = self._registration.socket
@@ -164,7 +164,7 @@ class Worker:
             self._close()
 
     def drain(self, timeout_s: float) -> None:
-        """Finish what is being built, refuse the rest, then end; callable from a signal handler."""
+        """Finish what is being built, refuse the rest, then end; may be called from a signal handler."""
         self._draining = True
         self._stop_s = time.monotonic() + timeout_s
         self._waker.wake()
@@ -202,13 +202,13 @@ class Worker:
             self._reception.refuse_all()
         self._reception.feed_builder()
         self._talk_to_coordinator(now_s, spoken_to=self._registration.socket in ready)
-        if not self._sender.flush():  # nobody waits for what was for it
+        if not self._sender.flush():  # nobody waits for its messages
             self.log.debug("trainer is gone")
         if self.exhausted and not self._draining:
             self.drain(_LAST_WORDS_S)
 
     def unsent_bytes(self) -> int:
-        """Bytes of batches that were built and are still on their way out by TCP."""
+        """Bytes of batches that were built and are still being sent by TCP."""
         return self._sender.unsent_bytes()
 
     def _talk_to_coordinator(self, now_s: float, *, spoken_to: bool) -> None:
@@ -240,13 +240,13 @@ class Worker:
             self._sender.forget_quiet()
 
     def _is_gone(self, session: Session, now_s: float) -> bool:
-        """Silent for long, or its key is not allowed any more."""
+        """Whether it has been silent for long, or its key is no longer allowed."""
         silent = now_s - session.heard_s > GONE_AFTER * self._registration.heartbeat_timeout_s
         return silent or not self.guard.has_role(session.key, "trainer")
 
     def _close(self) -> None:
         ended = self._thread.close(timeout_s=1.0)
-        self._reception.close(let_go=ended)  # otherwise the process's end does: a thread may still write into slots
+        self._reception.close(let_go=ended)  # if not, the process's end does: a thread may still write into slots
         self._registration.close()
         self.doors.close()
         self._sender.close()
