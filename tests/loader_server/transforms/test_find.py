@@ -282,6 +282,10 @@ def test_a_built_in_that_draws_gets_other_numbers_for_each_sample_the_same_in_ea
         assert list(pool.map(dithered, [KEYS, KEYS])) == [here, here]
 
 
+def test_a_transform_that_draws_nothing_can_be_shown(built_ins):
+    assert "name='halved'" in repr(found("halved"))
+
+
 def test_the_settings_of_every_built_in_are_known(built_ins):
     assert settings_of_built_ins().keys() >= {"logmel", "characters", "dither"}
     assert "halved" not in settings_of_built_ins()
