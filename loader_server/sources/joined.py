@@ -189,7 +189,7 @@ class JoinedSource(Source):
         return self._starts[-1]
 
     def _at(self, sample: int) -> tuple[Source, int]:
-        place = bisect_right(self._starts, sample) - 1
+        place = bisect_right(self._starts, self.checked(sample)) - 1
         return self._sources[place], sample - self._starts[place]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:

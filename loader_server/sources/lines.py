@@ -152,7 +152,7 @@ class LinesSource(Source):
         handles: dict[int, int] = {}
         try:
             for sample in samples:
-                file = int(self._columns["file"][sample])
+                file = int(self._columns["file"][self.checked(sample)])
                 if file not in handles:
                     _close_if_many(handles)
                     handles[file] = os.open(self._paths[file], os.O_RDONLY)
@@ -179,7 +179,7 @@ class LinesSource(Source):
 
     def name(self, sample: int) -> str:
         """The file as the job file names it, and the line."""
-        return f"{self.settings.paths[self._columns['file'][sample]]}:{self._columns['line'][sample]}"
+        return f"{self.settings.paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
         """The file and the line."""

@@ -237,11 +237,11 @@ class MapStyleSource(Source):
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - there is nothing to read
         """Ask the class."""
-        return self._sample(int(self._items[sample]))
+        return self._sample(int(self._items[self.checked(sample)]))
 
     def name(self, sample: int) -> str:
         """The class, and the sample's number in it."""
-        return self._named(int(self._items[sample]))
+        return self._named(int(self._items[self.checked(sample)]))
 
     def place(self, sample: int) -> tuple[str, int]:
         """The class, and the sample's number in it."""
@@ -278,7 +278,7 @@ class MapStyleSource(Source):
     def _value(self, key: str, value: Any, item: int) -> Any:  # noqa: ANN401 - the user's
         if isinstance(value, _NO_ARRAYS):
             return value
-        array = np.asarray(value)
+        array = np.array(value)  # a copy: what a transform changes in place stays as it is in the class
         if str(array.dtype) not in DTYPES:
             raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', str(array.dtype), item)
         return array

@@ -135,6 +135,12 @@ class Source:
         """How many there are."""
         return self.indexed.samples
 
+    def checked(self, sample: int) -> int:
+        """The number, if a sample has it: a column would take -1 for its last entry."""
+        if not 0 <= sample < self.samples:
+            raise IndexError(f"expected a sample from 0 to {self.samples - 1}, got {sample}")
+        return sample
+
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The lengths of all samples, by the key of a raw sample: columns that are called `length_<key>`."""

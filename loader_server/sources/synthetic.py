@@ -96,11 +96,11 @@ class SyntheticSource(Source):
 
     def name(self, sample: int) -> str:
         """Its number is all the name that it has."""
-        return f"synthetic {sample}"
+        return f"synthetic {self.checked(sample)}"
 
     def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
         """The piece of the text that this sample is."""
-        start = int(_starts(np.array([sample]))[0])
+        start = int(_starts(np.array([self.checked(sample)]))[0])
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
     @property

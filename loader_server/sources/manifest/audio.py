@@ -37,7 +37,7 @@ def decoded_audio(raw: bytes, where: str) -> tuple[NDArray[np.float32], int]:
     try:
         audio, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
     except _UNREADABLE as error:
-        raise _undecodable(where, str(error)) from None
+        raise _undecodable(where, error) from None
     mono = audio[:, 0] if audio.shape[1] == 1 else audio.mean(axis=1, dtype=np.float32)
     return mono, int(rate)
 
@@ -62,13 +62,15 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int]:
         with soundfile.SoundFile(handle, closefd=False) as sound:
             frames, rate = int(sound.frames), int(sound.samplerate)
     except _UNREADABLE as error:
-        raise _undecodable(path, str(error)) from None
+        raise _undecodable(path, error) from None
     if frames == 0:
         raise _unusable("empty_audio", "audio", "a file of zero samples", path)
     return frames, rate
 
 
-def _undecodable(where: str, got: str) -> SampleError:
+def _undecodable(where: str, error: Exception) -> SampleError:
+    # Its text begins with what was opened, here a number or an address; the reason alone is the same each time.
+    got = getattr(error, "error_string", str(error))
     return SampleError(
         reason="undecodable",
         expected="WAV, FLAC, OGG or MP3",

@@ -1,0 +1,142 @@
+"""A source that is examined: its data, its index, and what is known of its samples.
+
+Rules: what several checks need is worked out once, by the first that asks; it needs nothing of a source but the door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.index.folder import Index, open_index
+from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from loader_server.sources.source import Source
+    from loader_server.sources.table import SourceSpec
+
+__all__ = [
+    "ExaminedSource",
+    "NotTried",
+    "SourceCase",
+    "Violation",
+    "content_of",
+    "contents_elsewhere",
+    "read_all",
+    "require",
+]
+
+#: Samples that are looked at, of however many there are.
+_MOST_SAMPLES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCase:
+    """A source with data: `change` makes this another data set, `bad` says how many bad rows there are in it, by reason
+    (None: nobody knows).
+    """
+
+    spec: SourceSpec
+    change: Callable[[], object] | None = None
+    bad: dict[str, int] | None = None
+
+
+class Violation(Exception):  # noqa: N818 - it becomes the result of a check
+    """What a check found."""
+
+
+class NotTried(Exception):  # noqa: N818 - the same
+    """Why a check cannot be made."""
+
+
+def require(holds: object, said: str) -> None:
+    """A violation, unless it holds."""
+    if not holds:
+        raise Violation(said)
+
+
+@dataclass(slots=False)
+class ExaminedSource:
+    """The source, its index, and what is known of its samples: worked out by the first check that asks."""
+
+    case: SourceCase
+    folder: Path
+    made: dict[tuple[int, int], IndexReport] = field(default_factory=dict)
+
+    def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:
+        """Make an index, once for each way of making it."""
+        place = self.folder / f"index-{processes}-{piece_rows}"
+        if (processes, piece_rows) not in self.made:
+            request = IndexRequest(folder=place, spec=self.case.spec, processes=processes, piece_rows=piece_rows)
+            self.made[processes, piece_rows] = make_index(request)
+        return self.made[processes, piece_rows], place
+
+    @cached_property
+    def index(self) -> Index:
+        """As it is made with one process."""
+        return open_index(self.indexed(1, 0)[1])
+
+    def open(self) -> Source:
+        """Open another one."""
+        source = self.case.spec.make()
+        source.open(self.index.indexed)
+        return source
+
+    @cached_property
+    def source(self) -> Source:
+        """The one that most checks ask."""
+        return self.open()
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The samples that are looked at: all, or some that lie evenly."""
+        total = self.source.samples
+        return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
+
+    @cached_property
+    def raw(self) -> dict[int, bytes]:
+        """Read one by one."""
+        return {sample: read_all(self.source, [sample])[0] for sample in self.numbers}
+
+    @cached_property
+    def decoded(self) -> dict[int, dict[str, Any]]:
+        """Decoded once."""
+        return {sample: self.source.decode(sample, raw) for sample, raw in self.raw.items()}
+
+    @cached_property
+    def contents(self) -> dict[int, str]:
+        """Fingerprints of these."""
+        return {sample: content_of(values) for sample, values in self.decoded.items()}
+
+
+def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
+    """The bytes of these samples, as many as there are samples."""
+    raw = list(source.read(samples))
+    said = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
+    require(len(raw) == len(samples), said)
+    return raw
+
+
+def content_of(values: dict[str, Any]) -> str:
+    """A fingerprint of all that a sample holds."""
+    parts: list[str | bytes] = []
+    for key, value in sorted(values.items()):
+        array = np.asarray(value)
+        plain = isinstance(value, np.ndarray | np.generic)
+        parts += [key, f"{array.dtype} {array.shape}" if plain else "", array.tobytes() if plain else repr(value)]
+    return fingerprint(*parts)
+
+
+def contents_elsewhere(spec: SourceSpec, index: Path, samples: list[int]) -> list[str]:
+    """For a process of its own: what it makes of these samples."""
+    source = spec.make()
+    source.open(open_index(index).indexed)
+    raw = read_all(source, samples)
+    return [content_of(source.decode(sample, one)) for sample, one in zip(samples, raw, strict=True)]

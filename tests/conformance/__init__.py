@@ -1,0 +1,1 @@
+"""Every source of the table passes the checks that a source has to pass."""

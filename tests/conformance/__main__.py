@@ -1,0 +1,9 @@
+"""`python -m tests.conformance SOURCE`: examine a source of the table on data made for it, or any other on its own."""
+
+import sys
+
+from loader_server.sources.conformance.command import main
+from tests.conformance.fixtures import FIXTURES
+
+if __name__ == "__main__":
+    sys.exit(main(fixtures=FIXTURES))

@@ -1,0 +1,96 @@
+"""Small data sets for every source: with bad rows where there can be some, and a way to change them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import soundfile
+
+from loader_server.sources.conformance.case import SourceCase
+from tests.support.corpora import make_corpus
+from tests.support.sources import spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["FIXTURES", "Words"]
+
+
+def manifest(folder: Path) -> SourceCase:
+    """Recordings of two formats and rates, in two manifests, some of them unusable."""
+    (folder / "more").mkdir()
+    first = make_corpus(folder, samples=12)
+    second = make_corpus(folder / "more", samples=5, style="nemo", suffix="flac", rate=16000)
+    (folder / "noise.wav").write_bytes(b"no audio at all" * 9)
+    soundfile.write(folder / "two.wav", np.zeros((90, 2), np.float32), 8000)
+    with first.open("a") as file:
+        file.write("gone.wav,x\nnoise.wav,x\nclips/00000.wav\ntwo.wav,both\n")
+    paths = [str(path.relative_to(folder)) for path in (first, second)]
+
+    def change() -> None:
+        with (folder / "clips/00003.wav").open("ab") as file:
+            file.write(b"more")
+
+    bad = {"missing_column": 1, "missing_file": 1, "undecodable": 1}
+    return SourceCase(spec=spec_of("manifest", folder, paths=paths), change=change, bad=bad)
+
+
+def lines(folder: Path) -> SourceCase:
+    """Lines of two files, with all that ends lines and all that is no text."""
+    (folder / "a.txt").write_bytes("\ufeffone\r\nzwei Bäume\n\n三つ\r\n\r\none\n".encode() + b"\xff\n")
+    (folder / "b.txt").write_text("\n".join(f"{n} " * (n % 9 + 1) for n in range(40)))
+
+    def change() -> None:
+        with (folder / "b.txt").open("r+b") as file:
+            file.seek(-3, os.SEEK_END)
+            file.write(b"?")
+
+    bad = {"empty_line": 2, "not_utf8": 1}
+    return SourceCase(spec=spec_of("lines", folder, paths=["a.txt", "b.txt"]), change=change, bad=bad)
+
+
+def synthetic(folder: Path) -> SourceCase:
+    """Features; there are no data that could change."""
+    return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
+
+
+class Words:
+    """A user's own class, over a file of words."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as people write it
+            self.words = file.read().split()
+        self.picture = np.ones((2, 2), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        if self.words[i] == "bad":
+            raise ValueError("a bad word")
+        letters = np.frombuffer(self.words[i].encode(), np.uint8)
+        return {"letters": letters, "text": self.words[i], "number": i, "picture": self.picture}
+
+    def fingerprint(self) -> str:
+        return " ".join(self.words)
+
+
+def map_style(folder: Path) -> SourceCase:
+    """A class that gives what it keeps, and raises once."""
+    path = folder / "words.txt"
+    path.write_text("ten small words are enough for all of this bad work")
+    name = f"{__name__}:Words"
+    spec = spec_of(name, folder, source=name, arguments={"path": str(path)})
+    return SourceCase(spec=spec, change=lambda: path.write_text("other words"), bad={"undecodable": 1})
+
+
+#: By what a job file calls the source.
+FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
+    "manifest": manifest,
+    "lines": lines,
+    "synthetic": synthetic,
+    "package.module:Class": map_style,
+}
