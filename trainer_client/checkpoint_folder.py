@@ -48,7 +48,7 @@ class _DamagedError(Exception):
 
 
 class CheckpointFolder:
-    """Numbered checkpoint files in a folder, of which the last `keep` whole ones stay."""
+    """Numbered checkpoint files in a folder, of which the last `keep` intact ones are kept."""
 
     def __init__(self, folder: str | Path, keep: int) -> None:
         self._folder = Path(folder)

@@ -169,7 +169,7 @@ class Answers:
                 self._tickets.counts.lost_on_the_way += 1
                 self._slots.release(ticket)
                 self._tickets.close(worker, ticket)
-        worker.unlisted = False
+        worker.owes_list = False
         if worker.connection_id is not None:
             void = (ticket for ticket in pong.tickets if ticket not in worker.asks)
             self._out.extend(i.ToWorker(worker.connection_id, m.Cancel(ticket=ticket)) for ticket in void)

@@ -37,7 +37,7 @@ class Attachment:
         #: How many answers named a request other than the open one.
         self.late_answers = 0
         #: The last reason that the coordinator gave for not being ready.
-        self.heard = "no answer"
+        self.last_reason = "no answer"
         self._settings = settings
         self._out = out
         self._serial = 0
@@ -45,8 +45,8 @@ class Attachment:
         self._asked: Cursor | None = None
         self._open = False
         #: The number of whoever waits for the answer.
-        self._for: int | None = None
-        self._stood: Cursor | None = None
+        self._answer_to: int | None = None
+        self._attached_at: Cursor | None = None
         self._again_s = float("inf")
         self._pause_s = _FIRST_PAUSE_S
         self._beat_s = float("inf")
@@ -64,7 +64,7 @@ class Attachment:
         """Attach at this cursor with the next `tick`, perhaps again; `waiting` says who wants the answer."""
         self._serial += 1
         self._silence.excuse(now_s)
-        self._asked, self._open, self._for = cursor, True, waiting
+        self._asked, self._open, self._answer_to = cursor, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
 
     def _say(self, now_s: float) -> None:
@@ -113,7 +113,7 @@ class Attachment:
     def wait(self, said: m.Wait, now_s: float) -> None:
         """The coordinator is not ready yet."""
         if self._take_answer(said.serial):
-            self.heard = said.reason
+            self.last_reason = said.reason
             self._again_s = now_s + said.retry_ms / 1000
             self._silence.excuse(self._again_s)
 
@@ -135,13 +135,13 @@ class Attachment:
         self._timeout_s = said.heartbeat_timeout_ms / 1000
         self.attached = True
         self._beat_s = now_s + self._timeout_s / 4
-        if self._for is not None:
-            self._stood = cursor
+        if self._answer_to is not None:
+            self._attached_at = cursor
         return True
 
     def answer(self, answer: m.Attached | BaseException) -> bool:
         """Pass the answer on to whoever waits for it; False if nobody does."""
-        waiting, self._for = self._for, None
+        waiting, self._answer_to = self._answer_to, None
         self._open = False
         if waiting is not None:
             self._out.append(i.AnswerAttach(waiting, answer))
@@ -157,7 +157,7 @@ class Attachment:
     def come_back(self, now_s: float) -> None:
         """The coordinator does not know us: it was restarted, or we were silent for long."""
         if not self._open:
-            self.ask(self._stood, now_s, waiting=None)
+            self.ask(self._attached_at, now_s, waiting=None)
 
     def excuse(self, now_s: float) -> None:
         """We stalled, so it was not the coordinator that was silent."""

@@ -254,7 +254,7 @@ class Connections:
         if locked and connection.lock_byte:  # else this answers a Hello that was repeated
             worker.lock_byte, connection.lock_byte = connection.lock_byte, 0
         worker.in_slot = came.shared and (locked or worker.in_slot)
-        worker.takes_no_wants, worker.unlisted, worker.cut = False, True, False
+        worker.takes_no_wants, worker.owes_list, worker.cut = False, True, False
         connection.move("welcome, shared" if worker.in_slot else "welcome", now_s)
         connection.hello_s, connection.renew_s = float("inf"), float("inf")
         connection.renew_pause_s = self._timeout_s

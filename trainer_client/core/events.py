@@ -101,7 +101,7 @@ class ConnectionUp:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDown:
-    """It is down, and what was on its way is lost; whether the worker is alive is not known."""
+    """It is down, and what was on its way is lost; whether the worker is alive is unknown."""
 
     connection_id: int
 

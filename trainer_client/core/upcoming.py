@@ -132,7 +132,7 @@ class Course:
         self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
 
     def _one_lap(self) -> Iterator[UpcomingBatch]:
-        """One batch behind the rounds, so that the last one is known as such; an epoch without batches has none."""
+        """The batches of one lap, each held back until the next is known, so that the last one can be marked."""
         at, ranks = self._at, self._ranks
         batches = self._known[at.epoch, at.group]
         previous: UpcomingBatch | None = None

@@ -2,7 +2,7 @@
 
 Rules, each from an interleaving that failed without it:
 - A silent worker is suspect, not dead: it gets nothing new, and what it holds is asked for elsewhere as well.
-- Its slots stay out of the pool until it answers or is proved dead (see `slot_states`).
+- The slots of a silent worker stay out of the pool until it answers or is proved dead (see `slot_states`).
 - A proved death raises `attempt` of the wants that the worker held, so that the next builder tries their samples in a
   child process first. So does a cut, because its cause may never be known.
 Pure. What is asked of whom is decided in `wants`, what answers mean in `answers`.

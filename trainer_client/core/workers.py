@@ -64,8 +64,8 @@ class KnownWorker:
     in_good_order: bool = False
     #: It asked to be left alone until then.
     busy_until_s: float = 0.0
-    #: Its connection broke: it may hold tickets that are void here.
-    unlisted: bool = False
+    #: It has not listed its tickets since it welcomed us: some of them may be void here.
+    owes_list: bool = False
     asks: dict[Ticket, Ask] = field(default_factory=dict)
 
     def in_hand_s(self, ask: Ask, now_s: float) -> float:
@@ -79,7 +79,7 @@ class KnownWorker:
 
     def is_in_doubt(self, since_s: float) -> bool:
         """Whether to send it a ping: it was not heard since then, or has held a want for longer."""
-        return self.unlisted or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
+        return self.owes_list or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
         """Seconds for each want, including how long the current one has taken so far."""

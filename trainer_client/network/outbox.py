@@ -124,8 +124,8 @@ class Waiting:
         """The serial of the newest reader that is waiting."""
         return max(reader.serial for reader in list(self.readers.values()))
 
-    def come(self, bell: threading.Lock, reader: Reader) -> None:
-        """Let this reader wait at this bell, which has not been rung yet."""
+    def add(self, bell: threading.Lock, reader: Reader) -> None:
+        """Add a reader that waits at this bell, which has not been rung yet."""
         bell.acquire(blocking=False)
         self.readers[bell] = reader
 
@@ -175,7 +175,7 @@ class Outbox:
                     item = self._take_next(reader)
                     if item is not None or reader.ended:
                         return item
-                    self._waiting.come(bell, reader)
+                    self._waiting.add(bell, reader)
                     pause_s = self._queue_up(reader)
                 self._waiting.wait(bell, pause_s)
         finally:

@@ -375,7 +375,7 @@ class Receiver:
     def _no_coordinator(self) -> StokerError:
         return LostError(
             expected=f"a coordinator that answers within {self.settings.connect_timeout_s:g} s",
-            got=self.core.attachment.heard,
+            got=self.core.attachment.last_reason,
             where=self.settings.endpoint,
             remedy="Start the loaders (`loader-server run job.toml`), correct the endpoint, or allow more time with "
             "connect_timeout_s.",

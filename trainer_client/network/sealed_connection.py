@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SealedConnection", "SealedPayload"]
 
-#: Payloads taken from one worker before the others have their turn.
+#: Payloads to take from one worker before the others get their turn.
 _TURN = 64
 
 
@@ -96,7 +96,7 @@ class SealedConnection:
         former = self.socket
         try:
             self.socket = self._connect() if self._port else None
-        except zmq.ZMQError as error:  # no descriptor, say
+        except zmq.ZMQError as error:  # no descriptor left, say
             self._connected_port = 0
             Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
             return
@@ -127,7 +127,7 @@ class SealedConnection:
             return None
         return message if isinstance(message, Pushed) and not message.in_slot else None
 
-    # --- Pongs that go before payloads ---
+    # --- Pongs that overtake payloads ---
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
         """Whether this Pong has to wait, because payloads that the worker sent before it are still on their way."""

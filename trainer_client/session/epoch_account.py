@@ -52,7 +52,7 @@ class ReadCounts:
     sample_rows: int = 0
     masked_rows: int = 0
     vacant_rows: int = 0
-    #: Bytes of padded tensors: of samples, behind their ends, of rows without a sample.
+    #: Bytes of padded tensors: of samples, past their ends, and of rows without a sample.
     sample_bytes: int = 0
     padding_bytes: int = 0
     masked_bytes: int = 0

@@ -109,7 +109,7 @@ class FeedSession:
         self.cursor.count_to_end(batches.start, batches.taken // self.replicas)
 
     def count_step_wait(self, wait_s: float) -> None:
-        """The training loop waited this long for a step's data; believed over the reader, which may run ahead of it."""
+        """The training loop waited this long for a step's data; from now on its word counts, not the reader's."""
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
 

@@ -40,7 +40,7 @@ def watch(one: Endable) -> None:
 
 
 def enter(one: Endable) -> None:
-    """A framework's thread goes inside."""
+    """A thread of the framework goes in."""
     _inside.add(id(one))
 
 

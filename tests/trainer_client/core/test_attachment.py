@@ -116,9 +116,9 @@ def test_while_it_is_told_to_wait_it_asks_when_it_was_told(lone):
     assert asked(lone) == []
     lone.wait(0.4)
     assert len(asked(lone)) == 1
-    assert lone.core.attachment.heard == "counting"
+    assert lone.core.attachment.last_reason == "counting"
     said(lone, m.Wait(serial=9, reason="another", retry_ms=3000))
-    assert lone.core.attachment.heard == "counting"
+    assert lone.core.attachment.last_reason == "counting"
 
 
 def test_once_attached_the_next_heartbeat_is_due(lone):

@@ -92,7 +92,7 @@ def test_it_is_in_doubt_when_not_heard_or_slow_or_not_asked_for_its_tickets_yet(
     assert not worker(heard_s=3.1).is_in_doubt(3.0)
     assert worker(heard_s=9.0, wants=1).is_in_doubt(0.0)
     assert not worker(heard_s=9.0, wants=1).is_in_doubt(-0.1)
-    assert worker(heard_s=9.0, unlisted=True).is_in_doubt(0.0)
+    assert worker(heard_s=9.0, owes_list=True).is_in_doubt(0.0)
 
 
 def test_only_with_tickets_for_slots_could_it_write():
