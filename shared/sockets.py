@@ -187,7 +187,7 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
     if "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)  # credits bound what is in flight
+    socket.setsockopt(zmq.SNDHWM, 0)  # the slots that are lent bound what is in flight
     # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
     # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
     socket.setsockopt(zmq.RCVHWM, 0)

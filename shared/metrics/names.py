@@ -312,7 +312,7 @@ TRAINED_ROUNDS = _trainer.counter(
 )
 SLOTS = _trainer.gauge(
     "stoker_slots",
-    "Slots by state: free, lent (credits at workers), offered (ready batches), out (the consumer holds them).",
+    "Slots by state: free, lent (to workers), offered (ready batches), out (the consumer holds them).",
     "None offered: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
     ("stream", "state"),
 )
