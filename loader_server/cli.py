@@ -303,7 +303,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
 
 def _run_worker(options: argparse.Namespace) -> int:
     from loader_server import metrics
-    from loader_server.building.deadline import let_deadlines_end_us
+    from loader_server.machine.deadline import let_deadlines_end_us
     from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
     from loader_server.worker.service import Worker, WorkerSettings
     from shared.endpoints import at_any_port, check_endpoint, port_of

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.building.blame import undecoded
 from loader_server.building.culprits import KnownCulprits
 from loader_server.building.packed_rows import places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
+from loader_server.transforms.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
 from shared.wire.layout import Layout, layout_of
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.building.deadline import Deadline
     from loader_server.building.quarantine import Quarantine
+    from loader_server.machine.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
     from loader_server.stream import Stream

@@ -21,10 +21,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.building.blame import told
 from loader_server.building.builder import values_of
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.stream import JobFile, Stream
+from loader_server.transforms.blame import told
 from shared.errors import MachineError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loader_server.building import deadline
+from loader_server.machine import deadline
 from loader_server.machine.processes import how_it_ended
 from shared.endpoints import at_any_port
 from shared.errors import StokerError

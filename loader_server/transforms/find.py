@@ -14,8 +14,8 @@ import inspect
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from loader_server.building.blame import told
 from loader_server.named_objects import imported
+from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.own_code import own_code

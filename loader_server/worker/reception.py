@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Build
-from loader_server.building.exhaustion import is_exhaustion
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker import refusals
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
+from loader_server.worker.exhaustion import is_exhaustion
 from loader_server.worker.patience import Patience
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.wire import messages as m

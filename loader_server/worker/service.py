@@ -18,11 +18,11 @@ from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
 from loader_server.building.builder import Builder
 from loader_server.building.crash_trial import CrashTrial
-from loader_server.building.deadline import Deadline
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
+from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
 from loader_server.stream import JobFile

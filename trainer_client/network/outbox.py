@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import ClosedError
 from trainer_client.core.events import HandedBack, Opened, Took
-from trainer_client.core.inbox import Inbox
+from trainer_client.network.inbox import Inbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

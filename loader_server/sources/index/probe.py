@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.building.blame import undecoded
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import BadRow, Found, Indexed
+from loader_server.transforms.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
 

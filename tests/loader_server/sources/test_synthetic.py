@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader_server.building.builder import Builder
-from loader_server.building.deadline import Deadline
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
+from loader_server.machine.deadline import Deadline
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource

@@ -16,10 +16,10 @@ from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape
 from tests.support.loaders import wait_until
 from tests.support.lone_core import LoneCore
-from trainer_client.core import inbox as inbox_module
 from trainer_client.core.events import HandedBack, Opened, Took
 from trainer_client.core.instructions import Offer, WakeFor
 from trainer_client.core.upcoming import Position, UpcomingBatch
+from trainer_client.network import inbox as inbox_module
 from trainer_client.network import outbox as outbox_module
 from trainer_client.network.outbox import Outbox, Reader
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_client.core.inbox import Inbox
+from trainer_client.network.inbox import Inbox
 
 
 @pytest.mark.fault(24)

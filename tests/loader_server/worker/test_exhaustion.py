@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from loader_server.building.exhaustion import is_exhaustion
+from loader_server.worker.exhaustion import is_exhaustion
 from shared.errors import ReadError
 
 
