@@ -1,1 +1,35 @@
-"""Sources: where samples live, and the index that says how long each of them is."""
+"""Sources: where samples live, and the index that says how long each of them is.
+
+A module that holds a source imports all that it needs from here, one of this package as well as a user's own;
+`docs/sources.md` shows how to write one.
+"""
+
+from __future__ import annotations
+
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from shared.config import amount, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
+from shared.errors import DataError, ReadError, SampleError, SettingsError
+from shared.wire.layout import Field
+
+__all__ = [
+    "BadRow",
+    "DataError",
+    "Field",
+    "Found",
+    "Indexed",
+    "Inventory",
+    "ReadError",
+    "SampleError",
+    "SettingsError",
+    "Source",
+    "amount",
+    "byte_count",
+    "choice",
+    "duration_s",
+    "flag",
+    "number",
+    "setting",
+    "text",
+    "texts",
+    "whole",
+]

@@ -1,0 +1,93 @@
+"""The examples of docs/sources.md do what the page says, and pass the checks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loader_server.sources
+from loader_server.commands.index import index_streams
+from loader_server.sources.conformance.command import main
+from loader_server.stream import JobFile
+from tests.support.corpora import make_corpus
+
+PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
+
+
+def example(language: str, holding: str) -> str:
+    """The one example that holds this."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (one,) = (text for text in found if holding in text)
+    return one
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_data", None)
+    for name in ("my_data", "my_arrays"):
+        sys.modules.pop(name, None)
+    rows = [{"tokens": list(range(n % 5 + 1)), "label": n, "text": "x" * n} for n in range(30)]
+    (tmp_path / "sentences.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "my_data.py").write_text(example("python", "class Sentences"))
+    (tmp_path / "my_arrays.py").write_text(example("python", "class ArraysSource"))
+    (tmp_path / "data").mkdir()
+    for n in range(12):
+        np.save(tmp_path / "data" / f"{n:02}.npy", np.arange(n + 1, dtype=np.float32))
+    (tmp_path / "data" / "bad.npy").write_bytes(b"no array at all")
+    return tmp_path
+
+
+def job(folder: Path, streams: str) -> JobFile:
+    (folder / "job.toml").write_text(f'[job]\nname = "x"\n{streams}')
+    return JobFile(folder / "job.toml")
+
+
+def test_the_class_of_ones_own(beside: Path) -> None:
+    made = job(beside, example("toml", "my_data:Sentences").replace("/data/sent", str(beside / "sent")))
+    assert index_streams(made, ["train"])["train"].samples == 30
+    stream = made.open("train")
+    assert [field.key for field in stream.chain.fields] == ["tokens", "label"]
+    assert stream.source.lengths["tokens"][:6].tolist() == [1, 2, 3, 4, 5, 1]
+    assert main(["my_data:Sentences", "--arguments", f'{{"path": "{beside}/sentences.jsonl"}}']) == 0
+
+
+def test_the_source_that_is_added(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["my_arrays:ArraysSource", "--arguments", '{"folder": "data"}']) == 0
+    assert "ok  Bad rows are named" in capsys.readouterr().out
+    stream = 'source = "my_arrays:ArraysSource"\nfolder = "data"\nlength = "values"\nbudget = "40 steps"\n'
+    made = job(beside, f"[streams.train]\n{stream}")
+    assert index_streams(made, ["train"])["train"].bad_counts == {"undecodable": 1}
+    assert made.open("train").samples == 12
+
+
+def test_the_command_runs_without_the_tests(beside: Path) -> None:
+    code = "from loader_server.sources.conformance.command import main; main(['-h'])"
+    command = [sys.executable, "-c", f"import sys; sys.modules['tests'] = None; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "--arguments JSON" in done.stdout) == (0, True), done.stderr
+
+
+def test_lines_and_mixtures(tmp_path: Path) -> None:
+    make_corpus(tmp_path, samples=4, style="csv").rename(tmp_path / "train.csv")
+    for name in ("corpus", "corpus-1", "corpus-2"):
+        (tmp_path / f"{name}.txt").write_text("one\ntwo\n")
+    for holding, samples in (("corpus-1.txt", 4), ('"corpus.txt"', 6)):
+        made = job(tmp_path, example("toml", holding))
+        index_streams(made, ["train"])
+        assert made.open("train").samples == samples
+
+
+def test_a_source_imports_all_from_one_place() -> None:
+    for name in loader_server.sources.__all__:
+        assert hasattr(loader_server.sources, name)
+    assert {"BadRow", "Field", "Found", "Indexed", "Inventory", "Source", "setting"} <= set(
+        loader_server.sources.__all__
+    )
