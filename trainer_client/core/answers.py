@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
+from shared.wire.refusals import error_of
 from trainer_client.core import instructions as i
-from trainer_client.core.failures import failing_machines, refusal, wrong_bytes
+from trainer_client.core.failures import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
     from shared.wire.parts import Ticket
@@ -151,7 +152,7 @@ class Answers:
         elif unbuilt.code == "busy":
             worker.busy_until_s = now_s + _BUSY_PAUSE_S
         elif unbuilt.code != "unknown" and entry is not None:
-            error = refusal(unbuilt, unbuilt.where)
+            error = error_of(unbuilt, unbuilt.where)
             if unbuilt.code == "machine":
                 entry.failures.append(f"{worker.name}: {unbuilt.got}")
                 entry.again_s = now_s + _BUSY_PAUSE_S * len(entry.failures)

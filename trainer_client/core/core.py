@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from shared.wire import messages as m
+from shared.wire.refusals import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.answers import Answers
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.bad_rows import BadRows
 from trainer_client.core.connections import Connections
-from trainer_client.core.failures import nobody_left, other_plan, refusal, refused_by_all
+from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
 from trainer_client.core.questions import Questions
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
@@ -205,14 +206,14 @@ class Core:
         elif isinstance(said, m.Wait):
             self.attachment.wait(said, now_s)
         elif isinstance(said, m.NotAttached):
-            self.attachment.refuse(refusal(said, "coordinator"), serial=said.serial)
+            self.attachment.refuse(error_of(said, "coordinator"), serial=said.serial)
         elif isinstance(said, m.Members):
             if self.stream is not None:
                 self.stream.connections.update_list(said.version, said.workers, now_s)
         elif isinstance(said, m.Refused) and said.code == "unknown":
             self.attachment.come_back(now_s)
         elif isinstance(said, m.Refused):
-            self.attachment.refuse(refusal(said, "coordinator"))
+            self.attachment.refuse(error_of(said, "coordinator"))
         else:
             self.strays += not isinstance(said, m.Noted)
 
@@ -262,7 +263,7 @@ class Core:
         if isinstance(said, m.Welcome):
             stream.connections.welcome(connection_id, said, now_s, locked=bool(event.payload))
         elif isinstance(said, m.Refused):
-            error = refusal(said, f"worker on connection {connection_id}")
+            error = error_of(said, f"worker on connection {connection_id}")
             stream.connections.note_turned_away(connection_id, error, now_s)
         elif isinstance(said, m.EpochAnswer | m.NameAnswer):
             self._on_answer(stream, said, now_s)

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 from shared.errors import LostError, RefusedError, StokerError
 
 if TYPE_CHECKING:
-    from shared.wire import messages as m
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
-__all__ = ["failing_machines", "nobody_left", "other_plan", "refusal", "refused_by_all", "wrong_bytes"]
-
-
-def refusal(said: m.Refused | m.Unbuilt | m.NotAttached, where: str) -> RefusedError:
-    """What the other side said, as an error."""
-    return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)
+__all__ = ["failing_machines", "nobody_left", "other_plan", "refused_by_all", "wrong_bytes"]
 
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:

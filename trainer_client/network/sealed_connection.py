@@ -49,16 +49,16 @@ class SealedPayload:
         self._number = number
         self._frame = frame
 
-    def unpack(self, layout: Layout, packing: PayloadEncoding, place: NDArray[np.uint8]) -> None:
+    def decode_into(self, layout: Layout, encoding: PayloadEncoding, place: NDArray[np.uint8]) -> None:
         """Write it where it belongs; ProtocolError if it is not its header's payload, or was changed."""
-        if packing.plain:
+        if encoding.plain:
             if not self._opener.open_payload_into(self._number, self._frame, place):
                 raise _changed()
             return
         opened = self._opener.open_payload(self._number, self._frame)
         if opened is None:
             raise _changed()
-        decode_payload(memoryview(opened), layout, packing, place)
+        decode_payload(memoryview(opened), layout, encoding, place)
 
 
 class SealedConnection:

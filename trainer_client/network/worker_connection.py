@@ -42,7 +42,7 @@ class WorkerConnection:
         #: The lock byte under which shared memory was offered last.
         self.lock_byte = 0
         self.garbage = 0
-        self.packing = PayloadEncoding()
+        self.encoding = PayloadEncoding()
         #: With keys, payloads come on a connection of their own.
         self.sealed = SealedConnection(context, endpoint) if keys is not None else None
         self._context = context
@@ -114,7 +114,7 @@ class WorkerConnection:
             yield message, payload
 
     def _take_in(self, welcome: Welcome) -> None:
-        self.packing = PayloadEncoding(float32=welcome.float32, compression=welcome.compression)
+        self.encoding = PayloadEncoding(float32=welcome.float32, compression=welcome.compression)
         if self.sealed is not None:
             self.sealed.expect(welcome.sealed_port)
 
@@ -133,12 +133,12 @@ class WorkerConnection:
                 self.sealed.renew()
             yield pong, None
 
-    def unpack(self, payload: memoryview | SealedPayload, layout: Layout, place: NDArray[np.uint8]) -> None:
+    def decode_into(self, payload: memoryview | SealedPayload, layout: Layout, place: NDArray[np.uint8]) -> None:
         """Write a payload where it belongs; ProtocolError if it does not fit."""
         if isinstance(payload, SealedPayload):
-            payload.unpack(layout, self.packing, place)
+            payload.decode_into(layout, self.encoding, place)
         else:
-            decode_payload(payload, layout, self.packing, place)
+            decode_payload(payload, layout, self.encoding, place)
 
     def count_garbage(self) -> int:
         """How many frames were not valid messages."""

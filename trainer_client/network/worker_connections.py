@@ -194,7 +194,7 @@ class WorkerConnections:
         if isinstance(payload, memoryview):
             keep_in_huge_pages(payload)
         try:
-            connection.unpack(payload, layout, place)
+            connection.decode_into(payload, layout, place)
         except ProtocolError:
             connection.garbage += 1
             valid = False

@@ -41,7 +41,7 @@ class Line:
         self.port = port_of(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
         self.sealed.expect(self.port)
         self.place = np.zeros(DATA.nbytes, np.uint8)
-        self.packing = PayloadEncoding()
+        self.encoding = PayloadEncoding()
 
     def push(self, payload=DATA, change=0):
         """Send one, and wait until it came."""
@@ -63,7 +63,7 @@ class Line:
         """Headers; the payloads are opened after all of them were read, as the core decides."""
         came = list(self.sealed.read(now_s))
         for _, payload in came:
-            payload.unpack(LAYOUT, self.packing, self.place)
+            payload.decode_into(LAYOUT, self.encoding, self.place)
         return [header for header, _ in came]
 
     def close(self):
@@ -85,9 +85,9 @@ def pong(sealed, number=1):
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_payload_is_opened_where_it_belongs(line, compression):
-    line.packing = PayloadEncoding(compression=compression)
-    packed = np.frombuffer(encode_payload(DATA, LAYOUT, line.packing), np.uint8)
-    line.push(packed)
+    line.encoding = PayloadEncoding(compression=compression)
+    encoded = np.frombuffer(encode_payload(DATA, LAYOUT, line.encoding), np.uint8)
+    line.push(encoded)
     assert line.read() == [HEADER]
     assert (line.place == DATA).all()
     assert not line.sealed.garbage
@@ -173,9 +173,9 @@ def test_two_that_were_read_before_either_is_opened_are_told_apart(line):
         assert line.sealed.socket.poll(20_000)
         came += line.sealed.read(0.0)
     first, second = came
-    second[1].unpack(LAYOUT, line.packing, line.place)
+    second[1].decode_into(LAYOUT, line.encoding, line.place)
     assert (line.place == DATA[::-1]).all()
-    first[1].unpack(LAYOUT, line.packing, line.place)
+    first[1].decode_into(LAYOUT, line.encoding, line.place)
     assert (line.place == DATA).all()
 
 

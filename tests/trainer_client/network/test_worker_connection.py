@@ -148,7 +148,7 @@ def test_a_payload_follows_its_header(ends):
     (header, payload), (after, nothing) = ends.say(PUSHED, DATA.tobytes(), pong())
     assert (header, after, nothing) == (PUSHED, pong(), None)
     place = np.zeros(128, np.uint8)
-    ends.trainer.unpack(payload, LAYOUT, place)
+    ends.trainer.decode_into(payload, LAYOUT, place)
     assert (place == DATA).all()
 
 
@@ -181,13 +181,13 @@ def test_a_worker_that_says_much_leaves_the_others_their_turn(ends):
 
 
 def test_the_welcome_tells_how_payloads_are_packed(ends):
-    assert ends.trainer.packing.plain
+    assert ends.trainer.encoding.plain
     said = welcome(float32="bfloat16", compression="lz4")
     assert ends.say(said) == [(said, None)]
-    packing = PayloadEncoding(float32="bfloat16", compression="lz4")
-    assert ends.trainer.packing == packing
+    encoding = PayloadEncoding(float32="bfloat16", compression="lz4")
+    assert ends.trainer.encoding == encoding
     place = np.ones(128, np.uint8)
-    ends.trainer.unpack(memoryview(encode_payload(np.zeros(128, np.uint8), LAYOUT, packing)), LAYOUT, place)
+    ends.trainer.decode_into(memoryview(encode_payload(np.zeros(128, np.uint8), LAYOUT, encoding)), LAYOUT, place)
     assert not place.any()
 
 
@@ -242,18 +242,18 @@ def test_sealed_payloads_come_on_their_own_connection(sealed_ends):
     sealed_ends.push_sealed()
     [(header, payload)] = trainer.read_sealed(0.0)
     place = np.zeros(128, np.uint8)
-    trainer.unpack(payload, LAYOUT, place)
+    trainer.decode_into(payload, LAYOUT, place)
     assert header == PUSHED
     assert (place == DATA).all()
 
 
 def test_a_sealed_payload_is_packed_as_the_welcome_says(sealed_ends):
     sealed_ends.say(welcome(compression="lz4", sealed_port=sealed_ends.worker.sealed_port))
-    packed = encode_payload(DATA, LAYOUT, PayloadEncoding(compression="lz4"))
-    sealed_ends.push_sealed(data=np.frombuffer(packed, np.uint8))
+    encoded = encode_payload(DATA, LAYOUT, PayloadEncoding(compression="lz4"))
+    sealed_ends.push_sealed(data=np.frombuffer(encoded, np.uint8))
     [(_, payload)] = sealed_ends.trainer.read_sealed(0.0)
     place = np.zeros(128, np.uint8)
-    sealed_ends.trainer.unpack(payload, LAYOUT, place)
+    sealed_ends.trainer.decode_into(payload, LAYOUT, place)
     assert (place == DATA).all()
 
 
