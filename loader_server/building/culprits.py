@@ -12,10 +12,10 @@ from shared.hashing import digest64
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KnownCulprits", "key_of"]
+__all__ = ["KnownCulprits", "culprit_key"]
 
 
-def key_of(stream: str, identity: str) -> int:
+def culprit_key(stream: str, identity: str) -> int:
     """The number that stands for a culprit on the wire."""
     return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))  # as it crosses
 
@@ -37,8 +37,8 @@ class KnownCulprits:
 
     def find(self, identity: str) -> None:
         """Add a sample that was convicted here; the coordinator will put it on its list."""
-        self._found |= {key_of(self._stream, identity)}
+        self._found |= {culprit_key(self._stream, identity)}
         self.keys |= self._found
 
     def __contains__(self, identity: str) -> bool:
-        return key_of(self._stream, identity) in self.keys
+        return culprit_key(self._stream, identity) in self.keys

@@ -154,7 +154,7 @@ class ReadAhead:
 def read_patiently(
     read: Callable[[Sequence[int]], Iterable[bytes]], samples: Sequence[int], begin: Callable[[int], object]
 ) -> list[bytes]:
-    """Read samples, each after saying which; from the one on at which the disk fails again after pauses. A file that is
+    """Read samples, saying which before each. If the disk fails, go on from that sample after a pause; a file that is
     not the indexed one fails at once.
     """
     raw: list[bytes] = []

@@ -8,7 +8,7 @@ is sent again.
 
 from __future__ import annotations
 
-from loader_server.building.culprits import key_of
+from loader_server.building.culprits import culprit_key
 from shared.wire import messages as m
 
 __all__ = ["Convictions"]
@@ -66,6 +66,6 @@ class Convictions:
     def message(self) -> m.Culprits:
         """The list that workers are sent."""
         if self._message is None:
-            keys = sorted({key_of(*found) for found in self._ends})
+            keys = sorted({culprit_key(*found) for found in self._ends})
             self._message = m.Culprits(version=self._version, keys=tuple(keys))
         return self._message

@@ -223,7 +223,7 @@ def _body(fact: Fact) -> str:
 
 
 def _fact(body: str) -> Fact | None:
-    """None if another release wrote it, of a kind or with fields that are not known here."""
+    """The fact; None if another release wrote it, with a kind or fields that are not known here."""
     try:
         kind, fields = json.loads(body)
         values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in fields.items()}
@@ -233,7 +233,7 @@ def _fact(body: str) -> Fact | None:
 
 
 def _names_a_number(body: str) -> bool:
-    """Whether it is a conviction as they once were, by the sample's number."""
+    """Whether it is a conviction as earlier releases wrote them, by the sample's number."""
     try:
         kind, fields = json.loads(body)
         return bool(kind == CulpritFound.__name__ and "sample" in fields)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.building.culprits import key_of
+from loader_server.building.culprits import culprit_key
 from shared.silence import Silence
 from shared.wire import messages as m
 
@@ -59,7 +59,7 @@ class Membership:
 
     def convict(self, culprit: m.Culprit) -> None:
         """A sample killed decoders here: say so now, and with every heartbeat until the coordinator lists it."""
-        self._unlisted[key_of(culprit.stream, culprit.identity)] = culprit
+        self._unlisted[culprit_key(culprit.stream, culprit.identity)] = culprit
         self.due_s = 0.0
 
     def unlisted(self) -> list[m.Culprit]:

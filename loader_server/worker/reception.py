@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
 
-#: Jobs given to the building thread at a time: one being built, the others being read ahead.
+#: Builds given to the building thread at a time: one being built, the others being read ahead.
 _AHEAD = 4
 
 

@@ -60,7 +60,7 @@ SHARE = Integer(0, 1000)
 
 
 def clipped(prose: str) -> str:
-    """As much of a text as a message carries."""
+    """As much of a text as a message can carry."""
     return prose[: PROSE.longest]
 
 

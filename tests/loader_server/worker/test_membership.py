@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.building.culprits import key_of
+from loader_server.building.culprits import culprit_key
 from loader_server.worker.membership import Membership
 from shared.wire import messages as m
 
@@ -100,9 +100,9 @@ def test_a_culprit_is_said_at_once_and_until_it_is_listed():
     member.say(10.0, sent=True)
     member.convict(found)
     assert member.is_due(10.0)
-    member.take_in(m.Culprits(version=4, keys=(key_of("train", "b.wav"),)), 10.0)
+    member.take_in(m.Culprits(version=4, keys=(culprit_key("train", "b.wav"),)), 10.0)
     assert (member.culprits, member.unlisted()) == (4, [found])
-    member.take_in(m.Culprits(version=5, keys=(key_of("train", "a.wav"),)), 10.0)
+    member.take_in(m.Culprits(version=5, keys=(culprit_key("train", "a.wav"),)), 10.0)
     assert (member.culprits, member.unlisted()) == (5, [])
 
 

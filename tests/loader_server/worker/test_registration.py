@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import zmq
 
-from loader_server.building.culprits import key_of
+from loader_server.building.culprits import culprit_key
 from loader_server.worker.registration import Registration
 from shared.errors import RefusedError
 from shared.wire import messages as m
@@ -142,7 +142,7 @@ def test_a_found_culprit_is_said_at_once_and_with_every_heartbeat_until_it_is_on
     assert [worker.hear()[1] for _ in range(2)] == [BEAT, CULPRIT]
     assert worker.now_s - began_s < 0.3
     assert [worker.hear()[1] for _ in range(4)] == [BEAT, CULPRIT] * 2
-    worker.desk.say(who, m.Culprits(version=8, keys=(5, key_of(CULPRIT.stream, CULPRIT.identity))))
+    worker.desk.say(who, m.Culprits(version=8, keys=(5, culprit_key(CULPRIT.stream, CULPRIT.identity))))
     worker.turn_until(lambda: worker.registration.membership.culprits == 8)
     while worker.desk.hear(0.05) is not None:
         pass
