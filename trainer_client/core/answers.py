@@ -53,6 +53,7 @@ class Answers:
         self._upcoming = upcoming
         self._slots = slots
         self._tickets = tickets
+        self._counts = tickets.counts
         self._bad_rows = bad_rows
         self._out = out
 
@@ -61,7 +62,7 @@ class Answers:
         self._tickets.hear(worker, now_s)
         ask = worker.asks.get(came.ticket)
         if ask is None or ask.arrived or worker.connection_id is None:
-            self._tickets.counts.stale += 1
+            self._counts.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
@@ -83,7 +84,7 @@ class Answers:
         """The batch was written, or checked."""
         ask = worker.asks.get(header.ticket)
         if ask is None:
-            self._tickets.counts.stale += 1
+            self._counts.stale += 1
             return
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
@@ -95,12 +96,12 @@ class Answers:
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
         """Nobody needs this batch any more."""
-        self._tickets.counts.stale += 1
+        self._counts.stale += 1
         self._slots.release(ticket)
         self._tickets.close(worker, ticket)
 
     def _reject(self, worker: KnownWorker, ticket: Ticket) -> None:
-        self._tickets.counts.rejected += 1
+        self._counts.rejected += 1
         self._slots.release(ticket)
         _, entry = self._tickets.close(worker, ticket)
         if entry is not None:
@@ -167,7 +168,7 @@ class Answers:
         held = frozenset(pong.tickets)
         for ticket, ask in list(worker.asks.items()):
             if ask.after_ping < pong.number and ticket not in held and not ask.arrived:
-                self._tickets.counts.lost_on_the_way += 1
+                self._counts.lost_on_the_way += 1
                 self._slots.release(ticket)
                 self._tickets.close(worker, ticket)
         worker.owes_list = False

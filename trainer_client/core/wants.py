@@ -62,6 +62,7 @@ class Wants:
         self._slots = slots
         self._workers = workers
         self._tickets = tickets
+        self._counts = tickets.counts
         self._answers = answers
         self._out = out
         self._live: list[KnownWorker] = []
@@ -96,7 +97,7 @@ class Wants:
         if won and entry is not None:
             self._slots.take_back(entry.slot)
             entry.header, entry.slot = None, -1
-            self._tickets.counts.retracted += 1
+            self._counts.retracted += 1
             self._tickets.reopen(seq, entry)
 
     # --- asking ---
@@ -161,8 +162,8 @@ class Wants:
         in_slot = worker.in_slot and ticket.slot != self._slots.reserve
         again = entry.attempt > 0 or entry.patience_s > 0 or bool(entry.refused) or entry.hedged
         self._tickets.hold(seq, worker, ticket, now_s, in_slot=in_slot)
-        self._tickets.counts.asked += 1
-        self._tickets.counts.asked_again += again
+        self._counts.asked += 1
+        self._counts.asked_again += again
         assert worker.connection_id is not None
         urgent = again and seq == self._upcoming.head
         want = self._want(entry, worker, ticket, in_slot=in_slot, urgent=urgent)
@@ -226,7 +227,7 @@ class Wants:
         entry = self._upcoming.entries.get(head)
         if entry is None or entry.ready or entry.hedged or not entry.askers:
             return
-        if self._tickets.counts.hedged * HEDGED_SHARE >= self._tickets.counts.asked:
+        if self._counts.hedged * HEDGED_SHARE >= self._counts.asked:
             return
         latest_s = max(self._workers[one].asks[ticket].sent_s for one, ticket in entry.askers.items())
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._answers.usual_answer_s):
@@ -235,5 +236,5 @@ class Wants:
         ticket = self._lend_slot_for(head) if worker is not None else None
         if worker is not None and ticket is not None:
             entry.hedged = True
-            self._tickets.counts.hedged += 1
+            self._counts.hedged += 1
             self._send(head, worker, ticket, now_s)
