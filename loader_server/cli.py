@@ -107,9 +107,7 @@ def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command = _command(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
-    command.add_argument(
-        "--strict", action="store_true", help="refuse a manifest with bad rows instead of leaving them out"
-    )
+    command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     return command

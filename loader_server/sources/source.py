@@ -195,4 +195,4 @@ class Source:
         return (type(self).__module__,)
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Give back what is open, if anything is."""

@@ -92,7 +92,7 @@ def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
     source = request.source or request.spec.make()
     _refuse_measuring(request, source)
-    with locked(request.folder):
+    with contextlib.closing(source), locked(request.folder):
         try:
             inventory = source.survey()
             made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=request.folder))

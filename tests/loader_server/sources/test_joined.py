@@ -46,6 +46,12 @@ from loader_server.transforms import transform
 def louder(sample, rng):
     sample["audio"] *= 2
 
+LEXICON = {}
+
+@transform(draws=False)
+def looked_up(sample, rng):
+    LEXICON[sample["text"]]
+
 def undeclared(sample, rng):
     sample["text"] = np.arange(len(sample["text"]), dtype=np.int16)
 """
@@ -183,6 +189,20 @@ def test_a_source_without_what_a_transform_asks_for_is_named_while_indexing(tmp_
     made = job(tmp_path, MANIFEST, LINES, transforms=f'"{own}:louder", "characters"')
     with pytest.raises(SettingsError, match=r'number 2 \(lines\): expected a source that has "audio", .*got "text"'):
         index_streams(made, ["train"])
+
+
+def test_what_else_a_transform_does_not_find_is_the_samples_own_affair(tmp_path: Path, own: str) -> None:
+    made = job(tmp_path, MANIFEST, LINES, transforms=f'"{own}:looked_up", "characters"')
+    assert len(index_streams(made, ["train"])) == 2
+
+
+@pytest.mark.parametrize(("rate", "per_second"), [(8000, 8000.0), (16000, None)])
+def test_a_value_has_time_where_all_sources_agree_on_it(tmp_path: Path, rate: int, per_second: float | None) -> None:
+    (tmp_path / "more").mkdir()
+    make_corpus(tmp_path / "more", samples=3, rate=rate)
+    other = MANIFEST.replace("csv.csv", "more/csv.csv")
+    stream = opened(job(tmp_path, MANIFEST, other, transforms="", length="audio"))
+    assert stream.source.fields == (Field(key="audio", dtype="float32", shape=(None,), per_second=per_second),)
 
 
 def test_lengths_are_measured_in_each(tmp_path: Path, own: str) -> None:

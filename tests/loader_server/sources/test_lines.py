@@ -95,7 +95,8 @@ def test_it_does_not_matter_where_a_file_is_cut(
         pieces = list(inventory.pieces(rows))
         found = [source.probe(piece) for piece in pieces]
     assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])][: len(pieces)]
-    assert sum(len(one.rows) + len(one.bad) for one in found) == inventory.total
+    assert sorted(row for one in found for row in (*one.rows, *one.bad)) == list(range(inventory.total))
+    assert all(len(one.rows) + len(one.bad) <= rows for one in found)
     assert [row for one in found for row in one.rows] == [row for one in whole for row in one.rows]
     assert {row: bad for one in found for row, bad in one.bad.items()} == {
         row: bad for one in whole for row, bad in one.bad.items()
@@ -142,6 +143,8 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "0.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"0\.txt"):
         raw_of(source, 0)
+    with pytest.raises(DataError, match=r"0\.txt: expected a text file that can be read, got No such file"):
+        open_source(spec_of("lines", tmp_path, paths=["0.txt"]))
     with pytest.raises(
         DataError, match=r"0\.txt: expected a text file that can be read, got No such file.*Mend `paths`"
     ):
