@@ -3,7 +3,7 @@
 import pytest
 
 from shared.wire.layout import BucketShape, Field
-from shared.wire.parts import WireField, WireShape, clipped
+from shared.wire.parts import Seal, WireField, WireShape, clipped
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,7 @@ def test_equal_shapes_are_equal_whatever_the_order_of_their_keys():
 
 def test_prose_is_clipped_to_its_bound():
     assert (clipped("x" * 4001), clipped("y")) == ("x" * 4000, "y")
+
+
+def test_no_key_is_shown():
+    assert repr(Seal(b"k" * 32, b"i" * 16)) == "Seal(…)"

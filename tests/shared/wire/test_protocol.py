@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 import shared
-from shared.wire import bounds
+from shared.wire import bounds, parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
 from shared.wire.permissions import ROLES, TO_COORDINATOR, TO_WORKER
-from tests.shared.wire.examples import PARTS
 
+PARTS = {
+    name: kind
+    for name, kind in vars(parts).items()
+    if isinstance(kind, type) and issubclass(kind, parts.Part) and kind is not parts.Part
+}
 TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
