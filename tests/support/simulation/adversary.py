@@ -63,7 +63,7 @@ class Adversary:
         alive = self._world.live_trainers()
         return self._dice.choice(alive) if alive else None
 
-    def _anybody(self) -> Process | None:
+    def _pick_process(self) -> Process | None:
         world = self._world
         everybody = [*world.workers.values(), *world.live_trainers()]
         if world.coordinator is not None:
@@ -138,7 +138,7 @@ class Adversary:
         self._world.poison.add(number)
         self._later(self._world.poison.discard, number)
 
-    def _stranger(self) -> None:
+    def _let_stranger_in(self) -> None:
         """A worker of another job takes an address over."""
         worker = self._worker()
         if worker is not None and not self._world.is_spared(worker):
@@ -149,23 +149,23 @@ class Adversary:
         """Somebody registers with an endpoint that is none."""
         self._world.register_nonsense()
 
-    def _no_memory(self) -> None:
+    def _withhold_memory(self) -> None:
         worker = self._worker()
         if worker is not None:
             self._world.short_of_memory.add(worker.name)
             self._later(self._world.short_of_memory.discard, worker.name)
 
-    def _forked_child(self) -> None:
+    def _leave_forked_child(self) -> None:
         self._world.inherited_locks = 0.5
-        self._later(self._no_forked_child)
+        self._later(self._end_forked_child)
 
-    def _no_forked_child(self) -> None:
+    def _end_forked_child(self) -> None:
         self._world.inherited_locks = 0.0
 
     # --- anybody ---
 
     def _stop(self) -> None:
-        process = self._anybody()
+        process = self._pick_process()
         if process is not None:
             self._world.stop(process)
             self._later(self._continue, process)
@@ -181,7 +181,7 @@ class Adversary:
             self._world.go_on(process)
 
     def _hang(self) -> None:
-        process = self._anybody()
+        process = self._pick_process()
         if process is not None:
             self._world.hang(process, self._scheduler.between(0.1, 3.5) * self._timeout_s)
 
@@ -219,7 +219,7 @@ class Adversary:
 
     def _isolate(self) -> None:
         """One machine cannot be reached at all."""
-        process = self._anybody()
+        process = self._pick_process()
         if process is None:
             return
         self._scheduler.note(process.name, "cannot be reached at all")
@@ -232,9 +232,9 @@ class Adversary:
     def _delay(self) -> None:
         """Everything takes longer, each frame in its own way."""
         self._world.network.jitter = self._dice.choice((30.0, 100.0))
-        self._later(self._no_delay)
+        self._later(self._end_delay)
 
-    def _no_delay(self) -> None:
+    def _end_delay(self) -> None:
         self._world.network.jitter = 3.0
 
     # --- the coordinator ---
@@ -285,10 +285,10 @@ class Adversary:
         _forget_trainers: 2,
         _ail_worker: 6,
         _poison: 1,
-        _stranger: 1,
+        _let_stranger_in: 1,
         _bogus: 1,
-        _no_memory: 1,
-        _forked_child: 1,
+        _withhold_memory: 1,
+        _leave_forked_child: 1,
         _stop: 2,
         _stop_worker: 5,
         _hang: 4,
@@ -308,8 +308,8 @@ class Adversary:
         self._over = True
         world = self._world
         self._scheduler.note("everything heals")
-        self._no_delay()
-        self._no_forked_child()
+        self._end_delay()
+        self._end_forked_child()
         world.poison.clear()
         world.short_of_memory.clear()
         world.network.rejoin_all()

@@ -151,11 +151,11 @@ class Port:
         by_wire: dict[int, deque[Any]] = {}
         for wire, message in arrived:
             by_wire.setdefault(id(wire), deque()).append(message)
-        lines, read = list(by_wire.values()), []
-        while lines:
-            line = self.network.scheduler.random.choice(lines)
-            read.append(line.popleft())
-            lines = [one for one in lines if one]
+        queues, read = list(by_wire.values()), []
+        while queues:
+            queue = self.network.scheduler.random.choice(queues)
+            read.append(queue.popleft())
+            queues = [one for one in queues if one]
         return read
 
     # --- connections ---
