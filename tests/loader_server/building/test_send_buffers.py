@@ -50,6 +50,7 @@ def test_small_ones_are_not_kept(buffers):
     small = buffers.take(1000)
     buffers.give_back(small)
     assert not np.shares_memory(buffers.take(1000), small)
+    assert kept_bytes(buffers) == 0
 
 
 def give_back_all(buffers, used):

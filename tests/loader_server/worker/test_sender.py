@@ -7,6 +7,7 @@ import zmq
 
 from loader_server.building.build_thread import Build, Outcome
 from loader_server.building.send_buffers import SendBuffers
+from loader_server.machine.doors import Doors
 from loader_server.wants.budget import Budget
 from loader_server.wants.session import Session
 from loader_server.worker.sender import Sender
@@ -346,3 +347,11 @@ def test_what_was_sealed_under_an_earlier_key_is_not_sent_sealed(sealed):
     sealed.sender.push(outcome, HEADER, sealed.session, LOG)
     assert not dealer.poll(100)
     assert sealed.session.sealed_number == 0
+
+
+def test_connections_to_every_port_are_counted(plain, sealed):
+    for one, ports in ((plain, {"messages"}), (sealed, {"messages", "sealed"})):
+        doors = Doors(LOG)
+        one.sender.watch(doors)
+        assert doors.changes.keys() == ports
+        doors.close()
