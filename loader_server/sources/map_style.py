@@ -103,7 +103,8 @@ class MapStyleSource(Source):
         """As the index says; before there is one, the first axis of every array counts as padded."""
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
-        return tuple(field for field in _kinds(self._first_sample()).values() if field is not None)
+        first = self._first_sample()
+        return tuple(_fields(first, set(self._known_lengths() if self._tells_lengths else first)))
 
     # --- while an index is made ---
 
@@ -204,9 +205,7 @@ class MapStyleSource(Source):
             if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
                 padded.add(name.removeprefix("length_"))
         self._refuse_lengths_of_nothing(padded, first)
-        kinds = {key: kind for key, kind in _kinds(first).items() if kind is not None}
-        fields = [kind if key in padded else replace(kind, shape=np.shape(first[key])) for key, kind in kinds.items()]
-        return {"fields": [asdict(field) for field in fields]}
+        return {"fields": [asdict(field) for field in _fields(first, padded)]}
 
     def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
         keys = sorted(key for key, value in first.items() if _has_length(value))
@@ -325,6 +324,12 @@ def _has_length(value: object) -> bool:
 def _kinds(sample: _Values) -> dict[str, Field | None]:
     """Arrays and numbers as fields, the first axis padded; None for all else."""
     return {key: _kind(key, value) if isinstance(value, np.ndarray) else None for key, value in sample.items()}
+
+
+def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
+    """Arrays and numbers; the first axis varies of those that are padded."""
+    kinds = {key: kind for key, kind in _kinds(sample).items() if kind is not None}
+    return [kind if key in padded else replace(kind, shape=np.shape(sample[key])) for key, kind in kinds.items()]
 
 
 def _kind(key: str, value: NDArray[Any]) -> Field:

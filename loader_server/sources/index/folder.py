@@ -173,8 +173,9 @@ def read_meta(folder: Path) -> Meta:
             remedy="It was made by another version: run loader-server index.",
         )
     own = {name: found.pop(name) for name in _OWN if name in found}
+    about = found.pop("about", {})
     try:
-        return Meta(**own, about={**found, **found.pop("about", {})})
+        return Meta(**own, about={**found, **about})
     except TypeError as error:
         raise _damaged(folder, str(error)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import textwrap
 from pathlib import Path
@@ -15,6 +16,7 @@ from loader_server.commands.index import index_streams
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.stream import JobFile
+from loader_server.transforms.chain import Chain
 from shared.errors import DataError, ReadError, SettingsError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
@@ -86,6 +88,15 @@ class Pairs:
         return np.zeros(i + 1, np.float32), i / 2
 
 
+class Deadly(Digits):
+    """Ends the process that indexes sample 9."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if i == 9 and multiprocessing.parent_process() is not None:
+            os._exit(1)
+        return super().__getitem__(i)
+
+
 class Sequential:
     """Not asked by number."""
 
@@ -137,6 +148,11 @@ def test_fields_and_lengths_are_what_the_samples_show_or_the_class_tells(tmp_pat
     assert (sample["label"].dtype, sample["label"].shape, int(sample["label"])) == (np.dtype("int64"), (), 2)
     assert raw_of(source, 2) == b""
     assert source.name(2) == f"{__name__}:{kind}, sample 2"
+
+
+def test_before_there_is_an_index_arrays_count_as_padded_unless_the_class_tells_lengths(tmp_path: Path) -> None:
+    assert named("Told", tmp_path).make().fields == FIELDS
+    assert [field.shape for field in named("Digits", tmp_path).make().fields] == [(None,), (None, 3), ()]
 
 
 def test_strings_have_lengths_too(tmp_path: Path) -> None:
@@ -210,6 +226,13 @@ def test_what_no_array_can_hold_is_a_bad_sample(tmp_path: Path) -> None:
     (row,) = index_source(named("Digits", tmp_path)).bad
     assert (row.line, row.reason) == (4, "dtype")
     assert row.detail.endswith("got object")
+
+
+def test_a_sample_that_ends_the_process_which_looks_at_it_is_told_with_its_row(tmp_path: Path) -> None:
+    spec = named("Deadly", tmp_path, arguments={"count": 30})
+    with pytest.raises(DataError, match=r'source = ".*:Deadly" below .*, row \d+ of all or soon after: expected'):
+        index_source(spec, processes=2, piece_rows=1)
+    assert not (tmp_path / "index").exists()
 
 
 def test_data_that_changed_is_refused(tmp_path: Path) -> None:
@@ -351,6 +374,27 @@ def test_a_class_beside_the_job_file_is_found_and_its_code_is_part_of_what_worke
     before = stream.builder
     (tmp_path / "my_digits.py").write_text(textwrap.dedent(OWN) + "# changed\n")
     assert JobFile(tmp_path / "job.toml").open("train").builder != before
+
+
+def undeclared(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    sample["tokens"] = np.repeat(sample["tokens"], 3)
+
+
+def test_what_a_sample_raises_while_it_is_measured_makes_it_a_bad_one(tmp_path: Path) -> None:
+    spec = named("Told", tmp_path)
+    chain = Chain.make((f"{__name__}:undeclared",), {}, "a test", spec.make().fields)
+    WHAT[2] = ValueError("torn")
+    report = index_source(spec, chain=chain)
+    assert [(row.where, row.line, row.reason) for row in report.bad] == [(f"{__name__}:Told", 2, "undecodable")]
+    index = open_index(tmp_path / "index")
+    assert index.measured["tokens"].tolist() == [3 * n for n in (1, 2, 4, 5, 6)]
+    assert index.indexed.numbers["item"].tolist() == [0, 1, 3, 4, 5]
+    WHAT[2] = OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(ReadError, match="sample 2"):
+        index_source(spec, chain=chain)
+    WHAT[2] = MemoryError()
+    with pytest.raises(MemoryError):
+        index_source(spec, chain=chain)
 
 
 def test_an_undeclared_transform_is_measured_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

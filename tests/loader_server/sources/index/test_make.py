@@ -124,6 +124,24 @@ def test_indexing_again_gives_the_same_fingerprint_and_another_data_set_another(
     assert make_index(request(copy.parent / "other.csv")).fingerprint != make_index(request(copy)).fingerprint
 
 
+def test_an_index_has_the_fingerprint_that_it_always_had(tmp_path):
+    """Plans and checkpoints hang on it: whoever changes this raises FORMAT."""
+    for style, fingerprint in GOLDEN.items():
+        report = make_index(request(make_corpus(tmp_path / style, samples=6, style=style)))
+        assert (style, report.fingerprint) == (style, fingerprint)
+
+
+def test_what_a_source_says_may_stand_among_the_rest_as_it_did_in_older_indexes(corpus):
+    folder = make_index(request(corpus)).folder
+    before = open_index(folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta.pop("about"), **meta}))
+    after = open_index(folder)
+    assert after.meta == before.meta
+    assert after.indexed.about == {"others": [], "rate": 8000}
+    assert lengths(after, corpus)["audio"].tolist() == lengths(before, corpus)["audio"].tolist()
+
+
 def bad_corpus(folder):
     """The manifest with one of each fault."""
     manifest = make_corpus(folder, samples=2)
@@ -139,6 +157,11 @@ def bad_corpus(folder):
         file.write("\n".join(rows) + "\n")
     return manifest
 
+
+GOLDEN = {
+    "csv": "5fb1640a000ef81322075ba55143466a",
+    "nemo": "b7677d1b0ad9c4ada4848f27ff178846",
+}
 
 REASONS = [
     "missing_file",
