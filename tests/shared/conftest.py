@@ -1,8 +1,6 @@
-"""What tests of sockets and of logs share."""
+"""What tests of sockets share."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 import zmq
@@ -26,12 +24,3 @@ def context():
     yield context
     context.destroy(linger=0)
     _Keeping.kept.clear()
-
-
-@pytest.fixture
-def logging_as_it_was():
-    """What `start_logging` changes is put back."""
-    logger = logging.getLogger("stoker")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before

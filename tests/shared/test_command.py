@@ -10,8 +10,6 @@ import pytest
 from shared.command import allow_many_files, run_command
 from shared.errors import SettingsError
 
-pytestmark = pytest.mark.usefixtures("logging_as_it_was")
-
 
 def ends(run, *arguments):
     """The exit code of a command that does this."""

@@ -6,11 +6,7 @@ import io
 import json
 import logging
 
-import pytest
-
 from shared.logs import Log, start_logging
-
-pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 class Terminal(io.StringIO):

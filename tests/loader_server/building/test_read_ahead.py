@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -124,7 +125,8 @@ def test_hanging_threads_are_replaced_also_if_nobody_waits_for_them_and_end_when
     for _ in range(before):  # of jobs that were cancelled
         readers.submit(hanging(gate), name)
     assert readers.wait_for(readers.submit(lambda begin: "read", name)) == "read"
-    assert (readers.hanging, threads()) == (before, 2 * before)
+    wait_until(lambda: readers._give_up_late(time.monotonic()) and readers.hanging == before, "all are given up")
+    assert threads() == 2 * before
     gate.set()
     wait_until(lambda: readers.hanging == 0 and threads() == before, "the spare threads have ended")
     assert readers.wait_for(readers.submit(lambda begin: "read", name)) == "read"
