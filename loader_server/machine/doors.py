@@ -18,10 +18,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import zmq
-import zmq.utils.monitor
 
 from loader_server.machine.processes import descriptors_by_port
 from shared.endpoints import port_of
+from shared.sockets import read_events
 
 if TYPE_CHECKING:
     from shared.logs import Log
@@ -98,10 +98,8 @@ class Doors:
     def _read(monitor: zmq.Socket[bytes], changes: Counter[str]) -> bool:
         """Count what a monitor reports; whether somebody came."""
         before = changes["accepted"] + changes["no_descriptor"]
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)["event"]
-                changes[_CHANGES[zmq.Event(event)]] += 1
+        for event in read_events(monitor):
+            changes[_CHANGES[zmq.Event(event)]] += 1
         return changes["accepted"] + changes["no_descriptor"] > before
 
     def _judge(self) -> None:

@@ -14,7 +14,7 @@ from tests.support.simulation.run import run
 
 AT_LEAST = 500
 AT_MOST = 20_000
-FOR_S = 20.0
+FOR_S = 6.0
 
 
 def told(outcome):

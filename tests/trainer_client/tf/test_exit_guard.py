@@ -4,7 +4,6 @@ without a word.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -100,48 +99,27 @@ def test_a_pass_that_tensorflow_waits_for_ends():
     feed.close()
 
 
-#: Runs each of the programs that it is given, in a process of its own: TensorFlow is imported once for all of them,
-#: and starts nothing before the fork. It says which process is which and how each ended.
-FORKS = """
-import json, os, sys
-from tests.support.two_devices import mirrored
-import keras, tensorflow as tf
-import trainer_client
-from tests.support.fake_feed import FakeFeed
-from tests.support.tiny_models import FORM, tiny_model
-
-programs, endpoint, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
-children = []
-for number, program in enumerate(programs):
-    children.append(os.fork())
-    if not children[-1]:
-        said = os.open(f"{folder}/{number}.txt", os.O_CREAT | os.O_WRONLY)
-        os.dup2(said, 2)
-        exec(program)
-        break
-else:
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print(json.dumps(codes))
-"""
-
-
-def run_each(programs, folder, endpoint=""):
-    """How each ended, and what it said."""
+def run_each(programs, *arguments):
+    """Run each in a process of its own, all at a time; how each ended, and what it said."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
-    command = [sys.executable, "-c", FORKS, json.dumps(programs), endpoint, str(folder)]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        try:
-            codes = json.loads(process.communicate(timeout=100)[0])
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return codes, [(folder / f"{number}.txt").read_text() for number in range(len(programs))]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for program in programs
+    ]
+    try:
+        said = [process.communicate(timeout=100)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], said
 
 
 STOPPED = """
 import threading
+from tests.support.fake_feed import FakeFeed
+
 feed = FakeFeed(starve_at=(0, 50), epochs=(1000,))
 
 def interrupt():
@@ -158,14 +136,20 @@ except BaseException as error:
 """
 
 
-def test_processes_that_were_stopped_end(tmp_path):
+def test_processes_that_were_stopped_end():
     """Without help a fifth of them hung: TensorFlow asks for more after an error."""
-    codes, _ = run_each([STOPPED] * 3, tmp_path)
+    codes, _ = run_each([STOPPED] * 3)
     assert codes == [0, 0, 0]
 
 
 TRAINER = """
-import signal
+import os, signal, sys
+from tests.support.two_devices import mirrored
+import keras, tensorflow as tf
+import trainer_client
+from tests.support.tiny_models import FORM, tiny_model
+
+endpoint = sys.argv[1]
 feed = trainer_client.connect(endpoint, stream="dev")  # which all may read at once
 data = feed.dataset(**FORM)
 
@@ -206,6 +190,6 @@ def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(tmp_p
     """None of them closes its feed. Without help each had a warning for every iterator that was still there."""
     with running(write_job(tmp_path, samples=60, longest_s=0.5, job="group = 2")) as loaders:
         programs = [TRAINER + code for code, _ in WAYS.values()]
-        codes, said = run_each(programs, tmp_path, loaders.endpoint)
+        codes, said = run_each(programs, loaders.endpoint)
     assert dict(zip(WAYS, codes, strict=True)) == {way: code for way, (_, code) in WAYS.items()}, said
     assert [text for text in said if "Python interpreter" in text] == []
