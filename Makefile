@@ -13,8 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
-test: $(STAMP) lint ## ruff, mypy and all tests: they wait more than they compute, so that two cores have work for three at a time
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
+# Tests wait more than they compute, so two cores have work for four at a time. A file's tests share loaders, so they stay together.
+test: $(STAMP) lint ## ruff, mypy and all tests
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
 	$(BIN)/python -m tests.quick -n 2

@@ -16,6 +16,24 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: What waits or computes the longest comes first, so that nothing long is left for the end, when only one process would
+#: still have work.
+SLOW = (
+    "tests/faults/",
+    "tests/trainer_client/core/test_simulated_worlds.py",
+    "tests/trainer_client/tf/",
+    "tests/trainer_client/test_callbacks.py",
+    "tests/end_to_end/",
+    "tests/release/",
+    "tests/trainer_client/load_test/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow tests first, and change no order otherwise."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
+
+
 def pytest_collection_finish() -> None:
     """What collecting made (TensorFlow, thousands of tests) stays to the end: do not look through it for garbage."""
     gc.collect()
