@@ -338,14 +338,18 @@ def _twice(parts: Parts) -> Iterable[Parts]:
 
 
 class _Swapped:
-    """Each second message before the one that came before it."""
+    """Each second message before the one that came before it; but no Ping before a Want. What a Pong does not list is
+    free to be lent again, and that is safe because a connection keeps the order in which things were said.
+    """
 
     def __init__(self) -> None:
         self._held: Parts | None = None
 
     def __call__(self, parts: Parts) -> Iterable[Parts]:
         held, self._held = (self._held, None) if self._held is not None else (None, parts)
-        return [parts, held] if held is not None else []
+        if held is None:
+            return []
+        return [held, parts] if m.Ping in kinds(parts) else [parts, held]
 
 
 class _Late:
