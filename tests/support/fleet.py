@@ -69,8 +69,13 @@ class Fleet:
     @contextmanager
     def join_behind_proxy(self, name: str) -> Iterator[Proxy]:
         """Start a worker that trainers reach through a relay only; the coordinator it talks to by itself."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            listen = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        with socket.socket() as reserved:  # bound but not listening: nobody else is given this port
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            listen = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+            yield from self._join_behind(name, listen)
+
+    def _join_behind(self, name: str, listen: str) -> Iterator[Proxy]:
         with Proxy(listen) as proxy:
             self.join(name, "--listen", listen, odd=(f"at={proxy.endpoint}",))
             yield proxy
