@@ -11,7 +11,7 @@ def test_tests_of_pure_modules_are_quick_and_those_of_processes_are_not():
         "tests/loader_server/planning/test_tiny.py",  # no module's mirror, but of a pure room
         "tests/shared/test_rounds.py",
         "tests/test_architecture.py",
-        "tests/trainer_client/core/test_wants.py",
+        "tests/trainer_client/core/asking/test_wants.py",
     }
     assert not set(found) & {
         "tests/shared/test_memory.py",

@@ -16,9 +16,9 @@ from typing_extensions import Self
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
-from trainer_client.core.connections import MOST_REMOTE
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
+from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
 from trainer_client.tf.element_structure import ElementStructure

@@ -19,24 +19,24 @@ from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.answers import Answers
+from trainer_client.core.asking.answers import Answers
+from trainer_client.core.asking.bad_rows import BadRows
+from trainer_client.core.asking.questions import Questions
+from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
-from trainer_client.core.bad_rows import BadRows
-from trainer_client.core.connections import Connections
 from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
-from trainer_client.core.questions import Questions
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, Upcoming
-from trainer_client.core.wants import Wants
-from trainer_client.core.worker_tickets import WorkerTickets
+from trainer_client.core.workers.connections import Connections
+from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shared.errors import StokerError
-    from trainer_client.core.workers import KnownWorker
+    from trainer_client.core.workers.known_workers import KnownWorker
 
 __all__ = ["AttachedStream", "Core"]
 

@@ -19,7 +19,7 @@ from trainer_client.core.slot_states import SlotState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_client.core.worker_tickets import WantCounts
+    from trainer_client.core.workers.worker_tickets import WantCounts
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts, ReadCounts

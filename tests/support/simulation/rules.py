@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.core.answers import Answers
+from trainer_client.core.asking.answers import Answers
+from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
-from trainer_client.core.connections import Connections
 from trainer_client.core.upcoming import Upcoming
-from trainer_client.core.wants import Wants
-from trainer_client.core.worker_tickets import WorkerTickets
+from trainer_client.core.workers.connections import Connections
+from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.wire import messages as m
-    from trainer_client.core.workers import KnownWorker
+    from trainer_client.core.workers.known_workers import KnownWorker
 
 __all__ = ["RULES", "without"]
 

@@ -16,13 +16,13 @@ from trainer_client.core.failures import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
     from shared.wire.parts import Ticket
-    from trainer_client.core.bad_rows import BadRows
+    from trainer_client.core.asking.bad_rows import BadRows
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import Entry, Upcoming
-    from trainer_client.core.worker_tickets import WorkerTickets
-    from trainer_client.core.workers import KnownWorker
+    from trainer_client.core.workers.known_workers import KnownWorker
+    from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 __all__ = ["Answers"]
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer_client.core import instructions as i
-from trainer_client.core.connection import SERVING, Connection, ConnectionState
-from trainer_client.core.worker_list import WorkerList
-from trainer_client.core.workers import KnownWorker
+from trainer_client.core.workers.connection import SERVING, Connection, ConnectionState
+from trainer_client.core.workers.known_workers import KnownWorker
+from trainer_client.core.workers.worker_list import WorkerList
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
-    from trainer_client.core.worker_tickets import WorkerTickets
+    from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 __all__ = ["MOST_REMOTE", "Connections"]
 

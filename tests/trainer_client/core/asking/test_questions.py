@@ -8,7 +8,7 @@ from shared.wire import messages as m
 from tests.support.lone_core import DIGEST, LoneCore, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.questions import Questions
+from trainer_client.core.asking.questions import Questions
 from trainer_client.core.stream_spec import StreamSpec
 
 LINKS = (10, 20, 30, 40, 50)

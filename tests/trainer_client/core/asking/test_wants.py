@@ -9,8 +9,8 @@ from shared.wire.parts import Cursor, Ticket
 from tests.support.lone_core import DIGEST, LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
+from trainer_client.core.asking.wants import HEDGED_SHARE
 from trainer_client.core.slot_states import SlotState
-from trainer_client.core.wants import HEDGED_SHARE
 
 
 def numbers(wants):

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
-from trainer_client.core.workers import KnownWorker, least_busy, longest_waiting, usual_pace_s
+from trainer_client.core.workers.known_workers import KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shared.errors import StokerError
     from shared.wire.parts import Ticket
-    from trainer_client.core.answers import Answers
+    from trainer_client.core.asking.answers import Answers
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import Entry, Upcoming
-    from trainer_client.core.worker_tickets import WorkerTickets
+    from trainer_client.core.workers.worker_tickets import WorkerTickets
 
 __all__ = ["Wants"]
 

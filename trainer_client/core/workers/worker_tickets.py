@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
-from trainer_client.core.workers import Ask, KnownWorker
+from trainer_client.core.workers.known_workers import Ask, KnownWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

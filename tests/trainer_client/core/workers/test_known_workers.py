@@ -7,7 +7,14 @@ import pytest
 from shared.errors import LostError
 from shared.wire.parts import Ticket
 from trainer_client.core.upcoming import Entry, Position, UpcomingBatch
-from trainer_client.core.workers import QUICKEST_S, Ask, KnownWorker, least_busy, longest_waiting, usual_pace_s
+from trainer_client.core.workers.known_workers import (
+    QUICKEST_S,
+    Ask,
+    KnownWorker,
+    least_busy,
+    longest_waiting,
+    usual_pace_s,
+)
 
 REFUSED = LostError(expected="a batch", got="none", where="a worker", remedy="Wait.")
 

@@ -8,7 +8,7 @@ from shared.errors import LostError
 from shared.wire.parts import WorkerAddress
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
-from trainer_client.core.worker_list import WorkerList
+from trainer_client.core.workers.worker_list import WorkerList
 
 ERROR = LostError(expected="a worker", got="none", where="there", remedy="Start one.")
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.lone_core import LoneCore, pushed
 from trainer_client.core import instructions as i
-from trainer_client.core.bad_rows import BadRows
+from trainer_client.core.asking.bad_rows import BadRows
 
 pytestmark = pytest.mark.fault(45)
 

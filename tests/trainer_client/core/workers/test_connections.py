@@ -12,9 +12,9 @@ from shared.wire.parts import WorkerAddress
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.connection import _NEXT, Connection, ConnectionState
-from trainer_client.core.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 from trainer_client.core.core import _PROBE_S
+from trainer_client.core.workers.connection import _NEXT, Connection, ConnectionState
+from trainer_client.core.workers.connections import _FIRST_LOCK_BYTE, _LAST_LOCK_BYTE, MOST_REMOTE
 
 
 def opened(lone):
