@@ -1,0 +1,108 @@
+"""What is said of one reader of one format, and how readers are measured beside each other.
+
+Rules: every side reads the same data, a whole pass at a time, in turn, so that what else the machine does meets all of
+them alike; CPU is that of all processes of a side. Ratios are of samples per CPU second, because waiting shows how busy
+the machine was. Must not know any format.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["Pass", "Row", "interleaved", "measured", "stoker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A side's medians: `ratio` is to the peer, whose own is 1; `epoch` is "first" or "later".
+
+    A peer that is not installed has no figures, and `left_out` says why.
+    """
+
+    format: str
+    side: str
+    epoch: str
+    samples_per_s: float = 0.0
+    cpu_us_per_sample: float = 0.0
+    ratio: float = 0.0
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one pass over the data took."""
+
+    samples: int
+    wall_s: float
+    cpu_s: float
+
+
+def measured(batches: Iterable[int]) -> Pass:
+    """Read all of these, each of which says how many samples it had."""
+    began_s, before_s = time.perf_counter(), _cpu_s()
+    samples = sum(batches)
+    return Pass(samples=samples, wall_s=time.perf_counter() - began_s, cpu_s=_cpu_s() - before_s)
+
+
+def _cpu_s() -> float:
+    """CPU of this process, of those that it started, and of those of them that have ended."""
+    ended = os.times()
+    alive = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return time.process_time() + ended[2] + ended[3] + sum(one.user + one.system for one in alive)
+
+
+@contextmanager
+def stoker(job: Path) -> Iterator[Callable[[], Pass]]:
+    """One worker and the plain iterator of one trainer: each call reads an epoch."""
+    import trainer_client  # noqa: PLC0415 - benchmarks without a trainer do without
+    from tests.benchmarks.data_path_stoker import loaders  # noqa: PLC0415
+
+    with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
+        yield lambda: measured(int(batch["weight"].sum()) for batch in feed)
+
+
+def interleaved(name: str, sides: Mapping[str, Callable[[], Pass]], rounds: int) -> list[Row]:
+    """Run all sides in turn, so often; the first peer is what others are compared with. One whose library is not there
+    raises ImportError.
+    """
+    passes: dict[str, list[Pass]] = {}
+    left_out: dict[str, str] = {}
+    for _ in range(rounds):
+        for side, read in sides.items():
+            if side in left_out:
+                continue
+            try:
+                passes.setdefault(side, []).append(read())
+            except ImportError as error:
+                left_out[side] = str(error)
+    epochs = {"first": slice(0, 1), "later": slice(1, None)}
+    rows = [row for epoch, which in epochs.items() for row in _rows(name, epoch, passes, which)]
+    return rows + [Row(format=name, side=side, epoch="first", left_out=why) for side, why in left_out.items()]
+
+
+def _rows(name: str, epoch: str, passes: Mapping[str, list[Pass]], which: slice) -> list[Row]:
+    found = {side: several[which] for side, several in passes.items() if several[which]}
+    cpu_s = {side: statistics.median(one.cpu_s / one.samples for one in several) for side, several in found.items()}
+    peer = next((side for side in found if side != "stoker"), None)
+    return [
+        Row(
+            format=name,
+            side=side,
+            epoch=epoch,
+            samples_per_s=round(statistics.median(one.samples / one.wall_s for one in several), 1),
+            cpu_us_per_sample=round(1e6 * cpu_s[side], 3),
+            ratio=round(cpu_s[peer] / cpu_s[side], 3) if peer is not None else 0.0,
+        )
+        for side, several in found.items()
+    ]

@@ -1,0 +1,39 @@
+"""The table of formats: what is compared with what, and who is left out."""
+
+from __future__ import annotations
+
+from tests.benchmarks.sources.row import Pass, Row, interleaved, measured
+
+
+def reading(*cpu_s: float):
+    left = iter(cpu_s)
+    return lambda: Pass(samples=100, wall_s=2.0, cpu_s=next(left))
+
+
+def missing() -> Pass:
+    raise ImportError("no module named reader")
+
+
+def test_ratios_are_of_medians_of_cpu_and_the_first_epoch_stands_alone() -> None:
+    sides = {"stoker": reading(4.0, 1.0, 9.0, 2.0), "usual": reading(8.0, 6.0, 7.0, 6.0), "other": reading(1, 3, 3, 3)}
+    found = {(row.side, row.epoch): row for row in interleaved("x", sides, 4)}
+    assert found["stoker", "first"] == Row(
+        format="x", side="stoker", epoch="first", samples_per_s=50.0, cpu_us_per_sample=40_000.0, ratio=2.0
+    )
+    assert found["stoker", "later"].ratio == 3.0
+    assert found["other", "later"].ratio == 2.0
+    assert found["usual", "later"].ratio == 1.0
+
+
+def test_a_peer_that_is_not_installed_is_named_as_left_out() -> None:
+    rows = interleaved("x", {"stoker": reading(1.0), "usual": missing}, 1)
+    assert [(row.side, row.left_out, row.ratio) for row in rows] == [
+        ("stoker", "", 0.0),
+        ("usual", "no module named reader", 0.0),
+    ]
+
+
+def test_a_pass_counts_samples_and_the_cpu_of_this_process() -> None:
+    found = measured(len([n for n in range(200_000) if n % size]) * 0 + size for size in (2, 3))
+    assert found.samples == 5
+    assert 0 < found.cpu_s < 5
