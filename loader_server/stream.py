@@ -54,10 +54,11 @@ class StreamRecipe:
     plan: PlanSettings
     sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
+    base: Path
 
     def chain(self, raw: tuple[Field, ...]) -> Chain:
         """Its transforms, over raw samples of these fields."""
-        return Chain.make(self.settings.transforms, self.tables, self.where, raw)
+        return Chain.make(self.settings.transforms, self.tables, self.where, raw, self.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,9 @@ class JobFile:
                 where=where,
                 remedy="Leave epoch_parts out; to evaluate on less, name less data.",
             )
-        return StreamRecipe(name=name, where=where, settings=settings, plan=plan, sources=sources, tables=tables)
+        return StreamRecipe(
+            name=name, where=where, settings=settings, plan=plan, sources=sources, tables=tables, base=self.base
+        )
 
     def _sources(self, settings: StreamSettings, asked: Sequence[Any], where: str) -> tuple[SourceSpec, ...]:
         """The one source, whose settings were asked for, or each of several."""

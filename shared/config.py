@@ -25,13 +25,16 @@ else:  # pragma: no cover
 
 __all__ = [
     "Amount",
+    "FileName",
     "JobSettings",
     "StreamSettings",
     "Table",
     "amount",
+    "by_key",
     "byte_count",
     "choice",
     "duration_s",
+    "file",
     "flag",
     "label",
     "nearest",
@@ -91,6 +94,31 @@ def texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise _BadValue("a list of strings")
     return tuple(value)
+
+
+class FileName(str):
+    """A file as a job file names it, relative to the job file's folder."""
+
+    __slots__ = ()
+
+
+def file(value: object) -> FileName:
+    """The name of a file. A transform gets its path instead, and its content counts where otherwise its name would."""
+    return FileName(text(value))
+
+
+def by_key(parse: _Parser) -> _Parser:
+    """A table of key = value, all values of one kind: as pairs in the order of the keys, for settings are hashed."""
+
+    def parse_each(value: object) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict) or not value:
+            raise _BadValue("a table such as { text = … }")
+        try:
+            return tuple((key, parse(value[key])) for key in sorted(value))
+        except _BadValue as bad:
+            raise _BadValue(f"a table such as {{ text = … }} whose values are each {bad.expected}") from None
+
+    return parse_each
 
 
 def tables(value: object) -> tuple[Table, ...]:

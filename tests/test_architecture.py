@@ -267,7 +267,8 @@ TRAINER_CLIENT = (
 #: What a module imports that holds a transform.
 TRANSFORMS = (
     *("Outputs", "SampleError", "SettingsError", "setting", "transform"),
-    *("Amount", "amount", "byte_count", "choice", "duration_s", "flag", "number", "text", "texts", "whole"),
+    *("Amount", "amount", "by_key", "byte_count", "choice", "duration_s", "file", "flag", "number", "text", "texts"),
+    "whole",
 )
 
 

@@ -7,7 +7,21 @@ A module that holds a transform imports all that it needs from here, a built-in 
 from __future__ import annotations
 
 from loader_server.transforms.declare import Outputs, transform
-from shared.config import Amount, amount, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
+from shared.config import (
+    Amount,
+    amount,
+    by_key,
+    byte_count,
+    choice,
+    duration_s,
+    file,
+    flag,
+    number,
+    setting,
+    text,
+    texts,
+    whole,
+)
 from shared.errors import SampleError, SettingsError
 
 __all__ = [
@@ -16,9 +30,11 @@ __all__ = [
     "SampleError",
     "SettingsError",
     "amount",
+    "by_key",
     "byte_count",
     "choice",
     "duration_s",
+    "file",
     "flag",
     "number",
     "setting",

@@ -13,6 +13,7 @@ import contextlib
 import importlib.metadata
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain"]
 
+_HERE = Path()
+
 #: Raised whenever a built-in transform, or decoding, gives other bytes than before: all workers of a job have the same.
 _BYTES_VERSION = 2
 
@@ -49,8 +52,8 @@ class Chain:
     """The transforms of one stream, in order.
 
     `fields` are the values that come out; where the chain is `measured` and not yet bound, they are what would come out
-    if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings and source texts;
-    `fingerprint` adds the versions of all that affects the bytes, ours and those of packages.
+    if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings, files that these
+    name and source texts; `fingerprint` adds the versions of all that affects the bytes, ours and those of packages.
     """
 
     steps: tuple[NamedTransform, ...]
@@ -60,22 +63,26 @@ class Chain:
     draws: bool
     recipe: str
     where: str
-    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]]]
+    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], Path]
 
     @staticmethod
-    def make(names: tuple[str, ...], tables: Mapping[str, Table], where: str, raw: tuple[Field, ...]) -> Chain:
-        """Find the transforms, read their sub-tables, and work out what they make of the raw fields."""
-        steps = find_transforms(names, tables, where)
+    def make(
+        names: tuple[str, ...], tables: Mapping[str, Table], where: str, raw: tuple[Field, ...], base: Path = _HERE
+    ) -> Chain:
+        """Find the transforms, read their sub-tables, and work out what they make of the raw fields; files that these
+        tables name are looked for below `base`.
+        """
+        steps = find_transforms(names, tables, where, base)
         fields = raw
         for step in steps:
             fields = _after(fields, step, where)
         recipe = fingerprint(*(part for step in steps for part in (step.name, step.identity)))
-        asked = (names, {name: dict(table) for name, table in tables.items()})
+        asked = (names, {name: dict(table) for name, table in tables.items()}, base)
         draws = any(step.draws for step in steps)
         return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remade, (*self.asked, self.where, self.raw, self.fields)
+        return _remade, (self.asked, self.where, self.raw, self.fields)
 
     @property
     def measured(self) -> bool:
@@ -167,9 +174,13 @@ def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[st
 
 
 def _remade(
-    names: tuple[str, ...], tables: Mapping[str, Table], where: str, raw: tuple[Field, ...], fields: tuple[Field, ...]
+    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], Path],
+    where: str,
+    raw: tuple[Field, ...],
+    fields: tuple[Field, ...],
 ) -> Chain:
-    return Chain.make(names, tables, where, raw).bound(fields)
+    names, tables, base = asked
+    return Chain.make(names, tables, where, raw, base).bound(fields)
 
 
 def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple[Field, ...]:

@@ -22,7 +22,8 @@ and of the raw sample (of recordings: `audio` in frames, `audio_rate` in hertz, 
 A transform draws random numbers unless it says `draws=False`. Its `settings` are a frozen dataclass of `setting(...)`
 fields, read from its table in the job file. A function with settings is called with `(sample, rng, settings=...)`. A
 class is constructed once in each process, with its settings if it has any, and the instance is called; where outputs
-depend on settings, it sets `self.outputs`. `packages` are installed packages whose version changes the bytes.
+depend on settings, it sets `self.outputs`. Files that it reads are settings with the parser `file`: their
+content counts as other settings do. `packages` are installed packages whose version changes the bytes.
 
 Rules: pure; what is declared is checked when it is declared. This module does not know which transforms there are.
 """

@@ -2,7 +2,7 @@
 
 Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code
 counts differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
-process for each of its settings. Must not know chains.
+process for each of its settings, and again when a file that they name has another content. Must not know chains.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import contextlib
 import functools
 import importlib.metadata
 import inspect
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.named_objects import imported
 from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator
+from loader_server.transforms.named_files import content_of_settings, with_paths
 from loader_server.transforms.own_code import own_code
 from shared.config import nearest, read_table
 from shared.errors import SettingsError, StokerError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from shared.config import Table
 
 __all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]
+
+_HERE = Path()
 
 #: An instance of a dataclass of settings, which is hashable, as it is frozen; None where there is none.
 _Settings: TypeAlias = Any
@@ -50,7 +54,7 @@ class NamedTransform:
     call: Transform
     #: None: they are measured while indexing.
     outputs: Outputs | None
-    #: Of its settings and, where it is a user's own, its source.
+    #: Of its settings, the content of files that they name, and where it is a user's own, its source.
     identity: str
     #: The versions of the installed packages that its bytes depend on.
     packages: Mapping[str, str]
@@ -63,11 +67,15 @@ class NamedTransform:
         return self.refusing is None
 
 
-def find_transforms(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> tuple[NamedTransform, ...]:
-    """The transforms of these names, in this order, with their settings from the tables named for them."""
+def find_transforms(
+    names: tuple[str, ...], tables: Mapping[str, Table], where: str, base: Path = _HERE
+) -> tuple[NamedTransform, ...]:
+    """The transforms of these names, in this order, with their settings from the tables named for them; files that
+    these name are looked for below `base`.
+    """
     targets = [_target(name, f"{where}, transforms") for name in names]  # before tables: a misspelt name is told first
     owned = _tables_by_transform(names, tables, where)
-    return tuple(_made(name, target, owned.get(name), where) for name, target in zip(names, targets, strict=True))
+    return tuple(_made(name, target, owned.get(name), where, base) for name, target in zip(names, targets, strict=True))
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
@@ -133,18 +141,20 @@ def _owner(key: str, names: tuple[str, ...], where: str) -> str:
 # --- one transform ---
 
 
-def _made(name: str, target: Callable[..., Any], table: Table | None, where: str) -> NamedTransform:
+def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, base: Path) -> NamedTransform:
     declaration, place = declaration_of(target), f"{where}, {name}"
-    settings = _settings(name, declaration, table, place)
-    call = _ready(target, settings, name, place)
+    packages = _versions(declaration.packages, name, place)
+    settings = with_paths(_settings(name, declaration, table, place), base)
+    content = content_of_settings(settings, place)
+    call = _ready(target, settings, content, name, place)
     outputs = getattr(call, "outputs", None)
     code = own_code(_modules(name, target)) if name not in BUILT_INS else None
     return NamedTransform(
         name=name,
         call=call,
         outputs=outputs if isinstance(outputs, Outputs) else declaration.outputs,
-        identity=_identity(settings, code),
-        packages={**(code.packages if code else {}), **_versions(declaration.packages, name, place)},
+        identity=_identity(content, code),
+        packages={**(code.packages if code else {}), **packages},
         refusing=None if declaration.draws else RefusingGenerator(name, where),
     )
 
@@ -177,16 +187,16 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
     return None
 
 
-def _ready(target: Callable[..., Any], settings: _Settings, name: str, where: str) -> Transform:
+def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: str, where: str) -> Transform:
     """What to call for each sample."""
     if isinstance(target, type):
         with _blaming_settings(name, where):
-            return _callable(_instance(target, settings))
+            return _callable(_instance(target, settings, content))
     return functools.partial(target, settings=settings) if settings is not None else target
 
 
 @functools.cache
-def _instance(kind: Callable[..., Any], settings: Hashable) -> object:
+def _instance(kind: Callable[..., Any], settings: Hashable, _content: str) -> object:
     return kind(settings) if settings is not None else kind()
 
 
@@ -219,11 +229,10 @@ def _modules(name: str, target: Callable[..., Any]) -> list[str]:
     return sorted({place, getattr(inspect.unwrap(target), "__module__", None) or place})
 
 
-def _identity(settings: _Settings, code: OwnCode | None) -> str:
-    told_settings = repr(sorted(asdict(settings).items())) if settings is not None else ""
+def _identity(content: str, code: OwnCode | None) -> str:
     if code is None:
-        return told_settings
-    return fingerprint(code.sources, told_settings) if told_settings else code.sources
+        return content
+    return fingerprint(code.sources, content) if content else code.sources
 
 
 def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str]:

@@ -156,6 +156,8 @@ def test_what_is_no_setting(line, said):
         (config.number(0.5), 1, 1.0),
         (config.choice("a", "b"), "b", "b"),
         (config.label, "digits-2.1_x", "digits-2.1_x"),
+        (config.file, "a.txt", config.FileName("a.txt")),
+        (config.by_key(config.text), {"b": "2", "a": "1"}, (("a", "1"), ("b", "2"))),
     ],
 )
 def test_parsers_take(parse, value, expected):
@@ -176,6 +178,9 @@ def test_parsers_take(parse, value, expected):
         (config.amount("s"), 300, 'an amount with its unit, "<number> s"'),
         (config.amount("s"), "1e3 s", 'an amount with its unit, "<number> s"'),
         (config.label, ".hidden", "up to 100 letters"),
+        (config.by_key(config.text), {}, "a table such as { text = … }"),
+        (config.by_key(config.text), "a", "a table such as { text = … }"),
+        (config.by_key(config.text), {"a": 3}, "a table such as { text = … } whose values are each a string"),
         (config.label, "a" * 101, "up to 100 letters"),
     ],
 )  # fmt: skip

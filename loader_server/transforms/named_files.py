@@ -1,0 +1,62 @@
+"""Files that a transform's settings name, such as a vocabulary or a model: where they are, and what is in them.
+
+Rules: a file is looked for below the job file's folder. It counts by its content: a copy of another name or in another
+place is the same, so machines may keep it where they like, and one that has changed makes another transform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from shared.config import FileName
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["content_of_settings", "with_paths"]
+
+_BLOCK_BYTES = 2**20
+
+
+def with_paths(settings: Any, base: Path) -> Any:  # noqa: ANN401 - each transform has its own
+    """The settings, with the path of each file for its name."""
+    if settings is None:
+        return None
+    values = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    found = {name: _each_file(value, lambda file: FileName(base / file)) for name, value in values.items()}
+    return settings if found == values else replace(settings, **found)
+
+
+def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - each transform has its own
+    """All that the settings say, with the digest of each file for its path; SettingsError for one that is not there."""
+    if settings is None:
+        return ""
+    values = asdict(settings).items()
+    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in values))
+
+
+def _each_file(value: Any, change: Callable[[FileName], str]) -> Any:  # noqa: ANN401 - whatever a setting is
+    if isinstance(value, FileName):
+        return change(value)
+    return tuple(_each_file(one, change) for one in value) if isinstance(value, tuple) else value
+
+
+def _digest(path: FileName, where: str) -> str:
+    state = xxhash.xxh3_128()
+    try:
+        with Path(path).open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                state.update(block)
+    except OSError as error:
+        raise SettingsError(
+            expected="a file that can be read",
+            got=f"{error.strerror or type(error).__name__}: {path}",
+            where=where,
+            remedy="Mend its name, which is relative to the job file, or put the file there.",
+        ) from None
+    return state.hexdigest()
