@@ -8,20 +8,19 @@ bytes that begin and end with a line.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
+from loader_server.sources.files import changed
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
-from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from typing import BinaryIO
 
     from shared.wire.layout import Field
 
@@ -30,8 +29,6 @@ __all__ = ["LinePiece", "LinesSettings", "LinesSource"]
 _BLOCK_BYTES = 2**20
 #: A piece ends with the line in which it has so many bytes.
 _PIECE_BYTES = 2**23
-#: Files that one reader has open at a time.
-_MOST_OPEN = 32
 _NEWLINE = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -40,15 +37,18 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class LinesSettings:
     """What a stream with source = "lines" says besides."""
 
-    paths: tuple[str, ...] = setting(texts, "text files in UTF-8, a sample a line, relative to the job file")
+    paths: tuple[str, ...] = setting(
+        texts, "text files in UTF-8, a sample a line, relative to the job file; also folders and patterns such as *.txt"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LinePiece:
-    """Whole lines of one file, from byte `start` to before `stop`; `line` is the first one's number in the file, from
-    1, and `row` its number among all lines.
+    """Whole lines of one file, which is the `file`th, from byte `start` to before `stop`; `line` is the first one's
+    number in it, from 1, and `row` its number among all lines.
     """
 
+    path: str
     file: int
     start: int
     stop: int
@@ -70,34 +70,30 @@ class LinesSource(Source):
         """None: a text becomes numbers in a transform."""
         return ()
 
-    @property
-    def _paths(self) -> list[Path]:
-        return [self.base / path for path in self.settings.paths]
-
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
         """Count the lines."""
-        if not self._paths:
-            raise DataError(
-                expected="at least one file", got="none", where=str(self.base), remedy='Write paths = ["train.txt"].'
-            )
-        counts = [_count_lines(path) for path in self._paths]
-        sizes = [_size(path) for path in self._paths]
-        origin = [{"path": path, "bytes": size} for path, size in zip(self.settings.paths, sizes, strict=True)]
-        return Inventory(total=sum(counts), pieces=self._pieces, origin=origin)
+        paths = self.files.found(self.settings.paths, ".txt")
+        origin = self.files.origin(paths)
+        total = 0
+        for path in paths:
+            with self.files.open(path) as file:
+                total += _count_lines(file)
+        return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
-    def _pieces(self, rows: int) -> Iterator[LinePiece]:
+    def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
         row = 0
-        for file, path in enumerate(self._paths):
+        for number, path in enumerate(paths):
             line = 1
-            for start, stop, lines in _ranges(path, rows):
-                yield LinePiece(file, start, stop, line, row)
-                line, row = line + lines, row + lines
+            with self.files.open(path) as file:
+                for start, stop, lines in _ranges(file, rows):
+                    yield LinePiece(path, number, start, stop, line, row)
+                    line, row = line + lines, row + lines
 
     def probe(self, piece: LinePiece) -> Found:
         """Take the lines apart."""
-        data, where = _range(self._paths[piece.file], piece), str(self._paths[piece.file])
+        data, where = self.files.read(piece.path, piece.start, piece.stop - piece.start), self.files.where(piece.path)
         good: list[tuple[int, int, int, int]] = []
         bad: dict[int, BadRow] = {}
         offset = piece.start
@@ -137,10 +133,10 @@ class LinesSource(Source):
 
     def open(self, indexed: Indexed) -> None:
         """Take the index, if the files have the sizes that they had."""
-        for facts in indexed.origin:
-            _refuse_other_file(self.base / facts["path"], facts["bytes"], indexed.place)
+        self.files.refuse_changed(indexed.origin, indexed.place)
         self.indexed = indexed
         self._columns = indexed.numbers
+        self._paths = [facts["path"] for facts in indexed.origin]
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -148,29 +144,16 @@ class LinesSource(Source):
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of each line; a file is opened once for all lines of it that come near each other."""
-        handles: dict[int, int] = {}
-        try:
-            for sample in samples:
-                file = int(self._columns["file"][self.checked(sample)])
-                if file not in handles:
-                    _close_if_many(handles)
-                    handles[file] = os.open(self._paths[file], os.O_RDONLY)
-                yield self._read(handles[file], sample)
-        finally:
-            for handle in handles.values():
-                os.close(handle)
+        """The bytes of each line."""
+        return map(self._read, samples)
 
-    def _read(self, handle: int, sample: int) -> bytes:
-        columns = self._columns
-        raw = _bytes_at(handle, int(columns["offset"][sample]), int(columns["bytes"][sample]))
+    def _read(self, sample: int) -> bytes:
+        columns, sample = self._columns, self.checked(sample)
+        path = self._paths[columns["file"][sample]]
+        raw = self.files.read(path, int(columns["offset"][sample]), int(columns["bytes"][sample]))
         if xxhash.xxh3_64_intdigest(raw) != int(columns["digest"][sample]) % 2**64:
-            raise ReadError(
-                expected=f"the line that was indexed ({columns['bytes'][sample]} bytes)",
-                got="other bytes: the file has changed since",
-                where="{}, line {}".format(*self.place(sample)),
-                remedy="Put the file back, or run loader-server index and start the job anew.",
-            )
+            expected = f"the line that was indexed ({columns['bytes'][sample]} bytes)"
+            raise changed(expected, "other bytes", "{}, line {}".format(*self.place(sample)))
         return raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
@@ -179,19 +162,17 @@ class LinesSource(Source):
 
     def name(self, sample: int) -> str:
         """The file as the job file names it, and the line."""
-        return f"{self.settings.paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
+        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
         """The file and the line."""
-        return str(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
+        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
         """The file and the line's bytes, so that a line keeps it when others come or go; equal lines share one."""
         columns = self._columns
         digest = int(columns["digest"][sample]) % 2**64
-        return (
-            f"{self.settings.paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"
-        )
+        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"
 
 
 def _stripped(whole: bytes, offset: int) -> tuple[bytes, int]:
@@ -202,88 +183,28 @@ def _stripped(whole: bytes, offset: int) -> tuple[bytes, int]:
     return line, offset
 
 
-def _ranges(path: Path, rows: int) -> Iterator[tuple[int, int, int]]:
+def _ranges(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
     """Where a file can be cut between lines: from, to, and how many lines there are between."""
     start = held = position = last_end = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + position + 1
-            position += len(block)
-            taken = 0
-            while len(ends) - taken >= rows - held:
-                taken += rows - held
-                yield start, int(ends[taken - 1]), rows
-                start, held = int(ends[taken - 1]), 0
-            held += len(ends) - taken
-            last_end = int(ends[-1]) if len(ends) else last_end
-            if held and position - start >= _PIECE_BYTES:
-                yield start, last_end, held
-                start, held = last_end, 0
+    while block := file.read(_BLOCK_BYTES):
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE) + position + 1
+        position += len(block)
+        taken = 0
+        while len(ends) - taken >= rows - held:
+            taken += rows - held
+            yield start, int(ends[taken - 1]), rows
+            start, held = int(ends[taken - 1]), 0
+        held += len(ends) - taken
+        last_end = int(ends[-1]) if len(ends) else last_end
+        if held and position - start >= _PIECE_BYTES:
+            yield start, last_end, held
+            start, held = last_end, 0
     if position > start:
         yield start, position, held + (position > last_end)
 
 
-def _count_lines(path: Path) -> int:
+def _count_lines(file: BinaryIO) -> int:
     lines, last = 0, b"\n"
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                lines, last = lines + block.count(b"\n"), block[-1:]
-    except OSError as error:
-        raise _absent(path, error) from None
+    while block := file.read(_BLOCK_BYTES):
+        lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")
-
-
-def _range(path: Path, piece: LinePiece) -> bytes:
-    with path.open("rb") as file:
-        file.seek(piece.start)
-        data = file.read(piece.stop - piece.start)
-    if len(data) != piece.stop - piece.start:
-        raise ReadError(
-            expected="a file that stays as it is while it is indexed",
-            got="one that became shorter",
-            where=str(path),
-            remedy="Run loader-server index when it is whole.",
-        )
-    return data
-
-
-def _bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
-    """So many bytes, or all that there are: the system may give many in pieces."""
-    raw = os.pread(handle, nbytes, offset)
-    while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
-        raw += more
-    return raw
-
-
-def _close_if_many(handles: dict[int, int]) -> None:
-    if len(handles) >= _MOST_OPEN:
-        while handles:
-            os.close(handles.popitem()[1])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise _absent(path, error) from None
-
-
-def _refuse_other_file(path: Path, nbytes: int, index: Path) -> None:
-    size = _size(path)
-    if size != nbytes:
-        raise DataError(
-            expected=f"the file that the index was made from ({nbytes} bytes)",
-            got=f"another one ({size} bytes)",
-            where=f"{path}, index {index}",
-            remedy="The file has changed: run loader-server index.",
-        )
-
-
-def _absent(path: Path, error: OSError) -> DataError:
-    return DataError(
-        expected="a text file that can be read",
-        got=error.strerror or type(error).__name__,
-        where=str(path),
-        remedy="Mend `paths` of the stream, which are relative to the job file, or put the file there.",
-    )

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from loader_server.sources.files import Files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -102,6 +104,8 @@ class Source:
         #: As the job file says; relative paths in it start from `base`.
         self.settings = settings
         self.base = base
+        #: Opens its files.
+        self.files = Files(base)
 
     # --- while an index is made ---
 
@@ -196,3 +200,4 @@ class Source:
 
     def close(self) -> None:
         """Give back what is open, if anything is."""
+        self.files.close()
