@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,16 @@ def manifest(folder: Path) -> SourceCase:
     soundfile.write(folder / "two.wav", np.zeros((90, 2), np.float32), 8000)
     with first.open("a") as file:
         file.write("gone.wav,x\nnoise.wav,x\nclips/00000.wav\ntwo.wav,both\n")
+    with second.open("a") as file:
+        for offset in (0.02, 0.04, 9):
+            file.write(json.dumps({"audio_filepath": "clips/00000.flac", "offset": offset, "text": "part"}) + "\n")
     paths = [str(path.relative_to(folder)) for path in (first, second)]
 
     def change() -> None:
         with (folder / "clips/00003.wav").open("ab") as file:
             file.write(b"more")
 
-    bad = {"missing_column": 1, "missing_file": 1, "undecodable": 1}
+    bad = {"missing_column": 1, "missing_file": 1, "undecodable": 1, "outside_recording": 1}
     return SourceCase(spec=spec_of("manifest", folder, paths=paths), change=change, bad=bad)
 
 

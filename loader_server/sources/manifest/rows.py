@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loader_server.sources.audio.stretches import Stretch
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["AUDIO_COLUMNS", "TEXT_COLUMNS", "Columns", "ManifestRow", "columns_of", "read_rows"]
+__all__ = ["AUDIO_COLUMNS", "OFFSET_COLUMN", "TEXT_COLUMNS", "Columns", "ManifestRow", "columns_of", "read_rows"]
 
 #: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first that is there counts.
 AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
 #: Names of the column with the transcript.
 TEXT_COLUMNS = ("text", "transcript", "sentence")
+#: NeMo cuts utterances out of long recordings: a row with an offset is a stretch of its file, in seconds.
+OFFSET_COLUMN = "offset"
+_DURATION_COLUMN = "duration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class ManifestRow:
     path: str
     text: str
     others: tuple[str, ...]
+    stretch: Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Columns:
     text: str
     others: tuple[str, ...]
 
+
+_WHOLE = Stretch()
 
 _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 
@@ -84,19 +92,35 @@ def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, 
             yield BadRow(str(manifest), line, "missing_column", f'expected a value for the column "{name}", got none')
             continue
         text = cells[columns.text] if columns.text else ""
-        row = ManifestRow(number, line, cells[columns.audio], text, tuple(cells.get(name, "") for name in others))
-        yield _refused(row, manifest, cells) or row
+        stretch = _stretch(cells, manifest, line)
+        if isinstance(stretch, BadRow):
+            yield stretch
+            continue
+        further = tuple(cells.get(name, "") for name in others)
+        row = ManifestRow(number, line, cells[columns.audio], text, further, stretch)
+        yield _refused(row, manifest) or row
 
 
-def _refused(row: ManifestRow, manifest: Path, cells: Mapping[str, str]) -> BadRow | None:
+def _stretch(cells: Mapping[str, str], manifest: Path, line: int) -> Stretch | BadRow:
+    """The whole file, unless there is an offset."""
+    offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN) or "inf"
+    if not offset:
+        return _WHOLE
+    try:
+        stretch = Stretch(float(offset), float(duration))
+    except ValueError:
+        stretch = Stretch(math.nan)
+    if not math.isfinite(stretch.start_s) or math.isnan(stretch.duration_s):
+        detail = f"expected seconds as offset and duration, got {offset} and {duration}"
+        return BadRow(str(manifest), line, "malformed", detail)
+    return stretch
+
+
+def _refused(row: ManifestRow, manifest: Path) -> BadRow | None:
     try:
         "\n".join((row.path, row.text, *row.others)).encode()
     except UnicodeEncodeError:
         return BadRow(str(manifest), row.line, "not_utf8", "expected UTF-8, got other bytes")
-    # NeMo cuts utterances out of long recordings by "offset"; the whole file would not be what the text says.
-    if cells.get("offset", "") not in ("", "0", "0.0"):
-        detail = f"expected a whole file, got the part at offset {cells['offset']} s"
-        return BadRow(str(manifest), row.line, "offset", detail)
     if "\0" in row.path:
         return BadRow(str(manifest), row.line, "malformed", "expected a path, got one with a zero byte")
     return None

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.manifest.audio import Header, decoded_audio, header_of
-from loader_server.sources.manifest.plain_wav import plain_wav
-from loader_server.sources.manifest.rows import ManifestRow
+from loader_server.sources.audio.recordings import Recordings
+from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, refuse_other_manifest, survey_manifests
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
-from shared.errors import ReadError, SampleError
 from shared.hashing import fingerprint
 from shared.wire.layout import Field
 
@@ -68,19 +67,18 @@ class ManifestSource(Source):
         """The headers of the files that these rows name."""
         manifests = [self.base / path for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
-        good, headers, bad = dict[int, ManifestRow](), list[Header](), dict[int, BadRow]()
+        good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
+        headers = Headers()
         for number, row in enumerate(piece.rows, piece.start):
-            if isinstance(row, BadRow):
-                bad[number] = row
-                continue
-            header = _header(row, *places[row.manifest])
-            if isinstance(header, BadRow):
-                bad[number] = header
-            else:
+            found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
+            if isinstance(found, BadRow):
+                bad[number] = found
+            elif isinstance(row, ManifestRow):
                 good[number] = row
-                headers.append(header)
+                audio.append(found)
         rows = list(good.values())
-        return Found(rows=list(good), numbers=_numbers(rows, headers, piece), strings=_strings(rows, piece), bad=bad)
+        numbers = _numbers(rows, piece) | stretch_columns(audio, whole=piece.whole)
+        return Found(rows=list(good), numbers=numbers, strings=_strings(rows, piece), bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """The one rate of all files, or 0."""
@@ -100,6 +98,7 @@ class ManifestSource(Source):
         self._paths = indexed.strings["path"]
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
+        self._recordings = Recordings(indexed.numbers, self._path, self._line)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
@@ -114,42 +113,15 @@ class ManifestSource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each file, which must be the one that was indexed."""
-        return map(self._read, samples)
+        return map(self._recordings.read, map(self.checked, samples))
 
-    def _read(self, sample: int) -> bytes:
-        columns, sample = self._columns, self.checked(sample)
-        nbytes, mtime_ns = int(columns["bytes"][sample]), int(columns["mtime_ns"][sample])
-        place = os.path.join(self._folders[columns["manifest"][sample]], self._paths[sample])  # noqa: PTH118
-        # A bare descriptor: a Python file asks the system twice as often, which is 3 µs of 12.
-        handle = os.open(place, os.O_RDONLY)
-        try:
-            status = os.fstat(handle)
-            same = (status.st_size, status.st_mtime_ns) == (nbytes, mtime_ns)
-            raw = _bytes_of(handle, nbytes) if same else b""
-        finally:
-            os.close(handle)
-        if not same or len(raw) != nbytes:
-            raise ReadError(
-                expected=f"the file that was indexed ({nbytes} bytes)",
-                got=f"one of {len(raw) if same else status.st_size} bytes, changed since",
-                where=f"{place} ({self._line(sample)})",
-                remedy="Put the file back, or run loader-server index and start the job anew.",
-            )
-        return raw
+    def _path(self, sample: int) -> str:
+        folder: str = self._folders[self._columns["manifest"][sample]]
+        return os.path.join(folder, self._paths[sample])  # noqa: PTH118
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Audio with its rate, the transcript, and further columns as strings."""
-        # Where it came from is put into words only for those who need it.
-        audio, rate = plain_wav(raw) or decoded_audio(raw, self._where(sample))
-        frames = int(self._columns["frames"][sample])
-        if len(audio) != frames:
-            raise SampleError(
-                reason="truncated",
-                expected=f"{frames} frames, as the file's header says",
-                got=str(len(audio)),
-                where=self._where(sample),
-                remedy="Mend or remove the file, then run loader-server index.",
-            )
+        audio, rate = self._recordings.decode(sample, raw)
         made: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
         made |= {"audio": audio, "audio_rate": rate}
         if self._text is not None:
@@ -157,9 +129,9 @@ class ManifestSource(Source):
         return made
 
     def name(self, sample: int) -> str:
-        """The path as the manifest says it."""
+        """The path as the manifest says it, and at how many seconds of it the sample begins, if it is not all."""
         path: str = self._paths[self.checked(sample)]
-        return path
+        return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
         """The manifest, and the line in it."""
@@ -171,44 +143,23 @@ class ManifestSource(Source):
         origin = self.indexed.origin[columns["manifest"][sample]]["path"]
         place = os.path.join(os.path.dirname(origin), self._paths[sample])  # noqa: PTH118, PTH120
         row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
-        nbytes, mtime_ns = columns["bytes"][sample], columns["mtime_ns"][sample]
-        return f"{place}, {nbytes} bytes, changed at {mtime_ns} ns, row {fingerprint(*row)[:8]}"
-
-    def _where(self, sample: int) -> str:
-        return f"{self._paths[sample]} ({self._line(sample)})"
+        return f"{place}, {self._recordings.identity(sample)}, row {fingerprint(*row)[:8]}"
 
     def _line(self, sample: int) -> str:
         manifest, line = self.place(sample)
         return f"{manifest}, line {line}"
 
 
-def _header(row: ManifestRow, manifest: str, folder: str) -> Header | BadRow:
+def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> AudioStretch | BadRow:
     path = os.path.join(folder, row.path)  # noqa: PTH118 - a Path a row costs more than the rest
-    try:
-        return header_of(path)
-    except SampleError as error:
-        return BadRow(manifest, row.line, error.reason, f"expected {error.expected}, got {error.got}")
-    except OSError as error:
-        reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
-        return BadRow(manifest, row.line, reason, f"{error.strerror}: {path}")
+    return headers.find(path, row.stretch, (manifest, row.line))
 
 
-def _numbers(rows: Sequence[ManifestRow], headers: Sequence[Header], piece: RowPiece) -> dict[str, list[int]]:
+def _numbers(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[int]]:
     numbers = {"manifest": [row.manifest for row in rows], "line": [row.line for row in rows]}
-    numbers |= {
-        name: [header[n] for header in headers] for n, name in enumerate(("bytes", "mtime_ns", "frames", "rate"))
-    }
     return numbers | ({"characters": [len(row.text) for row in rows]} if piece.has_text else {})
 
 
 def _strings(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[str]]:
     strings = {"path": [row.path for row in rows]} | ({"text": [row.text for row in rows]} if piece.has_text else {})
     return strings | {f"column_{n}": [row.others[n] for row in rows] for n in range(piece.others)}
-
-
-def _bytes_of(handle: int, nbytes: int) -> bytes:
-    """So many bytes, or all that there are: the system may give a large file in pieces."""
-    raw = os.read(handle, nbytes)
-    while len(raw) < nbytes and (more := os.read(handle, nbytes - len(raw))):
-        raw += more
-    return raw

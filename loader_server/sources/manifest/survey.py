@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.manifest.rows import Columns, ManifestRow, columns_of, read_rows
+from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, read_rows
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
@@ -27,12 +27,15 @@ _BLOCK_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Consecutive rows of a survey: `start` counts from its first row, `others` are further columns."""
+    """Consecutive rows of a survey: `start` counts from its first row, `others` are further columns, and `whole` says
+    that every row is a whole file.
+    """
 
     start: int
     rows: tuple[ManifestRow | BadRow, ...]
     others: int
     has_text: bool
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ class ManifestSurvey:
         return BadRow(str(self.manifests[row.manifest]), row.line, "duplicate", detail)
 
     def _piece(self, start: int, rows: list[ManifestRow | BadRow]) -> RowPiece:
-        return RowPiece(start, tuple(rows), len(self.others), self.has_text)
+        return RowPiece(start, tuple(rows), len(self.others), self.has_text, OFFSET_COLUMN not in self.others)
 
 
 def survey_manifests(paths: Sequence[str], base: Path) -> ManifestSurvey:

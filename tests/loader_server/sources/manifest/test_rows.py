@@ -67,7 +67,7 @@ def test_lines_count_from_where_a_quoted_row_begins(tmp_path):
         ("m.jsonl", '{"audio":"a"}\nnonsense\n[1]\n', [(1, "a", ""), (2, "malformed"), (3, "malformed")]),
         ("m.jsonl", '{"audio":"a"}\n{"audio":"\\ud800"}\n', [(1, "a", ""), (2, "not_utf8")]),
         ("m.jsonl", '{"audio":"a\\u0000b"}\n', [(1, "malformed")]),
-        ("m.jsonl", '{"audio":"a","offset":0}\n{"audio":"a","offset":2.5}\n', [(1, "a", "", "0"), (2, "offset")]),
+        ("m.jsonl", '{"audio":"a","offset":0}\n{"audio":"a","offset":"x"}\n', [(1, "a", "", "0"), (2, "malformed")]),
     ],
 )
 def test_bad_rows_have_line_and_reason(tmp_path, name, content, expected):

@@ -1,5 +1,6 @@
 """The manifest source: opens from its index, reads, decodes, and refuses what has changed."""
 
+import json
 import os
 import pickle
 
@@ -95,15 +96,17 @@ def test_a_file_that_changed_is_named(tmp_path, source, change):
 
 @pytest.mark.fault(29)
 def test_a_file_that_shrinks_while_it_is_read_is_named(source, monkeypatch):
-    given, read = [], os.read
-    monkeypatch.setattr(os, "read", lambda handle, nbytes: b"" if given else given.append(1) or read(handle, 100))
+    given, pread = [], os.pread
+    monkeypatch.setattr(
+        os, "pread", lambda handle, _, offset: b"" if given else given.append(1) or pread(handle, 100, 0)
+    )
     with pytest.raises(ReadError, match=r"expected the file that was indexed .*, got one of 100 bytes"):
         raw_of(source, 2)
 
 
 def test_a_file_that_comes_in_pieces_is_read_whole(tmp_path, source, monkeypatch):
-    read = os.read
-    monkeypatch.setattr(os, "read", lambda handle, nbytes: read(handle, min(nbytes, 1000)))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, nbytes, offset: pread(handle, min(nbytes, 1000), offset))
     assert raw_of(source, 2) == (tmp_path / source.name(2)).read_bytes()
 
 
@@ -220,3 +223,98 @@ def test_an_identity_says_to_people_which_file_it_is(tmp_path):
     status = (tmp_path / "data/clips/00000.wav").stat()
     (said,) = identities(tmp_path, f"data/{manifest.name}").values()
     assert said.startswith(f"data/clips/00000.wav, {status.st_size} bytes, changed at {status.st_mtime_ns} ns, row ")
+
+
+# --- parts of long recordings, as NeMo's manifests name them ---
+
+
+def long_recording(folder, suffix, rate=16000, seconds=3.0):
+    """A recording of which every stretch sounds different."""
+    samples = np.random.default_rng(5).standard_normal(int(seconds * rate)).astype(np.float32).cumsum() / 400
+    soundfile.write(folder / f"long.{suffix}", samples, rate)
+    return soundfile.read(folder / f"long.{suffix}", dtype="float32")[0]
+
+
+def nemo(folder, *rows):
+    (folder / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = spec_of("manifest", folder, paths=["m.jsonl"])
+    return spec, index_source(spec)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_a_row_with_an_offset_is_that_part_of_its_recording(tmp_path, suffix):
+    whole = long_recording(tmp_path, suffix)
+    audio, times = f"long.{suffix}", [(0.0, 1.0), (1.25, 0.5), (2.0, None), (2.9, 0.4), (0, None), (0.5, 2)]
+    row = {"audio_filepath": audio, "text": "x"}
+    rows = [row | {"offset": start} | ({"duration": length} if length else {}) for start, length in times]
+    spec, report = nemo(tmp_path, *rows)
+    source = open_source(spec)
+    assert report.bad == ()
+    frames = len(whole)
+    for sample, (start, stop) in enumerate(
+        [(0, 16000), (20000, 28000), (32000, frames), (46400, frames), (0, frames), (8000, 40000)]
+    ):
+        got = decoded(source, sample)
+        assert (source.lengths["audio"][sample], got["audio_rate"], got["text"]) == (stop - start, 16000, "x")
+        np.testing.assert_allclose(got["audio"], whole[start:stop], atol=0 if suffix in ("wav", "flac") else 2e-3)
+
+
+def test_a_stretch_of_plain_wav_is_a_range_of_bytes(tmp_path, monkeypatch):
+    whole = long_recording(tmp_path, "wav")
+    spec, _ = nemo(tmp_path, {"audio": "long.wav", "offset": 1, "duration": 0.01})
+    source, asked, pread = open_source(spec), [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *how: asked.append(how[1:]) or pread(*how))
+    assert len(raw_of(source, 0)) == 320
+    assert asked == [(44, 0), (320, 44 + 32000)]
+    assert decoded(source, 0)["audio"].tolist() == whole[16000:16160].tolist()
+
+
+@pytest.mark.parametrize(
+    ("offset", "duration", "reason", "detail"),
+    [
+        (3.0, 1, "outside_recording", "expected a part of a recording of 3 s, got one from 3 s to 4 s"),
+        (2, 1.6, "outside_recording", "expected a part of a recording of 3 s, got one from 2 s to 3.6 s"),
+        (-1, 2, "outside_recording", "got one from -1 s to 1 s"),
+        (1, 0, "empty_stretch", "expected an end after the beginning, got one from 1 s to 1 s"),
+        (1, -0.5, "empty_stretch", "got one from 1 s to 0.5 s"),
+        ("soon", 1, "malformed", "expected seconds as offset and duration, got soon and 1"),
+        ("nan", 1, "malformed", "got nan and 1"),
+        (1, "nan", "malformed", "got 1 and nan"),
+        ("inf", 1, "malformed", "got inf and 1"),
+    ],
+)
+def test_a_part_that_the_recording_has_not_is_a_bad_row(tmp_path, offset, duration, reason, detail):
+    long_recording(tmp_path, "wav")
+    row = {"audio": "long.wav", "offset": offset, "duration": duration}
+    _, report = nemo(tmp_path, row, {"audio": "long.wav"})
+    (bad,) = report.bad
+    assert (bad.where, bad.line, bad.reason, detail in bad.detail) == (str(tmp_path / "m.jsonl"), 1, reason, True)
+
+
+def test_parts_have_names_and_identities_of_their_own(tmp_path):
+    long_recording(tmp_path, "flac")
+    rows = [{"audio": "long.flac", "offset": offset, "duration": 1.0} for offset in (0.5, 1.5)]
+    spec, _ = nemo(tmp_path, *rows, {"audio": "long.flac"})
+    source = open_source(spec)
+    assert [source.name(sample) for sample in range(3)] == ["long.flac@0.5", "long.flac@1.5", "long.flac"]
+    assert ", 16000 frames from 8000, row " in source.identity(0)
+    assert len({source.identity(sample) for sample in range(3)}) == 3
+
+
+@pytest.mark.fault(29)
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_a_recording_that_changed_is_named_also_where_it_is_decoded(tmp_path, suffix):
+    long_recording(tmp_path, suffix)
+    spec, _ = nemo(tmp_path, {"audio": f"long.{suffix}", "offset": 1})
+    source = open_source(spec)
+    raw = raw_of(source, 0)
+    os.utime(tmp_path / f"long.{suffix}", ns=(1, 1))
+    with pytest.raises(ReadError, match=r"m.jsonl, line 1\): expected the file that was indexed"):
+        raw_of(source, 0)
+    if not raw:
+        with pytest.raises(ReadError, match=r"m.jsonl, line 1\): expected the file that was indexed"):
+            source.decode(0, raw)
+
+
+def test_an_index_of_whole_files_is_what_it_was(tmp_path, source):
+    assert not {"start", "channel"} & set(source.indexed.numbers)

@@ -10,7 +10,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.sources.manifest.plain_wav import plain_wav
+from loader_server.sources.audio.plain_wav import plain_wav
 
 
 def _wav(samples: list[int], *, rate: int = 8000, **how: str) -> bytes:

@@ -1,7 +1,8 @@
 """Recordings: what a file's header says of it, and its bytes decoded: WAV, FLAC, OGG, MP3, and all else that libsndfile
 reads.
 
-Rules: decoding here is decoding everywhere; a file that cannot be used is a SampleError that says why.
+Rules: decoding here is decoding everywhere; a file that cannot be used is a SampleError that says why. Channels are
+averaged, or one of them is taken.
 """
 
 from __future__ import annotations
@@ -9,28 +10,40 @@ from __future__ import annotations
 import io
 import os
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import soundfile
 
-from loader_server.sources.manifest.plain_wav import plain_wav
+from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
 from shared.errors import SampleError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Header", "decoded_audio", "header_of"]
+__all__ = ["AVERAGED", "AudioHeader", "decoded_audio", "decoded_stretch", "header_of"]
+
+#: What stands for all channels in a channel's place.
+AVERAGED = -1
 
 #: What soundfile raises for bytes that are no audio.
 _UNREADABLE = (soundfile.SoundFileError, ValueError)
 
-#: Bytes, time of change in nanoseconds, frames, and their rate.
-Header = tuple[int, int, int, int]
+
+@dataclass(frozen=True, slots=True)
+class AudioHeader:
+    """What the index has to know of a file."""
+
+    bytes: int
+    mtime_ns: int
+    frames: int
+    rate: int
+    channels: int
 
 
-def decoded_audio(raw: bytes, where: str) -> tuple[NDArray[np.float32], int]:
-    """The audio of a file's bytes, its channels averaged, and its rate."""
+def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDArray[np.float32], int]:
+    """The audio of a file's bytes, and its rate."""
     plain = plain_wav(raw)
     if plain is not None:
         return plain
@@ -38,34 +51,56 @@ def decoded_audio(raw: bytes, where: str) -> tuple[NDArray[np.float32], int]:
         audio, rate = soundfile.read(io.BytesIO(raw), dtype="float32", always_2d=True)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
-    mono = audio[:, 0] if audio.shape[1] == 1 else audio.mean(axis=1, dtype=np.float32)
-    return mono, int(rate)
+    return _one_channel(audio, channel), int(rate)
 
 
-def header_of(path: str) -> Header:
+def decoded_stretch(handle: int, start: int, frames: int, where: str, channel: int = AVERAGED) -> NDArray[np.float32]:
+    """So many frames of an open file from `start` on, or those that there are: nothing else of it is decoded."""
+    try:
+        with soundfile.SoundFile(handle, closefd=False) as sound:
+            sound.seek(start)
+            audio = sound.read(frames, dtype="float32", always_2d=True)
+    except _UNREADABLE as error:
+        raise _undecodable(where, error) from None
+    return _one_channel(audio, channel)
+
+
+def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
+    if audio.shape[1] == 1:
+        return audio[:, 0]
+    if channel != AVERAGED:
+        return np.ascontiguousarray(audio[:, channel])
+    averaged: NDArray[np.float32] = audio.mean(axis=1, dtype=np.float32)
+    return averaged
+
+
+def header_of(path: str) -> AudioHeader:
     """What the index has to know of a file, without decoding it."""
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
     try:
         status = os.fstat(handle)
-        return status.st_size, status.st_mtime_ns, *_frames(handle, status, path)
+        return AudioHeader(status.st_size, status.st_mtime_ns, *_frames(handle, status, path))
     finally:
         os.close(handle)
 
 
-def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int]:
+def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
+    """Frames, their rate, and channels."""
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
         raise _unusable("empty_file", "audio", "an empty file", path)
+    if plain := plain_header(os.pread(handle, HEADER_BYTES, 0), status.st_size):
+        return *plain, 1
     try:
         with soundfile.SoundFile(handle, closefd=False) as sound:
-            frames, rate = int(sound.frames), int(sound.samplerate)
+            frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
     except _UNREADABLE as error:
         raise _undecodable(path, error) from None
     if frames == 0:
         raise _unusable("empty_audio", "audio", "a file of zero samples", path)
-    return frames, rate
+    return frames, rate, channels
 
 
 def _undecodable(where: str, error: Exception) -> SampleError:

@@ -1,0 +1,103 @@
+"""Which frames of a recording a sample is: the whole of it, or a stretch that somebody gave in seconds.
+
+Rules: frames are counted from the file's own header, never from what a manifest says of it; seconds are rounded to the
+nearest frame, halves up. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut there;
+one that lies further outside, or holds nothing, is a bad row. Stretches may overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of
+from loader_server.sources.source import BadRow
+from shared.errors import SampleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "stretch_columns"]
+
+#: Where a stretch begins that is its whole file.
+WHOLE_FILE = -1
+
+_OVERSHOOT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What is asked for: seconds from the beginning, and how many, or all that follow; and which channel. All finite,
+    but for the duration.
+    """
+
+    start_s: float = 0.0
+    duration_s: float = math.inf
+    channel: int = AVERAGED
+
+
+@dataclass(frozen=True, slots=True)
+class AudioStretch:
+    """What a sample is: the file's header, where the sample begins in it, how long it is, and of which channel."""
+
+    header: AudioHeader
+    start: int
+    frames: int
+    channel: int
+
+
+class Headers:
+    """The headers of files, each looked at once however many stretches of it are asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, AudioHeader | BadRow] = {}
+
+    def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
+        """What a row comes to that asks for this stretch and stands there, in a file's line."""
+        if path not in self._known:
+            self._known[path] = _header(path)
+        header = self._known[path]
+        if isinstance(header, BadRow):
+            return BadRow(*where, header.reason, header.detail)
+        return _cut(header, stretch, where)
+
+
+def _header(path: str) -> AudioHeader | BadRow:
+    try:
+        return header_of(path)
+    except SampleError as error:
+        return BadRow(path, 0, error.reason, f"expected {error.expected}, got {error.got}")
+    except OSError as error:
+        reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
+        return BadRow(path, 0, reason, f"{error.strerror}: {path}")
+
+
+def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
+    if not AVERAGED <= asked.channel < header.channels:
+        detail = f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
+        return BadRow(*where, "wrong_channel", detail)
+    length_s = header.frames / header.rate
+    duration_s = length_s - asked.start_s if math.isinf(asked.duration_s) else asked.duration_s
+    start, frames = _frame(asked.start_s, header), _frame(duration_s, header)
+    told = f"one from {asked.start_s:g} s to {asked.start_s + duration_s:g} s"
+    if not 0 <= start < header.frames or asked.start_s + duration_s > length_s + _OVERSHOOT_S:
+        return BadRow(*where, "outside_recording", f"expected a part of a recording of {length_s:g} s, got {told}")
+    if frames <= 0:
+        return BadRow(*where, "empty_stretch", f"expected an end after the beginning, got {told}")
+    frames = min(frames, header.frames - start)
+    return AudioStretch(header, WHOLE_FILE if frames == header.frames else start, frames, asked.channel)
+
+
+def _frame(seconds: float, header: AudioHeader) -> int:
+    return math.floor(seconds * header.rate + 0.5)
+
+
+def stretch_columns(found: Sequence[AudioStretch], *, whole: bool) -> dict[str, list[int]]:
+    """The columns of these samples; without where they begin, and of which channel, if all are whole files."""
+    headers = [one.header for one in found]
+    columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns")}
+    columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}
+    if whole:
+        return columns
+    return columns | {"start": [one.start for one in found], "channel": [one.channel for one in found]}
