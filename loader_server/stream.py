@@ -258,14 +258,17 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        return fingerprint(
-            self.digest, self.chain.fingerprint, self.float32, processor_features(), *_foreign_code(self.source.modules)
-        )
+        code = (repr(sorted(self.source.versions.items())), *_foreign_code(self.source.modules))
+        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features(), *code)
 
     @property
     def opened(self) -> str:
         """The fingerprint of what is open here, this very index included: one that is made anew has another."""
         return fingerprint(self._joined.made, self.builder)
+
+    def raw_lengths(self, sample: int) -> dict[str, int]:
+        """What the index says of a sample before the transforms."""
+        return self._joined.raw_lengths(sample)
 
     def identity(self, sample: int) -> str:
         """What a conviction names: what the source knows the sample by."""

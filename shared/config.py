@@ -39,6 +39,7 @@ __all__ = [
     "label",
     "nearest",
     "number",
+    "numbers",
     "parse_job",
     "read_table",
     "read_tables",
@@ -154,6 +155,20 @@ def number(minimum: float, maximum: float = float("inf")) -> _Parser:
         if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise _BadValue(f"a number from {minimum} to {maximum}")
         return float(value)
+
+    return parse
+
+
+def numbers(minimum: float, maximum: float = float("inf")) -> _Parser:
+    """A list of numbers between bounds, of which there is at least one; a single number counts as a list of one."""
+    one = number(minimum, maximum)
+
+    def parse(value: object) -> tuple[float, ...]:
+        listed = value if isinstance(value, list) else [value]
+        try:
+            return tuple(map(one, listed or [None]))
+        except _BadValue as bad:
+            raise _BadValue(f"a list with at least one entry, each {bad.expected}") from None
 
     return parse
 

@@ -267,7 +267,8 @@ TRAINER_CLIENT = (
 #: What a module imports that holds a transform.
 TRANSFORMS = (
     *("Outputs", "SampleError", "SettingsError", "setting", "transform"),
-    *("Amount", "amount", "by_key", "byte_count", "choice", "duration_s", "file", "flag", "number", "text", "texts"),
+    *("Amount", "amount", "by_key", "byte_count", "choice", "duration_s", "file", "flag", "number", "numbers", "text"),
+    "texts",
     "whole",
 )
 

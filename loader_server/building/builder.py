@@ -19,6 +19,7 @@ from loader_server.building.culprits import KnownCulprits
 from loader_server.building.packed_rows import places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
 from loader_server.transforms.blame import undecoded
+from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
 from shared.wire.layout import Layout, layout_of
@@ -233,8 +234,9 @@ class Builder:
         """Write row after row; returns how many are valid."""
         assert prepared.raw is not None
         samples = prepared.samples.tolist()
+        room = {field.key: arrays[field.key].shape[1] for field in self.stream.chain.fields if field.padded}
         for row, (sample, raw) in enumerate(zip(samples, prepared.raw, strict=True)):
-            values = self._decode_or_mask(sample, raw, arrays, batch)
+            values = self._decode_or_mask(sample, raw, room, batch)
             if values is None:
                 self._mask(arrays, row, sample)
             else:
@@ -260,9 +262,9 @@ class Builder:
             return 0
         assert prepared.raw is not None
         segments, positions = arrays[f"{key}_segment"], arrays[f"{key}_position"]
-        places = places_in_rows(planned.rows, planned.offsets)
+        places = places_in_rows(planned.rows, planned.offsets, arrays[key].shape[1])
         for sample, place, raw in zip(prepared.samples.tolist(), places, prepared.raw, strict=True):
-            values = self._decode_or_mask(sample, raw, arrays, batch)
+            values = self._decode_or_mask(sample, raw, {key: place.room}, batch)
             if place.segment == 1:
                 arrays["tag"][place.row] = sample
             if values is None:
@@ -275,7 +277,7 @@ class Builder:
         return int(arrays["weight"].sum())
 
     def _decode_or_mask(
-        self, sample: int, raw: bytes | None, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+        self, sample: int, raw: bytes | None, room: Mapping[str, int], batch: _BatchInHand
     ) -> dict[str, NDArray[np.generic]] | None:
         """The values of one sample; None if it has to be masked, which is noted."""
         began_ns = time.perf_counter_ns()
@@ -285,7 +287,9 @@ class Builder:
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise _kills(self.stream.source.name(sample))
             values = values_of(self.stream, batch.epoch, sample, raw)
-            self._refuse_too_long(values, arrays, sample)
+            for key, most in room.items():
+                if len(values[key]) > most:
+                    raise self._too_long(key, most, len(values[key]), (batch.epoch, sample, raw))
         except SampleError as error:
             name = self.stream.source.name(sample)
             self._quarantine.note(self.stream.name, sample, name, error)
@@ -294,18 +298,17 @@ class Builder:
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
-    def _refuse_too_long(
-        self, values: dict[str, NDArray[np.generic]], arrays: Mapping[str, NDArray[Any]], sample: int
-    ) -> None:
-        for field in self.stream.chain.fields:
-            if field.padded and len(values[field.key]) > arrays[field.key].shape[1]:
-                raise SampleError(
-                    reason="longer_than_planned",
-                    expected=f'at most {arrays[field.key].shape[1]} steps of "{field.key}", as planned',
-                    got=str(len(values[field.key])),
-                    where=self.stream.source.name(sample),
-                    remedy="A transform makes samples longer than it declares: mend its lengths, or index again.",
-                )
+    def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
+        """Which transform it was is found out by doing it once more."""
+        stream, (epoch, sample, raw) = self.stream, built
+        decoded, lengths = stream.source.decode(sample, raw), stream.raw_lengths(sample)
+        return SampleError(
+            reason="longer_than_planned",
+            expected=f'at most {most} steps of "{key}", as planned',
+            got=str(got),
+            where=stream.source.name(sample),
+            remedy=blame_for_length(stream.chain, decoded, lengths, (stream.seed, epoch, sample)),
+        )
 
     def _write(
         self, arrays: Mapping[str, NDArray[Any]], row: int, sample: int, values: dict[str, NDArray[np.generic]]

@@ -55,6 +55,12 @@ class SourceSet:
         """How many there are."""
         return self._starts[-1]
 
+    def raw_lengths(self, sample: int) -> dict[str, int]:
+        """What the index says of one raw sample."""
+        place = bisect_right(self._starts, sample) - 1
+        columns, own = self._opened[place].source.lengths, sample - self._starts[place]
+        return {key: int(column[own]) for key, column in columns.items()}
+
     @property
     def fingerprint(self) -> str:
         """Of the indexes."""
@@ -243,6 +249,11 @@ class JoinedSource(Source):
     def modules(self) -> tuple[str, ...]:
         """Those of all members."""
         return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those of all members."""
+        return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:
         """Give back what is open in all members."""

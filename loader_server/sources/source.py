@@ -198,6 +198,11 @@ class Source:
         """The modules whose code shapes a sample's bytes; those outside of this package count as the transforms' do."""
         return (type(self).__module__,)
 
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the libraries that shape a decoded sample's bytes, by name: all workers of a job have to have the same."""
+        return {}
+
     def close(self) -> None:
         """Give back what is open, if anything is."""
         self.files.close()

@@ -43,8 +43,8 @@ _BYTES_VERSION = 2
 
 _ARRAYS = (np.ndarray, np.generic)
 
-#: Packages whose version shapes the bytes of a sample, whatever its transforms; they name further ones.
-_PACKAGES = ("numpy", "soundfile", "soxr")
+#: Packages whose version shapes the bytes of a sample, whatever its transforms; they and sources name further ones.
+_PACKAGES = ("numpy",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +109,27 @@ class Chain:
         """The length of every padded field, from those of raw samples, as if undeclared transforms changed none."""
         lengths = dict(raw_lengths)
         for step in self.steps:
-            if step.outputs is not None:
-                rules = step.outputs.lengths
-                lengths.update({key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules})
+            lengths |= self.foretold(step, lengths)
         return {field.key: np.asarray(lengths[field.key], np.int64) for field in self.fields if field.padded}
+
+    def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
+        """The lengths that one transform changes, from those before it; none of an undeclared one."""
+        rules = step.outputs.lengths if step.outputs is not None else {}
+        return {key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules}
 
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
         """The values of all fields for the sample of this number; a SampleError says why there are none."""
         made = self._transform(sample, (seed, epoch, number))
         return {field.key: _checked(field, made, self.where) for field in self.fields}
+
+    def stages(
+        self, sample: dict[str, Any], key: tuple[int, int, int]
+    ) -> Iterator[tuple[NamedTransform, dict[str, Any]]]:
+        """Each transform and what it makes of the sample; the key is seed, epoch and number."""
+        rng = generator_for(*key) if self.draws else None  # making one takes 33 µs
+        for step in self.steps:
+            sample = _apply(step, sample, rng, self.where)
+            yield step, sample
 
     def measure(self, sample: dict[str, Any], number: int, where: str) -> tuple[tuple[Field, ...], dict[str, int]]:
         """The fields of all that comes out, declared or not, and the lengths of the padded ones."""
@@ -128,9 +140,8 @@ class Chain:
         return fields, {field.key: len(made[field.key]) for field in fields if field.padded}
 
     def _transform(self, sample: dict[str, Any], key: tuple[int, int, int]) -> dict[str, Any]:
-        rng = generator_for(*key) if self.draws else None  # making one takes 33 µs
-        for step in self.steps:
-            sample = _apply(step, sample, rng, self.where)
+        for _, made in self.stages(sample, key):
+            sample = made
         return sample
 
 
@@ -267,7 +278,4 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
 
 def _versions() -> dict[str, str]:
-    import soundfile  # noqa: PLC0415 - slow to load, and only the version is wanted
-
-    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return {**versions, "libsndfile": soundfile.__libsndfile_version__}
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}

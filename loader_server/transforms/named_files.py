@@ -33,10 +33,13 @@ def with_paths(settings: Any, base: Path) -> Any:  # noqa: ANN401 - each transfo
 
 
 def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - each transform has its own
-    """All that the settings say, with the digest of each file for its path; SettingsError for one that is not there."""
+    """All that the settings say, with the digest of each file for its path; SettingsError for one that is not there.
+
+    A setting that is None when it is left out says nothing then: one that is added later changes nobody's content.
+    """
     if settings is None:
         return ""
-    values = asdict(settings).items()
+    values = [(name, value) for name, value in asdict(settings).items() if value is not None]
     return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in values))
 
 

@@ -8,9 +8,13 @@ from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
 from shared.wire.layout import BucketShape
 from tests.support.askers import write_synthetic
+from tests.support.corpora import utterances
+from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_marks_of_packed_rows_are_as_long_as_the_rows_and_nothing_else_has_a_length(tmp_path: Path) -> None:
@@ -22,3 +26,26 @@ def test_marks_of_packed_rows_are_as_long_as_the_rows_and_nothing_else_has_a_len
     stream.close()
     lengths = dict.fromkeys(("features", "features_segment", "features_position"), 100)
     assert stream.shapes == (BucketShape(rows=4, lengths=lengths),)
+
+
+def test_libraries_that_decode_are_part_of_what_workers_have_to_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobFile(write_job(tmp_path, samples=4))
+    index_missing(job)
+    before = job.open("train")
+    builder = before.builder
+    assert before.source.versions.keys() == {"soundfile", "libsndfile"}
+    monkeypatch.setattr("loader_server.sources.manifest.source.audio_versions", lambda: {"soundfile": "0.0"})
+    after = job.open("train")
+    assert (after.digest, after.builder == builder) == (before.digest, False)
+
+
+def test_the_raw_lengths_of_a_sample_are_those_of_the_index(tmp_path: Path) -> None:
+    job = JobFile(write_job(tmp_path, samples=4))
+    index_missing(job)
+    stream = job.open("train")
+    made = utterances(4, longest_s=1.0)
+    lengths = [stream.raw_lengths(sample) for sample in range(4)]
+    assert [one["audio"] for one in lengths] == [len(utterance.audio) for utterance in made]
+    assert [one["text"] for one in lengths] == [len(utterance.text) for utterance in made]

@@ -117,6 +117,9 @@ class MemoryStream:
         lengths = {field.key: planned.lengths["tokens"] for field in self.fields if field.padded}
         return BucketShape(rows=planned.rows, lengths=lengths)
 
+    def raw_lengths(self, sample: int) -> dict[str, int]:
+        return {"tokens": min(sample, 5)}
+
     def identity(self, sample: int) -> str:
         return f"file-{sample}"
 

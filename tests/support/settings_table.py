@@ -61,6 +61,8 @@ def _written(field: dataclasses.Field) -> Callable[[Any], str]:
         return lambda value: f'"{value // 2**20} MiB"'
     if field.metadata["parse"] is duration_s or field.name in ("heartbeat_timeout", "build_timeout"):
         return lambda value: f'"{value:g} s"' if value >= 1 else f'"{1000 * value:g} ms"'
+    if isinstance(field.default, tuple):
+        return lambda value: str(list(value))
     return lambda value: str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -7,6 +7,7 @@ averaged, or one of them is taken.
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import os
 import stat
@@ -22,7 +23,7 @@ from shared.errors import SampleError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["AVERAGED", "AudioHeader", "decoded_audio", "decoded_stretch", "header_of"]
+__all__ = ["AVERAGED", "AudioHeader", "audio_versions", "decoded_audio", "decoded_stretch", "header_of"]
 
 #: What stands for all channels in a channel's place.
 AVERAGED = -1
@@ -40,6 +41,11 @@ class AudioHeader:
     frames: int
     rate: int
     channels: int
+
+
+def audio_versions() -> dict[str, str]:
+    """What decides which numbers come out of a file's bytes."""
+    return {"soundfile": importlib.metadata.version("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
 def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDArray[np.float32], int]:

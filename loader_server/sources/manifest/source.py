@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.audio.decoding import audio_versions
 from loader_server.sources.audio.recordings import Recordings
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
@@ -144,6 +145,11 @@ class ManifestSource(Source):
         place = os.path.join(os.path.dirname(origin), self._paths[sample])  # noqa: PTH118, PTH120
         row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
         return f"{place}, {self._recordings.identity(sample)}, row {fingerprint(*row)[:8]}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those of what decodes."""
+        return audio_versions()
 
     def _line(self, sample: int) -> str:
         manifest, line = self.place(sample)

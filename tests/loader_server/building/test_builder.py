@@ -14,6 +14,7 @@ import pytest
 from loader_server.building import read_ahead
 from loader_server.building.builder import Builder, Built
 from loader_server.building.quarantine import Quarantine
+from loader_server.transforms import transform
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape
@@ -224,6 +225,31 @@ def test_a_sample_that_became_longer_than_planned_is_masked(make: Callable[..., 
     built, _ = build(make(None, f"{__name__}:seven_times"), memory_want(0))
     assert (built.rows, built.masked) == (1, 3)  # the first has no token at all
     assert quarantined(tmp_path) == [(sample, "longer_than_planned") for sample in (1, 2, 3)]
+
+
+def test_a_packed_sample_that_became_longer_writes_into_nobody_elses_cells(make: Callable[..., Builder]) -> None:
+    built, arrays = build(make(None, f"{__name__}:fours_twice", packed=True), memory_want(1))
+    assert arrays["tokens"][0].tolist() == [0] * 5 + [6] * 5 + [7] * 5
+    assert (built.masked, "longer_than_planned: 8" in built.reason) == (1, True)
+
+
+def fours_twice(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    if len(sample["tokens"]) == 4:
+        sample["tokens"] = np.tile(sample["tokens"], 2)
+
+
+def test_the_transform_is_named_that_made_a_sample_longer(make: Callable[..., Builder], tmp_path: Path) -> None:
+    build(make(None, f"{__name__}:grows"), memory_want(1))
+    (first, *_) = map(json.loads, (tmp_path / "quarantine.jsonl").read_text().splitlines())
+    assert first["error"] == (
+        'sample-4: expected at most 6 steps of "tokens", as planned, got 8. The transform '
+        f'{__name__}:grows declares at most 4 steps of "tokens" and made 8: mend it.'
+    )
+
+
+@transform(draws=False)
+def grows(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    sample["tokens"] = np.tile(sample["tokens"], 2)
 
 
 def seven_times(sample: dict[str, Any], rng: np.random.Generator) -> None:

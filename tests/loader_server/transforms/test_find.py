@@ -25,7 +25,7 @@ RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
 
 OWN = """
 from dataclasses import dataclass
-from loader_server.transforms import Outputs, SettingsError, number, setting, transform, whole
+from loader_server.transforms import Outputs, SettingsError, number, setting, text, transform, whole
 
 CONSTRUCTED = []
 
@@ -39,6 +39,14 @@ def noise(sample, rng, settings):
 
 @transform()
 def plain(sample, rng): pass
+
+@dataclass(frozen=True, kw_only=True)
+class MaybeSettings:
+    level: float = setting(number(0), "in each recipe", default=0.5)
+    word: str = setting(text, "only where it is said", default=None)
+
+@transform(settings=MaybeSettings)
+def maybe(sample, rng, settings): pass
 
 @transform(draws=False)
 def liar(sample, rng):
@@ -203,6 +211,12 @@ def test_a_transform_that_is_named_twice_has_one_table(own):
 def test_recipes_are_those_of_the_release_before_where_nothing_new_is_declared(own):
     assert made("logmel").recipe == "08d194b9f0a347af722ad358b992fa50"
     assert made(f"{own}:plain").recipe == fingerprint(f"{own}:plain", own_code([own]).sources)
+
+
+def test_a_setting_that_is_left_out_and_has_no_default_is_no_part_of_the_recipe(own):
+    """So a setting can be added without another digest for those who do not use it."""
+    assert made(f"{own}:maybe").recipe == made(f"{own}:maybe", maybe={"level": 0.5}).recipe
+    assert made(f"{own}:maybe").recipe != made(f"{own}:maybe", maybe={"word": "said"}).recipe
 
 
 def test_own_settings_are_part_of_the_recipe_and_so_is_the_source(own, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from loader_server import transforms
 from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.find import BUILT_INS
 from shared.config import tomllib
 from shared.wire.layout import Field
 
@@ -37,13 +38,27 @@ def my_package(tmp_path, monkeypatch):
 
 
 def test_the_function_and_its_table(my_package):
-    (toml,) = examples("toml")
+    (toml,) = (one for one in examples("toml") if "my_package" in one)
     table = tomllib.loads(toml)["streams"]["train"]
     own = table["transforms"][:1]
     made = Chain.make(tuple(own), {"noise": table["noise"]}, "job", RAW)
     values = made.apply({"audio": np.zeros(10_000, np.float32)}, seed=1, epoch=0, number=0)
     assert values["audio"].std() == pytest.approx(table["noise"]["level"], rel=0.1)
     assert [name for name in table["transforms"] if name not in own] == ["logmel"]
+
+
+@pytest.mark.parametrize("toml", [one for one in examples("toml") if "my_package" not in one])
+def test_built_in_transforms_in_a_row(toml):
+    table = tomllib.loads(toml)["streams"]["train"]
+    tables = {name: settings for name, settings in table.items() if name != "transforms"}
+    sample = {"audio": np.ones(4000, np.float32), "audio_rate": 8000, "text": "two"}
+    made = Chain.make(tuple(table["transforms"]), tables, "job", RAW).apply(sample, seed=1, epoch=0, number=0)
+    assert {key: value.ndim for key, value in made.items()} == {"audio": 2, "text": 1}
+
+
+def test_each_built_in_transform_is_in_the_table():
+    for name in BUILT_INS:
+        assert re.search(rf"^\| \[?`{name}`", PAGE, re.MULTILINE), name
 
 
 def test_the_class(my_package):
@@ -57,7 +72,8 @@ def test_the_class(my_package):
 
 def test_every_argument_of_the_declaration_is_explained():
     first, *others = inspect.signature(transforms.transform).parameters
-    assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == others
+    table = PAGE[PAGE.index("## What it declares") :]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == others
     assert first == "outputs"
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import soxr
 
 from loader_server.transforms import Outputs, SettingsError, duration_s, number, setting, transform, whole
+from loader_server.transforms.audio.resampling import resampled, resampled_length
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.transforms.declare import Lengths
 
-__all__ = ["LogMel", "LogMelSettings", "frames_of", "mel_matrix", "resampled", "resampled_length"]
+__all__ = ["LogMel", "LogMelSettings", "frames_of", "mel_matrix"]
 
 #: Energy below this counts as silence: 100 dB below full scale.
 _FLOOR = np.float32(1e-10)
@@ -134,22 +134,6 @@ def _strips(filters: NDArray[np.float32]) -> list[tuple[slice, slice, NDArray[np
 def frames_of(samples: int, window: int, hop: int) -> int:
     """How many frames an utterance has: whole windows, and at least one where there is any audio."""
     return 1 + max(samples - window, 0) // hop if samples else 0
-
-
-def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
-    """How many samples `resampled` gives: rounded up, so that no audio becomes empty."""
-    wide = np.asarray(samples, np.int64)
-    return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
-
-
-def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
-    """Audio at another rate, cut or padded where libsoxr's length differs from ours, which is by about a sample."""
-    if rate == new_rate or not len(audio):
-        return audio
-    made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
-    length = -(-len(audio) * new_rate // rate)
-    # libsoxr rounds lengths in its own way, which the index could not predict.
-    return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
 
 
 def mel_matrix(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.logmel import LogMel, LogMelSettings, mel_matrix, resampled, resampled_length
+from loader_server.transforms.audio.logmel import LogMel, LogMelSettings, mel_matrix
 from shared.config import read_table
 from shared.errors import SettingsError
 from tests.support.corpora import tone
@@ -118,13 +118,6 @@ def test_there_are_as_many_frames_as_the_declared_length(frames, file_rate, rate
 @pytest.mark.parametrize(("frames", "expected"), [(0, 0), (1, 1), (199, 1), (200, 1), (279, 1), (280, 2), (360, 3)])
 def test_frames_are_whole_windows_and_at_least_one(frames, expected):
     assert len(bands_of(np.ones(frames, np.float32), rate=8000)) == expected
-
-
-@given(frames=st.integers(1, 4000), rates=st.tuples(*[st.sampled_from([8000, 11025, 16000, 44100])] * 2))
-def test_resampling_gives_the_length_that_was_foretold(frames, rates):
-    made = resampled(np.ones(frames, np.float32), *rates)
-    assert len(made) == resampled_length(np.array([frames]), np.array([rates[0]]), rates[1])[0]
-    assert made.dtype == np.float32
 
 
 def test_no_band_is_empty_however_narrow():

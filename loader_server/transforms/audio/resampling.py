@@ -1,0 +1,47 @@
+"""Audio at another rate, with a length that is known beforehand.
+
+Rules: pure; a length depends on the two rates and the samples alone, rounded up, so that no audio becomes empty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import soxr
+
+from loader_server.transforms import SampleError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["resampled", "resampled_length"]
+
+
+def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
+    """How many samples `resampled` gives."""
+    wide = np.asarray(samples, np.int64)
+    return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
+
+
+def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
+    """Audio at another rate, cut or padded where libsoxr's length differs from ours, which is by about a sample."""
+    if audio.dtype != np.float32:
+        raise _not_float(audio)
+    if rate == new_rate or not len(audio):
+        return audio
+    made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
+    length = -(-len(audio) * new_rate // rate)
+    # libsoxr rounds lengths in its own way, which the index could not predict.
+    return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
+
+
+def _not_float(audio: NDArray[np.generic]) -> SampleError:
+    """Whole numbers would be taken for audio that is 32 768 times as loud."""
+    return SampleError(
+        reason="dtype",
+        expected="audio as float32 from -1 to 1",
+        got=str(audio.dtype),
+        where="transforms",
+        remedy='Put waveform with dtype = "int16" last.',
+    )

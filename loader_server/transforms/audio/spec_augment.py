@@ -1,0 +1,65 @@
+"""`spec_augment`: stripes of time and of frequency are wiped out of features, after Park et al. (2019).
+
+Rules: pure; what came in is left alone, because a source may hold on to it. A stripe's width is drawn first and then
+its place, so that every allowed place is as likely; widths of 0 are drawn too. Time is not warped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loader_server.transforms import choice, number, setting, text, transform, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["SpecAugment", "SpecAugmentSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecAugmentSettings:
+    """The table [streams.<name>.spec_augment]."""
+
+    key: str = setting(text, "the features, [steps, bands]", default="audio")
+    time_stripes: int = setting(whole(0, 100), "how many stripes of steps are wiped out", default=2)
+    time_width: int = setting(whole(0), "most steps of a stripe", default=100)
+    time_share: float = setting(number(0, 1), "most of a sample's steps that one stripe takes", default=0.2)
+    band_stripes: int = setting(whole(0, 100), "how many stripes of bands are wiped out", default=2)
+    band_width: int = setting(whole(0), "most bands of a stripe", default=27)
+    fill: str = setting(
+        choice("mean", "zero"),
+        "what stands there then: the sample's mean, or zeros for normalised features",
+        default="mean",
+    )
+
+
+@transform(settings=SpecAugmentSettings)
+class SpecAugment:
+    """The transform: the features keep their shape."""
+
+    def __init__(self, settings: SpecAugmentSettings) -> None:
+        self._settings = settings
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+        """Wipe out as many stripes as asked for, in a copy."""
+        said = self._settings
+        features: NDArray[np.float32] = sample[said.key].copy()
+        steps, bands = features.shape
+        fill = features.mean() if said.fill == "mean" and features.size else 0
+        most = min(said.time_width, int(said.time_share * steps))
+        for stripe in _stripes(rng, said.time_stripes, most, steps):
+            features[stripe] = fill
+        for stripe in _stripes(rng, said.band_stripes, min(said.band_width, bands), bands):
+            features[:, stripe] = fill
+        sample[said.key] = features
+
+
+def _stripes(rng: np.random.Generator, stripes: int, most: int, size: int) -> Iterator[slice]:
+    """So many ranges, each of at most so many of `size` places."""
+    widths = rng.integers(0, most, stripes, endpoint=True)
+    starts = rng.integers(0, size - widths, endpoint=True)
+    return map(slice, starts.tolist(), (starts + widths).tolist())

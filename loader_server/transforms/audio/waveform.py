@@ -1,0 +1,66 @@
+"""`waveform`: audio as it sounds, at one rate, for models that make their own features.
+
+Rules: pure; int16 gives back the very numbers of a recording of 16 bits that has the rate already, and what is louder
+than full scale is cut there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.transforms import Outputs, choice, setting, transform, whole
+from loader_server.transforms.audio.resampling import resampled, resampled_length
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loader_server.transforms.declare import Lengths
+
+__all__ = ["Waveform", "WaveformSettings"]
+
+#: What 1.0 is in 16 bits.
+_FULL_SCALE = np.float32(2**15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveformSettings:
+    """The table [streams.<name>.waveform]."""
+
+    rate: int = setting(whole(1000, 384_000), "hertz; audio of another rate is resampled to it", default=16_000)
+    dtype: str = setting(
+        choice("float32", "int16"),
+        "float32 from -1 to 1, or int16 from -32768 to 32767 in half the bytes",
+        default="float32",
+    )
+
+
+@transform(settings=WaveformSettings, draws=False, packages=("soxr",))
+class Waveform:
+    """The transform: `audio` becomes `[samples]` at this rate."""
+
+    def __init__(self, settings: WaveformSettings) -> None:
+        self._rate = settings.rate
+        self._whole = settings.dtype == "int16"
+        self.outputs = Outputs.of(
+            {"audio": (settings.dtype, None)},
+            lengths={"audio": self._length, "audio_rate": lambda _: np.int64(settings.rate)},
+            per_second={"audio": settings.rate},
+        )
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Resample the audio."""
+        audio = resampled(sample["audio"], sample["audio_rate"], self._rate)
+        sample["audio"] = _in_16_bits(audio) if self._whole else audio
+        sample["audio_rate"] = self._rate
+
+    def _length(self, lengths: Lengths) -> NDArray[np.int64]:
+        return resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)
+
+
+def _in_16_bits(audio: NDArray[np.float32]) -> NDArray[np.int16]:
+    scaled = np.rint(audio * _FULL_SCALE)
+    made: NDArray[np.int16] = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1, out=scaled).astype(np.int16)
+    return made

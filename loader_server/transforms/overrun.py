@@ -1,0 +1,51 @@
+"""Who made a sample longer than its batch has room for: the source, or one of the transforms?
+
+Rules: pure but for the transforms, which run once more, with the same numbers drawn; the first that breaks its own word
+is named, and only if none does those that gave none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loader_server.transforms.chain import Chain
+
+__all__ = ["blame_for_length"]
+
+_Lengths = dict[str, Any]
+
+
+def blame_for_length(
+    chain: Chain, sample: dict[str, Any], lengths: Mapping[str, int], key: tuple[int, int, int]
+) -> str:
+    """A sentence that says who is to blame and what to do; `lengths` are the raw sample's, as the index has them."""
+    foretold: _Lengths = {name: np.array([length]) for name, length in lengths.items()}
+    for name, most, made in _longer(sample, foretold):
+        return f'The source gave {made} steps of "{name}" where the index says {most}: run loader-server index.'
+    undeclared = []
+    for step, sample in chain.stages(sample, key):  # noqa: B020, PLR1704 - each makes the next
+        foretold |= chain.foretold(step, foretold)
+        for name, most, made in _longer(sample, foretold):
+            if step.outputs is not None:
+                return f'The transform {step.name} declares at most {most} steps of "{name}" and made {made}: mend it.'
+            undeclared.append(step.name)
+            foretold[name] = np.array([made])
+    names = " or ".join(dict.fromkeys(undeclared)) or "which changed since it was indexed"
+    return f"The transform {names} made fewer steps while indexing: declare the most that it makes, or index again."
+
+
+def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, int, int]]:
+    """The keys that are longer than foretold, with both lengths."""
+    found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
+    return [(key, most, made) for key, most, made in found if made > most]
+
+
+def _length(value: object) -> int:
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else 0
+    return len(value) if isinstance(value, str) else 0
