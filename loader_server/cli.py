@@ -108,6 +108,7 @@ def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
+    command.add_argument("--force", action="store_true", help="make them anew, also where nothing has changed")
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     return command
@@ -118,7 +119,11 @@ def _make_indexes(options: argparse.Namespace) -> int:
 
     job = _read_job(options.job)
     reports = index.index_streams(
-        job, options.stream or list(job.recipes), strict=options.strict, processes=options.processes
+        job,
+        options.stream or list(job.recipes),
+        strict=options.strict,
+        processes=options.processes,
+        force=options.force,
     )
     index.show(reports, as_json=options.json)
     return 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
+from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.stream import open_sources
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["index_missing", "index_streams", "progress_bar", "show"]
 
-#: Bad rows that are printed; the index's own report counts all of them.
+#: Bad rows that are printed; a file beside the index has all of them.
 _SHOWN = 20
 
 
@@ -32,27 +33,26 @@ def index_missing(job: JobFile) -> None:
 
 
 def index_streams(
-    job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0
+    job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
-    """Make the indexes of these streams anew."""
+    """Make the indexes of these streams; without `force` only those that would be others."""
     reports = {}
     for name in names:
         recipe = job.recipes[name]
         for spec, folder in job.sources(recipe):
             title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"
-            source = spec.make()
             with progress_bar(f"index {title}") as progress:
-                reports[title] = make_index(
-                    IndexRequest(
-                        folder=folder,
-                        spec=spec,
-                        source=source,
-                        chain=recipe.chain(source.fields),
-                        processes=processes,
-                        strict=strict,
-                        progress=progress,
-                    )
+                source = spec.make()
+                request = IndexRequest(
+                    folder=folder,
+                    spec=spec,
+                    source=source,
+                    chain=recipe.chain(source.fields),
+                    processes=processes,
+                    strict=strict,
+                    progress=progress,
                 )
+                reports[title] = (None if force else unchanged_index(request)) or make_index(request)
         _try_mixture(job, recipe)
     return reports
 
@@ -81,24 +81,29 @@ def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
         print(json.dumps({name: _plain(report) for name, report in reports.items()}))
         return
     for name, report in reports.items():
+        state = "unchanged, " if report.unchanged else ""
         print(
-            f"{name}: {report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} "
+            f"{name}: {state}{report.samples} samples of {report.rows} rows, index {report.fingerprint[:12]} "
             f"in {report.folder}"
         )
-        for bad in report.bad[:_SHOWN]:
+        for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
             print(f"  left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}", file=sys.stderr)
-        if len(report.bad) > _SHOWN:
-            print(f"  … and {len(report.bad) - _SHOWN} more: {report.bad_counts}", file=sys.stderr)
+        if report.bad:
+            print(f"  left out in all: {_counted(report)}; each is in {report.bad_path}", file=sys.stderr)
+
+
+def _counted(report: IndexReport) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in report.bad_counts.items())
 
 
 def _plain(report: IndexReport) -> dict[str, object]:
     return {
         "samples": report.samples,
         "rows": report.rows,
+        "unchanged": report.unchanged,
         "fingerprint": report.fingerprint,
         "folder": str(report.folder),
-        "bad": report.bad_counts,
-        "bad_rows": [
-            {"where": bad.where, "line": bad.line, "reason": bad.reason, "detail": bad.detail} for bad in report.bad
-        ],
+        "bad": dict(report.bad_counts),
+        "bad_rows": [asdict(bad) for bad in report.bad[:_SHOWN]],
+        "bad_file": str(report.bad_path) if report.bad_path else None,
     }

@@ -13,6 +13,8 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import xxhash
+
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
@@ -100,6 +102,23 @@ class Files:
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
         """What an inventory says of its files (`Inventory(origin=…)`), for `refuse_changed`."""
         return [{"path": path, **asdict(self.facts(path))} for path in paths]
+
+    def stamp(self, paths: Iterable[str]) -> str:
+        """What `Source.stamp` gives where the data are these files: a digest of their names, sizes and times of change.
+
+        The inode's own time counts as well, which nobody sets back as `cp -p` and `rsync -t` do with the other: so a
+        file that got another place or owner counts as changed, which costs another look at it. Unseen stays one that
+        keeps its size and is written twice within one tick of the file system's clock, some milliseconds.
+        """
+        state, base = xxhash.xxh3_128(), str(self._base)
+        for path in paths:
+            try:
+                status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 - paths come by the hundred thousand
+                facts = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+            except (OSError, ValueError) as error:
+                facts = type(error).__name__
+            state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
+        return state.hexdigest()
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of

@@ -72,6 +72,10 @@ class LinesSource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self.files.found(self.settings.paths, ".txt"))
+
     def survey(self) -> Inventory:
         """Count the lines."""
         paths = self.files.found(self.settings.paths, ".txt")

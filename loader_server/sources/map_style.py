@@ -108,6 +108,10 @@ class MapStyleSource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """What the class says of its data, if it does."""
+        return f"{len(self._data)} {said}" if (said := self._fingerprint()) else ""
+
     def survey(self) -> Inventory:
         """Ask the class how many there are, and how long, if it knows."""
         items, lengths = len(self._data), self._known_lengths()

@@ -114,6 +114,15 @@ class Source:
         """The numeric values of a raw sample; they may say more (`per_second`) once the source is open."""
         raise NotImplementedError
 
+    def stamp(self) -> str:
+        """A text that is another one whenever the data are, at the cost of a look at each file (`self.files.stamp`).
+
+        Where it is what it was when an index was made, indexing again is left out, and after a kill -9 only the rest is
+        looked at. So it has to tell of all that `survey` and `probe` look at, missing files and new ones as well; empty
+        where nobody can tell.
+        """
+        return ""
+
     def survey(self) -> Inventory:
         """What there is; DataError where the data set as a whole cannot be used."""
         raise NotImplementedError

@@ -72,6 +72,10 @@ class SyntheticSource(Source):
             return (Field(key="tokens", dtype="int32", shape=(None,)),)
         return (Field(key="features", dtype="float32", shape=(None, self.settings.bands)),)
 
+    def stamp(self) -> str:
+        """The settings are all that there is."""
+        return "synthetic"
+
     def survey(self) -> Inventory:
         """Ranges of numbers."""
         total = self.settings.samples

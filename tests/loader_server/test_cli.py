@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from loader_server.cli import main
 from tests.support.loaders import write_job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -53,9 +50,22 @@ def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(
         (43, "missing_column"),
     ):
         assert f"line {line}: {reason}" in err
+    assert "left out in all: 1 duplicate, 1 empty_file, 1 missing_column, 1 missing_file, 1 undecodable; each" in err
+    assert len(Path(err.split("each is in ")[1].splitlines()[0]).read_text().splitlines()) == 5
     code, _, err = _run(capsys, "index", job, "--strict")
     assert code == 1
     assert "expected only good rows, as --strict asks, got 5 bad of 42" in err
+
+
+def test_indexing_again_does_nothing_while_the_data_are_the_same_unless_forced(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    assert "unchanged" not in _run(capsys, "index", job)[1]
+    before = sorted((job.parent / ".stoker").rglob("*"))
+    again = _run(capsys, "index", job)[1].splitlines()
+    assert [line.split(":")[1].split(",")[0] for line in again] == [" unchanged", " unchanged"]
+    assert sorted((job.parent / ".stoker").rglob("*")) == before
+    assert "unchanged" not in _run(capsys, "index", job, "--force")[1]
 
 
 def test_index_and_plan_speak_json(capsys: pytest.CaptureFixture[str], job: Path) -> None:

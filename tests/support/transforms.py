@@ -183,3 +183,8 @@ def slow_in_one_worker(sample: dict[str, Any], rng: np.random.Generator) -> None
 def always_raises(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Fails on every sample."""
     raise ValueError("nothing is good enough")
+
+
+def undeclared(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    """Says nothing of itself: lengths are measured while indexing."""
+    sample["audio"] = -sample["audio"]

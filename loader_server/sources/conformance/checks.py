@@ -102,8 +102,8 @@ def _columns(index: Path) -> dict[str, bytes]:
 def _rows_count(examined: ExaminedSource) -> None:
     """Every row is a sample or a bad row, and there are as many as the survey says."""
     report, _ = examined.indexed(1, 0)
-    got = report.samples + len(report.bad)
-    require(report.rows == got, f"the survey says {report.rows} rows, the pieces have {got}")
+    total = examined.case.spec.make().survey().total
+    require(total == report.rows, f"the survey says {total} rows, the pieces have {report.rows}")
 
 
 def _plain_facts(examined: ExaminedSource) -> None:
@@ -341,7 +341,10 @@ def _changed_data(examined: ExaminedSource) -> None:
     if examined.case.change is None:
         raise NotTried("nobody says how to change these data")
     _ = examined.contents
+    before = examined.case.spec.make().stamp()
+    require(before == examined.case.spec.make().stamp(), "the same data have two stamps")
     examined.case.change()
+    require(not before or before != examined.case.spec.make().stamp(), "the changed data have the stamp of the old")
     try:
         source = examined.open()
         read_all(source, examined.numbers)

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ColumnWriter", "Strings", "StringsWriter", "mapped", "open_strings"]
+__all__ = ["ColumnWriter", "Strings", "StringsWriter", "bytes_with_header", "mapped", "open_strings"]
+
+#: Of a .npy file with one axis, however long: numpy leaves room for a first axis of up to 21 digits.
+_HEADER_BYTES = 128
 
 
 class ColumnWriter:
-    """One column of numbers, appended to."""
+    """One column of numbers, appended to; the first `length` of them may be there already."""
 
-    def __init__(self, path: Path, dtype: str) -> None:
+    def __init__(self, path: Path, dtype: str, length: int = 0) -> None:
         self._dtype = np.dtype(dtype)
-        self._file: BinaryIO = path.open("wb")
-        self._length = 0
+        self._file: BinaryIO = path.open("r+b" if length else "wb")
+        self._length = length
         self._header()
+        self._file.truncate(self._file.seek(bytes_with_header(length * self._dtype.itemsize)))
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
         """Write values after those that are there."""
@@ -36,36 +40,45 @@ class ColumnWriter:
         self._file.write(array.tobytes())
         self._length += len(array)
 
+    def sync(self) -> None:
+        """Wait until the disk has all that was written."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Finish the file and wait until the disk has it."""
         self._file.seek(0)
         self._header()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.sync()
         self._file.close()
 
     def _header(self) -> None:
-        # numpy leaves room for a first axis of up to 21 digits, so the header keeps its size.
         facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
         np.lib.format.write_array_header_1_0(self._file, facts)
 
 
 class StringsWriter:
-    """One column of strings, appended to."""
+    """One column of strings, appended to; the first `length` of them, `end` bytes in all, may be there already."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._blob = ColumnWriter(folder / f"{name}.text.npy", "uint8")
-        self._starts = ColumnWriter(folder / f"{name}.starts.npy", "int64")
-        self._starts.append([0])
-        self._end = 0
+    def __init__(self, folder: Path, name: str, length: int = 0, end: int = 0) -> None:
+        self._blob = ColumnWriter(folder / f"{name}.text.npy", "uint8", end)
+        self._starts = ColumnWriter(folder / f"{name}.starts.npy", "int64", length and length + 1)
+        self.end = end
+        if not length:
+            self._starts.append([0])
 
     def append(self, values: Iterable[str]) -> None:
         """Write strings after those that are there."""
         encoded = [value.encode() for value in values]
-        ends = self._end + np.cumsum([len(value) for value in encoded], dtype=np.int64)
+        ends = self.end + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self._blob.append(np.frombuffer(b"".join(encoded), np.uint8))
         self._starts.append(ends)
-        self._end = int(ends[-1]) if len(ends) else self._end
+        self.end = int(ends[-1]) if len(ends) else self.end
+
+    def sync(self) -> None:
+        """Wait until the disk has all that was written."""
+        self._blob.sync()
+        self._starts.sync()
 
     def close(self) -> None:
         """Finish both files."""
@@ -85,6 +98,11 @@ class Strings:
 
     def __getitem__(self, row: int) -> str:
         return self.blob[self.starts[row] : self.starts[row + 1]].tobytes().decode()
+
+
+def bytes_with_header(nbytes: int) -> int:
+    """The size of a column's file whose numbers take so many bytes."""
+    return _HEADER_BYTES + nbytes
 
 
 def mapped(path: Path) -> NDArray[np.generic]:

@@ -12,6 +12,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from loader_server.sources.index.bad_rows import BAD_ROWS
 from loader_server.sources.index.folder import Meta, meta_json, read_meta
 from shared.errors import DataError
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["COLUMNS", "commit", "locked", "sweep"]
+__all__ = ["COLUMNS", "commit", "forget_refused", "keep_refused", "locked", "sweep"]
 
 #: What the names of folders with columns start with.
 COLUMNS = "columns-"
+#: The bad rows for which data were refused, until an index is made of them or of others.
+_REFUSED = "refused_rows.jsonl"
 
 
 def commit(folder: Path, made: Path, meta: Meta) -> None:
@@ -45,14 +48,24 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def sweep(folder: Path) -> None:
-    """Remove columns that are not the index's: older ones, and what an indexer left that failed or was killed."""
+def sweep(folder: Path, keep: Path | None = None) -> None:
+    """Remove columns that are not the index's: older ones, and what an indexer left whose work nobody goes on with."""
     named = ""
     with contextlib.suppress(DataError):
         named = read_meta(folder).folder
     for columns in folder.glob(f"{COLUMNS}*"):
-        if columns.name != named:
+        if columns.name != named and columns != keep:
             shutil.rmtree(columns, ignore_errors=True)
+
+
+def keep_refused(folder: Path, made: Path) -> Path:
+    """Keep the bad rows of columns that will not become an index, for who mends them."""
+    return (made / BAD_ROWS).replace(folder / _REFUSED)
+
+
+def forget_refused(folder: Path) -> None:
+    """They are looked at again."""
+    (folder / _REFUSED).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

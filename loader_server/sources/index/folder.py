@@ -37,7 +37,7 @@ SEGMENT_SAMPLES = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
     """What `meta.json` says: `recipe` is the chain's whose outputs were measured, or empty; `about` is what the source
-    says besides.
+    says besides; `made_from` names all that the index was made from, or is empty if nobody can tell.
     """
 
     format: int
@@ -54,6 +54,7 @@ class Meta:
     bad: dict[str, int]
     fingerprint: str
     about: dict[str, Any]
+    made_from: str = ""
 
 
 #: What else `meta.json` says is the source's: it stood among the rest.
@@ -188,7 +189,7 @@ def _damaged(folder: Path, got: str) -> DataError:
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
     """Of all columns but those that are `local`, so that copies of a data set on several machines have one."""
-    files = sorted(file for file in columns.iterdir() if file.name.removesuffix(".npy") not in local)
+    files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)
 

@@ -1,53 +1,57 @@
 """Making an index: survey the source, probe its pieces in order with as many processes as pay, write columns, commit.
 
-Rules: all or nothing, also at Ctrl-C; one indexer a folder; the output does not depend on the number of processes.
-What the source gives is written as it is; no format is known here. A row that cannot be used is reported with its line
-and left out, or refused when asked to be strict.
+Rules: the index that is there stays until the new one replaces it; one indexer a folder; the output does not depend on
+the number of processes, nor on how often the work was interrupted or killed: what was looked at is kept for the next
+try, as long as the data and all that shapes the index stay what they were (`_made_from`). Memory does not grow with the
+number of rows, good or bad. What the source gives is written as it is; no format is known here. A row that cannot be
+used is written down with its line and left out, or refused when asked to be strict.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
-import signal
-import tempfile
-from collections import Counter, deque
-from concurrent.futures import Future, ProcessPoolExecutor
+import time
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing import get_context
-from pathlib import Path
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.columns import ColumnWriter, StringsWriter, mapped, open_strings
-from loader_server.sources.index.commit import COLUMNS, commit, locked, sweep
+from loader_server.sources.index.bad_rows import BAD_ROWS, first_bad_rows
+from loader_server.sources.index.commit import commit, forget_refused, keep_refused, locked, sweep
+from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probed, refuse_other_fields
+from loader_server.sources.index.pool import probed_in_order
+from loader_server.sources.index.probe import ProbeOrder
 from loader_server.sources.source import Indexed
-from shared.errors import DataError
+from loader_server.transforms.own_code import own_code
+from shared.errors import DataError, StokerError
+from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from loader_server.sources.source import BadRow, Inventory, Source
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
     from shared.wire.layout import Field
 
-__all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index"]
+__all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index", "unchanged_index"]
 
 #: Fewer pieces than this are probed faster by one process than others start.
 _PIECES_THAT_PAY = 8
 #: A measured row costs as much as a thousand others.
 _MEASURED_PIECE_ROWS = 16
 _MEASURED_PIECES_THAT_PAY = 4
-#: Pieces that wait for each process, so that none is idle and memory stays bounded.
-_PIECES_AHEAD = 4
+#: Bad rows that a report holds, and of them those that an error shows.
+_REPORTED_BAD_ROWS = 1000
 _SHOWN_BAD_ROWS = 10
+#: Lengths that are compared at a time.
+_BLOCK = 2**20
 
 
 def _unseen(done: int, total: int) -> None:
@@ -59,7 +63,7 @@ class IndexRequest:
     """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source.
 
     `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
-    rows done and rows in all.
+    rows done and rows in all; what was looked at is kept every `keep_s` seconds for who goes on after a kill -9.
     """
 
     folder: Path
@@ -69,23 +73,28 @@ class IndexRequest:
     processes: int = 0
     piece_rows: int = 0
     strict: bool = False
+    keep_s: float = 5.0
     progress: Callable[[int, int], None] = field(default=_unseen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What came of it."""
+    """What came of it: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
+    file that has all, if there are any. `unchanged`: nothing had to be done.
+    """
 
     folder: Path
     fingerprint: str
     samples: int
-    rows: int
     bad: tuple[BadRow, ...]
+    bad_counts: Mapping[str, int]
+    bad_path: Path | None
+    unchanged: bool = False
 
     @property
-    def bad_counts(self) -> dict[str, int]:
-        """Bad rows by reason."""
-        return _counts(self.bad)
+    def rows(self) -> int:
+        """Good and bad ones."""
+        return self.samples + sum(self.bad_counts.values())
 
 
 def make_index(request: IndexRequest) -> IndexReport:
@@ -93,26 +102,75 @@ def make_index(request: IndexRequest) -> IndexReport:
     source = request.source or request.spec.make()
     _refuse_measuring(request, source)
     with contextlib.closing(source), locked(request.folder):
-        try:
-            inventory = source.survey()
-            made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=request.folder))
-            writing = _Writing(made)
-            try:
-                _write_all(request, source, inventory, writing)
-            finally:
-                writing.close()
-            _refuse_bad(request, inventory, writing)
-            meta = _meta(request, source, inventory, writing)
-            commit(request.folder, made, meta)
-        finally:
-            sweep(request.folder)
+        made_from = _made_from(request, source)
+        inventory = source.survey()
+        with _draft(request, source, made_from) as draft:
+            _write_all(request, source, inventory, draft)
+            _refuse_bad(request, inventory, draft)
+            meta = _meta(request, source, inventory, draft)
+            draft.remove_journal()
+            commit(request.folder, draft.folder, meta)
+    return _report(request.folder, meta)
+
+
+def unchanged_index(request: IndexRequest) -> IndexReport | None:
+    """The index that is there, if making it anew would give the same; None if it would not, or if nobody can tell."""
+    with contextlib.suppress(DataError):
+        meta = open_index(request.folder).meta
+        source = request.source or request.spec.make()
+        same = meta.made_from and meta.made_from == _made_from(request, source)
+        if same and not (request.strict and meta.bad):
+            source.close()
+            return replace(_report(request.folder, meta), unchanged=True)
+    return None
+
+
+def _report(folder: Path, meta: Meta) -> IndexReport:
+    columns = folder / meta.folder
     return IndexReport(
-        folder=request.folder,
+        folder=folder,
         fingerprint=meta.fingerprint,
         samples=meta.samples,
-        rows=inventory.total,
-        bad=tuple(writing.bad),
+        bad=first_bad_rows(columns, _REPORTED_BAD_ROWS),
+        bad_counts=meta.bad,
+        bad_path=columns / BAD_ROWS if meta.bad else None,
     )
+
+
+def _made_from(request: IndexRequest, source: Source) -> str:
+    """Names all that an index is made from; empty where the source cannot tell whether its data stayed what they were.
+
+    Our own code counts by its version, a user's by what is written.
+    """
+    stamp = source.stamp()
+    chain = _measuring(request)
+    code = own_code(source.modules)
+    said = (importlib.metadata.version("stoker"), request.spec.name, str(sorted(asdict(request.spec.settings).items())))
+    return fingerprint(str(FORMAT), *said, code.sources, chain.recipe if chain else "", stamp) if stamp else ""
+
+
+@contextlib.contextmanager
+def _draft(request: IndexRequest, source: Source, made_from: str) -> Iterator[Draft]:
+    """The draft that a killed indexer left, or a new one; it goes when the data are refused, and stays for the next try
+    when we are interrupted.
+    """
+    rows, kept = _piece_rows(request, source), None
+    found = resumed_draft(request.folder, made_from, rows) if made_from else None
+    draft = found or new_draft(request.folder, made_from, rows)
+    try:
+        sweep(request.folder, keep=draft.folder)
+        forget_refused(request.folder)
+        yield draft
+    except StokerError:
+        raise
+    except BaseException:
+        if made_from and draft.journal.pieces:
+            draft.keep()
+            kept = draft.folder
+        raise
+    finally:
+        draft.close()
+        sweep(request.folder, keep=kept)
 
 
 def _refuse_measuring(request: IndexRequest, source: Source) -> None:
@@ -125,203 +183,128 @@ def _refuse_measuring(request: IndexRequest, source: Source) -> None:
         )
 
 
-# --- probing, in one process or several, in order ---
-
-
-def _found(request: IndexRequest, source: Source, inventory: Inventory) -> Generator[Probed, None, None]:
-    chain = _measuring(request)
-    order = ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=chain)
-    rows = request.piece_rows or (min(source.piece_rows, _MEASURED_PIECE_ROWS) if chain else source.piece_rows)
-    pays = _MEASURED_PIECES_THAT_PAY if chain else _PIECES_THAT_PAY
-    processes = request.processes or os.cpu_count() or 1
-    if processes == 1 or (not request.piece_rows and inventory.total <= rows * pays):
-        yield from map(Prober(order, source).probe, inventory.pieces(rows))
-        return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin_probing, (order,))
-    try:
-        yield from _in_order(pool, request, inventory.pieces(rows), processes * _PIECES_AHEAD)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, request: IndexRequest, pieces: Iterator[Any], ahead: int) -> Iterator[Probed]:
-    waiting: deque[Future[Probed]] = deque()
-    done = 0
-    for piece in pieces:
-        with _interrupts_held():
-            waiting.append(pool.submit(probed, piece))
-        if len(waiting) > ahead:
-            part = _result(request, waiting.popleft(), done)
-            done += _rows_of(part)
-            yield part
-    while waiting:
-        part = _result(request, waiting.popleft(), done)
-        done += _rows_of(part)
-        yield part
-
-
-def _rows_of(part: Probed) -> int:
-    return len(part.found.rows) + len(part.found.bad)
-
-
-def _result(request: IndexRequest, future: Future[Probed], done: int) -> Probed:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise DataError(
-            expected="every file to be readable or refused",
-            got="one that ended the process which read it, or too little memory",
-            where=f'source = "{request.spec.name}" below {request.spec.base}, row {done + 1} of all or soon after',
-            remedy="Find and remove that file: index with processes = 1 and part of the rows.",
-        ) from None
-
-
 def _measuring(request: IndexRequest) -> Chain | None:
     return request.chain if request.chain is not None and request.chain.measured else None
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes that start meanwhile never see Ctrl-C, which reaches the whole group: this one alone decides."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+# --- looking at all rows ---
+
+
+def _piece_rows(request: IndexRequest, source: Source) -> int:
+    own = min(source.piece_rows, _MEASURED_PIECE_ROWS) if _measuring(request) else source.piece_rows
+    return request.piece_rows or own
+
+
+def _processes(request: IndexRequest, pieces: float) -> int:
+    """How many are worth starting for so many pieces."""
+    pays = _MEASURED_PIECES_THAT_PAY if _measuring(request) else _PIECES_THAT_PAY
+    return (request.processes or os.cpu_count() or 1) if request.piece_rows or pieces > pays else 1
+
+
+def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> None:
+    """From where the draft ends; what is done lasts, again and again."""
+    order = ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=_measuring(request))
+    rows = draft.journal.piece_rows
+    pieces = islice(inventory.pieces(rows), draft.journal.pieces, None)
+    processes = _processes(request, (inventory.total - draft.journal.rows) / rows)
+    kept_s = time.monotonic()
+    request.progress(draft.journal.rows, inventory.total)
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.closing(probed_in_order(order, source, pieces, processes)) as found:
+            for part in found:
+                draft.write(part)
+                if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
+                    draft.keep()
+                    kept_s = time.monotonic()
+                request.progress(draft.journal.rows, inventory.total)
+    except BrokenProcessPool:
+        raise _process_died(request, draft.journal.rows) from None
 
 
-# --- writing ---
+def _process_died(request: IndexRequest, done: int) -> DataError:
+    return DataError(
+        expected="every file to be readable or refused",
+        got="one that ended the process which read it, or too little memory",
+        where=f'source = "{request.spec.name}" below {request.spec.base}, row {done + 1} of all or soon after',
+        remedy="Find and remove that file: index with processes = 1 and part of the rows.",
+    )
 
 
-class _Writing:
-    """The columns while they are written."""
-
-    def __init__(self, made: Path) -> None:
-        self.made = made
-        self.samples = 0
-        self.fields: tuple[Field, ...] = ()
-        self.bad: list[BadRow] = []
-        self.numbers: dict[str, ColumnWriter] = {}
-        self.strings: dict[str, StringsWriter] = {}
-        self.measured: dict[str, ColumnWriter] = {}
-
-    def write(self, part: Probed) -> None:
-        """Append what was found in one piece."""
-        found = part.found
-        self.bad.extend(found.bad.values())
-        if not len(found.rows):
-            return
-        if not self.samples:
-            self._begin(part)
-        refuse_other_fields(self.fields, part.fields, part.where)
-        for name, column in self.numbers.items():
-            column.append(found.numbers[name])
-        for name, strings in self.strings.items():
-            strings.append(found.strings[name])
-        for key, lengths in self.measured.items():
-            lengths.append(part.measured[key])
-        self.samples += len(found.rows)
-
-    def _begin(self, part: Probed) -> None:
-        """Every part has the columns of the first."""
-        self.fields = part.fields
-        padded = [field_.key for field_ in self.fields if field_.padded]
-        self.numbers = {name: ColumnWriter(self.made / f"{name}.npy", "int64") for name in part.found.numbers}
-        self.strings = {name: StringsWriter(self.made, name) for name in part.found.strings}
-        self.measured = {key: ColumnWriter(self.made / f"measured_{n}.npy", "int64") for n, key in enumerate(padded)}
-
-    def columns(self) -> dict[str, NDArray[np.int64]]:
-        """The source's own, once they are written."""
-        return {name: mapped(self.made / f"{name}.npy").view(np.int64) for name in self.numbers}
-
-    def indexed(self, inventory: Inventory, about: Mapping[str, Any]) -> Indexed:
-        """What the source gets back later."""
-        strings = {name: open_strings(self.made, name) for name in self.strings}
-        return Indexed(
-            samples=self.samples,
-            numbers=self.columns(),
-            strings=strings,
-            origin=inventory.origin,
-            about=about,
-            place=self.made.parent,
-        )
-
-    def close(self) -> None:
-        """Finish all files."""
-        writers: tuple[ColumnWriter | StringsWriter, ...]
-        writers = (*self.numbers.values(), *self.strings.values(), *self.measured.values())
-        for writer in writers:
-            writer.close()
-
-
-def _write_all(request: IndexRequest, source: Source, inventory: Inventory, writing: _Writing) -> None:
-    done = 0
-    request.progress(done, inventory.total)
-    with contextlib.closing(_found(request, source, inventory)) as found:
-        for part in found:
-            writing.write(part)
-            done += _rows_of(part)
-            request.progress(done, inventory.total)
-
-
-def _refuse_bad(request: IndexRequest, inventory: Inventory, writing: _Writing) -> None:
-    if writing.samples and not (request.strict and writing.bad):
+def _refuse_bad(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
+    samples, bad = draft.journal.samples, draft.journal.bad
+    if samples and not (request.strict and bad):
         return
-    counts = ", ".join(f"{count} {reason}" for reason, count in _counts(writing.bad).items()) or "no rows at all"
-    shown = "; ".join(
-        f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in writing.bad[:_SHOWN_BAD_ROWS]
-    )
+    draft.close()
+    counts = ", ".join(f"{count} {reason}" for reason, count in bad.items()) or "no rows at all"
+    first = first_bad_rows(draft.folder, _SHOWN_BAD_ROWS)
+    shown = "; ".join(f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in first)
+    listed = f" All are in {keep_refused(request.folder, draft.folder)}." if bad else ""
     raise DataError(
-        expected="only good rows, as --strict asks" if writing.samples else "at least one good row",
-        got=f"{len(writing.bad)} bad of {inventory.total} ({counts})",
+        expected="only good rows, as --strict asks" if samples else "at least one good row",
+        got=f"{sum(bad.values())} bad of {inventory.total} ({counts})",
         where=", ".join(str(facts.get("path")) for facts in inventory.origin) or f'source = "{request.spec.name}"',
-        remedy=f"The first: {shown}. Mend them{', or leave --strict out' if writing.samples else ''}.",
+        remedy=f"The first: {shown}.{listed} Mend them{', or leave --strict out' if samples else ''}.",
     )
 
 
-def _counts(bad: Iterable[BadRow]) -> dict[str, int]:
-    return dict(sorted(Counter(row.reason for row in bad).items()))
+# --- what the index says of itself ---
 
 
-def _meta(request: IndexRequest, source: Source, inventory: Inventory, writing: _Writing) -> Meta:
+def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> Meta:
+    draft.close()
     chain = _measuring(request)
-    about = {**inventory.about, **source.conclude(writing.columns())}
+    about = {**inventory.about, **source.conclude(draft.numbers())}
+    journal = draft.journal
     return Meta(
         format=FORMAT,
         source=request.spec.name,
         settings=asdict(request.spec.settings),
         origin=inventory.origin,
-        folder=writing.made.name,
-        samples=writing.samples,
-        numbers=list(writing.numbers),
-        strings=list(writing.strings),
-        measured=list(writing.measured),
-        fields=[asdict(field_) for field_ in (_with_time(source, writing, inventory, about, chain) if chain else ())],
+        folder=draft.folder.name,
+        samples=journal.samples,
+        numbers=list(journal.numbers),
+        strings=list(journal.ends),
+        measured=journal.measured,
+        fields=[asdict(field_) for field_ in (_with_time(source, draft, inventory, about, chain) if chain else ())],
         recipe=chain.recipe if chain else "",
-        bad=_counts(writing.bad),
-        fingerprint=columns_fingerprint(writing.made, _said(source, request, inventory, writing), source.local_columns),
+        bad=dict(journal.bad),
+        fingerprint=columns_fingerprint(draft.folder, _said(source, request, inventory, draft), source.local_columns),
         about=about,
+        made_from=journal.made_from,
     )
 
 
-def _said(source: Source, request: IndexRequest, inventory: Inventory, writing: _Writing) -> str:
+def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Draft) -> str:
     """What the fingerprint hangs on besides the columns, in the words of format 1."""
     words = [str(FORMAT), request.spec.name, str(sorted(asdict(request.spec.settings).items()))]
     words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in inventory.about.values()]
-    return " ".join([*words, str(list(writing.measured))] if source.measurable else words)
+    return " ".join([*words, str(draft.journal.measured)] if source.measurable else words)
 
 
 def _with_time(
-    source: Source, writing: _Writing, inventory: Inventory, about: Mapping[str, Any], chain: Chain
+    source: Source, draft: Draft, inventory: Inventory, about: Mapping[str, Any], chain: Chain
 ) -> tuple[Field, ...]:
     """Measured fields; one whose lengths are what the declared transforms alone would give has their steps a second."""
-    source.open(writing.indexed(inventory, about))
-    assumed = chain.lengths(source.lengths)
-    time = {field_.key: field_.per_second for field_ in chain.fields}
-    fields = []
-    for field_ in writing.fields:
-        place = list(writing.measured).index(field_.key) if field_.padded else -1
-        measured = writing.made / f"measured_{place}.npy"
-        same = field_.key in assumed and np.array_equal(assumed[field_.key], mapped(measured))
-        fields.append(replace(field_, per_second=time[field_.key] if same else None))
-    return tuple(fields)
+    indexed = Indexed(
+        samples=draft.journal.samples,
+        numbers=draft.numbers(),
+        strings=draft.strings(),
+        origin=inventory.origin,
+        about=about,
+        place=draft.folder.parent,
+    )
+    source.open(indexed)
+    time_of = {field_.key: field_.per_second for field_ in chain.fields}
+    same = _as_declared(source, draft, chain)
+    return tuple(replace(one, per_second=time_of[one.key] if one.key in same else None) for one in draft.journal.fields)
+
+
+def _as_declared(source: Source, draft: Draft, chain: Chain) -> set[str]:
+    """The keys whose measured lengths are those that the declared transforms alone would give."""
+    measured = {key: draft.measured(key) for key in draft.journal.measured}
+    same, raw = set(measured), source.lengths
+    for start in range(0, draft.journal.samples, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        assumed = chain.lengths({key: lengths[block] for key, lengths in raw.items()})
+        same &= {key for key in same if key in assumed and np.array_equal(assumed[key], measured[key][block])}
+    return same

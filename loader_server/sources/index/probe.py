@@ -8,12 +8,14 @@ business, and so is what makes a row bad; a sample that the transforms refuse is
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.building.read_ahead import read_patiently
+from loader_server.machine.processes import end_with_parent
 from loader_server.sources.source import BadRow, Found, Indexed
 from loader_server.transforms.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError
@@ -117,8 +119,9 @@ _TOLD: list[ProbeOrder] = []
 _PROBERS: list[Prober] = []
 
 
-def begin_probing(order: ProbeOrder) -> None:
-    """Tell a process of its own which source the pieces are of."""
+def begin_probing(order: ProbeOrder, parent: int) -> None:
+    """Tell a process of its own which source the pieces are of; it ends with its parent, also if that is killed."""
+    end_with_parent(parent, signal.SIGKILL)
     _TOLD[:] = [order]
     _PROBERS.clear()
 

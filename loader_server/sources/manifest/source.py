@@ -17,7 +17,7 @@ from loader_server.sources.audio.decoding import audio_versions
 from loader_server.sources.audio.recordings import Recordings
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
-from loader_server.sources.manifest.survey import RowPiece, refuse_other_manifest, survey_manifests
+from loader_server.sources.manifest.survey import RowPiece, named_files, refuse_other_manifest, survey_manifests
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
 from shared.hashing import fingerprint
@@ -56,6 +56,10 @@ class ManifestSource(Source):
         return (replace(_AUDIO, per_second=float(rate)) if rate else _AUDIO,)
 
     # --- while an index is made ---
+
+    def stamp(self) -> str:
+        """Of the manifests and of every file that they name, those that are missing as well."""
+        return self.files.stamp(named_files(self.settings.paths, self.base))
 
     def survey(self) -> Inventory:
         """All rows, counted and compared."""

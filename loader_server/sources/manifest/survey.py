@@ -5,6 +5,7 @@ Rules: a manifest may be larger than memory; a row that stands there twice is ba
 
 from __future__ import annotations
 
+import os
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,16 @@ from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["ManifestSurvey", "RowPiece", "refuse_other_manifest", "survey_manifests"]
+    from numpy.typing import NDArray
+
+__all__ = ["ManifestSurvey", "RowPiece", "named_files", "refuse_other_manifest", "survey_manifests"]
 
 _BLOCK_BYTES = 2**20
+#: Rows that are compared at a time.
+_BLOCK_ROWS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class ManifestSurvey:
     columns: tuple[Columns, ...]
     others: tuple[str, ...]
     total: int
-    duplicates: dict[int, int]
+    duplicates: Duplicates
     origin: list[dict[str, Any]]
 
     @property
@@ -56,24 +61,15 @@ class ManifestSurvey:
 
     def pieces(self, rows: int) -> Iterator[RowPiece]:
         """The rows in order, duplicates marked."""
-        start, held = 0, list[ManifestRow | BadRow]()
-        firsts = dict.fromkeys(self.duplicates.values(), "")
-        for place, row in enumerate(_all_rows(self.manifests, self.columns, self.others)):
-            if place in firsts and isinstance(row, ManifestRow):
-                firsts[place] = f"{self.manifests[row.manifest]}, line {row.line}"
-            held.append(self._without_duplicate(place, row, firsts))
+        held: list[ManifestRow | BadRow] = []
+        marked = _marked(_all_rows(self.manifests, self.columns, self.others), self.manifests, self.duplicates)
+        for place, row in enumerate(marked, 1):
+            held.append(row)
             if len(held) == rows:
-                yield self._piece(start, held)
-                start, held = start + len(held), []
+                yield self._piece(place - rows, held)
+                held = []
         if held:
-            yield self._piece(start, held)
-
-    def _without_duplicate(self, place: int, row: ManifestRow | BadRow, firsts: dict[int, str]) -> ManifestRow | BadRow:
-        first = self.duplicates.get(place)
-        if first is None or isinstance(row, BadRow):
-            return row
-        detail = f"expected each row once, got {row.path} as in {firsts[first]}"
-        return BadRow(str(self.manifests[row.manifest]), row.line, "duplicate", detail)
+            yield self._piece(self.total - len(held), held)
 
     def _piece(self, start: int, rows: list[ManifestRow | BadRow]) -> RowPiece:
         return RowPiece(start, tuple(rows), len(self.others), self.has_text, OFFSET_COLUMN not in self.others)
@@ -117,15 +113,65 @@ def _hash(row: ManifestRow | BadRow, manifests: tuple[Path, ...]) -> int:
     return xxhash.xxh3_64_intdigest("\x1f".join(parts).encode("utf-8", "surrogateescape"))
 
 
-def _duplicates(hashes: np.ndarray[Any, np.dtype[np.uint64]]) -> dict[int, int]:
-    """The place of each later one of equal rows, and the place of the first."""
-    order = np.argsort(hashes, kind="stable")
-    again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
-    firsts: dict[int, int] = {}
-    for place in again:
-        before = int(order[place - 1])
-        firsts[int(order[place])] = firsts.get(before, before)
-    return firsts
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """The place of each row that equals another one, in order, and which rows are equal: these have one number."""
+
+    places: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+
+
+def _duplicates(hashes: NDArray[np.uint64]) -> Duplicates:
+    """Numbers only, for there may be as many as rows."""
+    ordered = np.sort(hashes)
+    again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    found = [_equal_to_any(hashes[at : at + _BLOCK_ROWS], again) + at for at in range(0, len(hashes), _BLOCK_ROWS)]
+    places = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return Duplicates(places, np.searchsorted(again, hashes[places]))
+
+
+def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDArray[np.int64]:
+    at = np.searchsorted(again[:-1], hashes)
+    return np.flatnonzero(again[at] == hashes) if len(again) else np.zeros(0, np.int64)
+
+
+def _marked(
+    rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path, ...], duplicates: Duplicates
+) -> Iterator[ManifestRow | BadRow]:
+    """The rows; of equal ones all but the first are bad, and say where that is."""
+    firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
+    pairs = zip(duplicates.places, duplicates.kinds, strict=True)
+    place, kind = next(pairs, (-1, -1))
+    for number, row in enumerate(rows):
+        if number != place:
+            yield row
+            continue
+        manifest, line = firsts[kind]
+        if isinstance(row, ManifestRow) and line < 0:
+            firsts[kind] = row.manifest, row.line
+        first = f"{manifests[manifest]}, line {line}"
+        yield _duplicate(row, manifests, first) if isinstance(row, ManifestRow) and line >= 0 else row
+        place, kind = next(pairs, (-1, -1))
+
+
+def _duplicate(row: ManifestRow, manifests: tuple[Path, ...], first: str) -> BadRow:
+    detail = f"expected each row once, got {row.path} as in {first}"
+    return BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
+
+
+def named_files(paths: Sequence[str], base: Path) -> Iterator[str]:
+    """The manifests, and every file that they name."""
+    for path in paths:
+        manifest = base / path
+        folder = str(manifest.parent)
+        yield str(manifest)
+        try:
+            for row in read_rows(manifest, 0, columns_of(manifest), ()):
+                if isinstance(row, ManifestRow):
+                    yield os.path.join(folder, row.path)  # noqa: PTH118 - a Path a row costs more than the rest
+        except OSError as error:
+            raise _absent(manifest, error) from None
 
 
 def _refuse_some_without_text(manifests: tuple[Path, ...], columns: tuple[Columns, ...]) -> None:

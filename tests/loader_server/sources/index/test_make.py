@@ -191,14 +191,14 @@ def test_bad_rows_are_reported_with_line_and_reason_and_the_others_indexed(tmp_p
     assert details["empty_audio"] == f"expected audio, got a file of zero samples: {tmp_path / 'nothing.wav'}"
 
 
-def test_strict_refuses_bad_rows_and_leaves_nothing(tmp_path):
+def test_strict_refuses_bad_rows_and_leaves_no_index(tmp_path):
     manifest = bad_corpus(tmp_path)
     message = (
         r"csv.csv: expected only good rows, as --strict asks, got 9 bad of 11 \(1 duplicate, .*line 4: missing_file: "
     )
     with pytest.raises(DataError, match=message):
         make_index(request(manifest, strict=True))
-    assert not (tmp_path / "index").exists()
+    assert not (tmp_path / "index" / "meta.json").exists()
 
 
 def test_a_manifest_without_a_good_row_is_refused(tmp_path):
@@ -208,24 +208,6 @@ def test_a_manifest_without_a_good_row_is_refused(tmp_path):
     (tmp_path / "m.csv").write_text("audio,text\n")
     with pytest.raises(DataError, match=r"expected at least one good row, got 0 bad of 0 \(no rows at all\)"):
         make_index(request(tmp_path / "m.csv"))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_interrupt_leaves_nothing_behind_and_keeps_the_old_index(corpus, processes, monkeypatch):
-    monkeypatch.setattr(making, "_PIECES_THAT_PAY", 0)
-
-    def interrupt(done, total):
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_index(request(corpus, processes=processes, progress=interrupt))
-    assert not (corpus.parent / "index").exists()
-    make_index(request(corpus))
-    before = content(corpus.parent / "index")
-    with pytest.raises(KeyboardInterrupt):
-        make_index(request(corpus, processes=processes, progress=interrupt))
-    assert content(corpus.parent / "index") == before
 
 
 INTERRUPTED = """
@@ -249,7 +231,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_of_the_whole_group_ends_quietly_without_processes_or_files(corpus, tmp_path):
+def test_ctrl_c_of_the_whole_group_ends_quietly_without_processes_or_an_index(corpus, tmp_path):
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     command = [sys.executable, script, corpus.parent]
@@ -261,7 +243,7 @@ def test_ctrl_c_of_the_whole_group_ends_quietly_without_processes_or_files(corpu
         # Returns once every process that held the pipes is gone.
         assert process.communicate() == (b"", b"")
     assert process.returncode == 130
-    assert not (corpus.parent / "index").exists()
+    assert not (corpus.parent / "index" / "meta.json").exists()
 
 
 def test_a_new_index_replaces_the_old_one_and_what_a_killed_indexer_left(corpus):

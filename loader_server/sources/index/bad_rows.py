@@ -1,0 +1,61 @@
+"""Rows that are left out of an index, in a file beside its columns, one JSON object a line, in the order of the rows.
+
+Rules: memory does not grow with their number; counts by reason are kept elsewhere. A row may hold what is not UTF-8,
+such as the name of a file: it is escaped, and comes back as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from loader_server.sources.source import BadRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["BAD_ROWS", "BadRowsWriter", "first_bad_rows"]
+
+#: What the file is called.
+BAD_ROWS = "bad_rows.jsonl"
+
+
+class BadRowsWriter:
+    """Appends rows to a file that has `size` bytes of them already; it is there once there is a row."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self._path = path
+        self._file = path.open("r+b" if size else "wb")
+        self._file.truncate(size)
+        self.size = self._file.seek(size)
+
+    def append(self, rows: Iterable[BadRow]) -> None:
+        """Write rows after those that are there."""
+        for row in rows:
+            line = json.dumps(asdict(row), ensure_ascii=False) + "\n"
+            self.size += self._file.write(line.encode("utf-8", "backslashreplace"))
+
+    def sync(self) -> None:
+        """Wait until the disk has all of it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Finish the file; one without a row goes again."""
+        self.sync()
+        self._file.close()
+        if not self.size:
+            self._path.unlink(missing_ok=True)
+
+
+def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
+    """The first of the rows that an index left out, in its folder of columns."""
+    try:
+        with (columns / BAD_ROWS).open(encoding="utf-8") as file:
+            return tuple(BadRow(**json.loads(line)) for line in islice(file, most))
+    except FileNotFoundError:
+        return ()

@@ -1,0 +1,197 @@
+"""An index on its way: columns and bad rows that are appended to piece by piece, and a journal of how far they are.
+
+Rules: the journal is replaced whole, after the disk has what it counts, so what a killed indexer leaves is as good as
+its journal says and anything behind that is cut off. A draft is gone on with by who makes an index of the same things
+in pieces of the same size (`made_from`, `piece_rows`), and then holds the bytes that it would hold in one go. Knows no
+format, and not how pieces are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.index.bad_rows import BAD_ROWS, BadRowsWriter
+from loader_server.sources.index.columns import ColumnWriter, StringsWriter, bytes_with_header, mapped, open_strings
+from loader_server.sources.index.commit import COLUMNS
+from loader_server.sources.index.probe import refuse_other_fields
+from shared.wire.layout import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.index.probe import Probed
+    from loader_server.sources.source import Found
+
+__all__ = ["Draft", "DraftJournal", "new_draft", "resumed_draft"]
+
+_JOURNAL = "journal.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftJournal:
+    """How far a draft is, and of what: whole pieces, from the first one on. `ends` are the bytes of columns of strings,
+    `bad_bytes` those of the file with bad rows.
+    """
+
+    made_from: str
+    piece_rows: int
+    pieces: int = 0
+    rows: int = 0
+    samples: int = 0
+    bad: Mapping[str, int] = field(default_factory=dict)
+    bad_bytes: int = 0
+    numbers: tuple[str, ...] = ()
+    ends: Mapping[str, int] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()
+
+    @property
+    def measured(self) -> list[str]:
+        """The keys whose lengths were measured."""
+        return [one.key for one in self.fields if one.padded]
+
+
+class Draft:
+    """The columns while they are written, from where the journal ends."""
+
+    def __init__(self, folder: Path, journal: DraftJournal) -> None:
+        self.folder = folder
+        #: What is there of whole pieces; replaced as one, so that an interrupt finds it whole.
+        self.journal = journal
+        self._closed = False
+        self._bad = BadRowsWriter(folder / BAD_ROWS, journal.bad_bytes)
+        self._numbers: dict[str, ColumnWriter] = {}
+        self._strings: dict[str, StringsWriter] = {}
+        self._measured: dict[str, ColumnWriter] = {}
+        if journal.samples:
+            self._open_columns()
+
+    def write(self, part: Probed) -> None:
+        """Append what was found in the next piece."""
+        found, before = part.found, self.journal
+        if len(found.rows):
+            self._append(part)
+        self._bad.append(found.bad.values())
+        self.journal = replace(
+            self.journal,
+            pieces=before.pieces + 1,
+            rows=before.rows + len(found.rows) + len(found.bad),
+            samples=before.samples + len(found.rows),
+            bad=dict(sorted((Counter(before.bad) + Counter(row.reason for row in found.bad.values())).items())),
+            bad_bytes=self._bad.size,
+            ends={name: strings.end for name, strings in self._strings.items()},
+        )
+
+    def _append(self, part: Probed) -> None:
+        found = part.found
+        if not self.journal.samples:
+            self._begin_columns(part)
+        refuse_other_fields(self.journal.fields, part.fields, part.where)
+        for name, column in self._numbers.items():
+            column.append(found.numbers[name])
+        for name, strings in self._strings.items():
+            strings.append(found.strings[name])
+        for key, lengths in self._measured.items():
+            lengths.append(part.measured[key])
+
+    def _begin_columns(self, part: Probed) -> None:
+        """Every part has the columns of the first."""
+        self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
+        self._open_columns()
+
+    def _open_columns(self) -> None:
+        there, made = self.journal, self.folder
+        self._numbers = {name: ColumnWriter(made / f"{name}.npy", "int64", there.samples) for name in there.numbers}
+        self._strings = {name: StringsWriter(made, name, there.samples, end) for name, end in there.ends.items()}
+        self._measured = {
+            key: ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
+            for n, key in enumerate(there.measured)
+        }
+
+    @property
+    def _writers(self) -> tuple[BadRowsWriter | ColumnWriter | StringsWriter, ...]:
+        if self._closed:
+            return ()
+        return (self._bad, *self._numbers.values(), *self._strings.values(), *self._measured.values())
+
+    def keep(self) -> None:
+        """Have all whole pieces outlast us."""
+        for writer in self._writers:
+            writer.sync()
+        draft = self.folder / f"{_JOURNAL}.new"
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(asdict(self.journal), file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.folder / _JOURNAL)
+
+    def close(self) -> None:
+        """Finish all files, if that is still to be done."""
+        for writer in self._writers:
+            writer.close()
+        self._closed = True
+
+    def remove_journal(self) -> None:
+        """Leave what an index consists of."""
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+
+    # --- what is in the files, once they are closed ---
+
+    def numbers(self) -> dict[str, NDArray[np.int64]]:
+        """The source's own columns."""
+        return {name: mapped(self.folder / f"{name}.npy").view(np.int64) for name in self.journal.numbers}
+
+    def strings(self) -> dict[str, Any]:
+        """Those of strings."""
+        return {name: open_strings(self.folder, name) for name in self.journal.ends}
+
+    def measured(self, key: str) -> NDArray[np.int64]:
+        """The measured lengths of one key."""
+        return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
+
+
+def _columns_of(found: Found) -> dict[str, Any]:
+    return {"numbers": tuple(found.numbers), "ends": dict.fromkeys(found.strings, 0)}
+
+
+def new_draft(folder: Path, made_from: str, piece_rows: int) -> Draft:
+    """An empty one."""
+    made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=folder))
+    return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
+
+
+def resumed_draft(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
+    """One that was left by who made an index of the same things; None if there is none, or if it is damaged."""
+    for path in sorted(folder.glob(f"{COLUMNS}*/{_JOURNAL}")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            journal = _journal_in(path)
+            if (journal.made_from, journal.piece_rows) == (made_from, piece_rows) and _is_there(path.parent, journal):
+                return Draft(path.parent, journal)
+    return None
+
+
+def _journal_in(path: Path) -> DraftJournal:
+    found = json.loads(path.read_text("utf-8"))
+    fields = tuple(Field(**{**one, "shape": tuple(one["shape"])}) for one in found.pop("fields"))
+    return DraftJournal(**{**found, "numbers": tuple(found["numbers"])}, fields=fields)
+
+
+def _is_there(folder: Path, journal: DraftJournal) -> bool:
+    """Whether the files are as long as the journal says, or longer."""
+    columns = [*journal.numbers, *(f"measured_{n}" for n in range(len(journal.measured)))]
+    least = {f"{name}.npy": 8 * journal.samples for name in columns}
+    least |= {f"{name}.text.npy": end for name, end in journal.ends.items()}
+    least |= {f"{name}.starts.npy": 8 * (journal.samples + 1) for name in journal.ends}
+    sizes = {name: bytes_with_header(nbytes) for name, nbytes in least.items()} if journal.samples else {}
+    sizes |= {BAD_ROWS: journal.bad_bytes} if journal.bad_bytes else {}
+    return all((folder / name).stat().st_size >= size for name, size in sizes.items())
