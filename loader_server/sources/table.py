@@ -26,6 +26,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
     "lines": "loader_server.sources.lines:LinesSource",
+    "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
 

@@ -11,6 +11,8 @@ import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
 from tests.support.corpora import make_corpus
+from tests.support.example_protos import example
+from tests.support.records import record, write_records
 from tests.support.sources import spec_of
 
 if TYPE_CHECKING:
@@ -56,6 +58,22 @@ def lines(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("lines", folder, paths=["a.txt", "b.txt"]), change=change, bad=bad)
 
 
+def tfrecord(folder: Path) -> SourceCase:
+    """Records of two files, packed and not, one of another kind, one without what it should have, and a broken end."""
+    for name, numbers in (("a.tfrecord", range(9)), ("b.tfrecord", range(9, 20))):
+        write_records(folder / name, (example(x=[0.5] * n, y=[n, -n], z=f"{n} Bäume") for n in numbers))
+    with (folder / "b.tfrecord").open("ab") as file:
+        file.write(record(b"no example") + record(example(x=1.0)) + record(example(z="cut"))[:-1])
+
+    def change() -> None:
+        with (folder / "a.tfrecord").open("r+b") as file:
+            file.write(record(example(x=[], y=[9, -9], z="0 Bäume")))
+
+    features = {"x": "float32 [any]", "y": "int32 [2]", "z": "text"}
+    bad = {"broken_file": 1, "missing_feature": 1, "undecodable": 1}
+    return SourceCase(spec=spec_of("tfrecord", folder, paths=["*.tfrecord"], features=features), change=change, bad=bad)
+
+
 def synthetic(folder: Path) -> SourceCase:
     """Features; there are no data that could change."""
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
@@ -95,6 +113,7 @@ def map_style(folder: Path) -> SourceCase:
 FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "manifest": manifest,
     "lines": lines,
+    "tfrecord": tfrecord,
     "synthetic": synthetic,
     "package.module:Class": map_style,
 }

@@ -15,7 +15,9 @@ import loader_server.sources
 from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
+from tests.support import example_protos
 from tests.support.corpora import make_corpus
+from tests.support.records import write_records
 
 PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
 
@@ -83,6 +85,14 @@ def test_lines_and_mixtures(tmp_path: Path) -> None:
         made = job(tmp_path, example("toml", holding))
         index_streams(made, ["train"])
         assert made.open("train").samples == samples
+
+
+def test_tfrecord(tmp_path: Path) -> None:
+    records = (example_protos.example(audio=[0.5] * (n + 1), label=n, words="one") for n in range(9))
+    write_records(tmp_path / "train-0.tfrecord", records)
+    made = job(tmp_path, example("toml", "*.tfrecord"))
+    assert index_streams(made, ["train"])["train"].samples == 9
+    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
 
 
 def test_a_source_imports_all_from_one_place() -> None:

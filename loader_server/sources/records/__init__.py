@@ -1,0 +1,1 @@
+"""Files of records: TFRecord, WebDataset's tar shards, ArrayRecord, and TensorFlow Datasets."""

@@ -1,0 +1,212 @@
+"""The bytes of a `tf.train.Example` or `SequenceExample`: where the values of each feature lie. Pure.
+
+Rules: nothing of TensorFlow or protobuf is needed. All is read that protobuf allows: lists packed or not, in one run or
+several, messages in pieces, keys given twice (the last counts), fields that nobody knows (skipped). What protobuf
+refuses is a `MalformedExample`. An Example is read as a SequenceExample that has a context only, for their fields do
+not clash.
+
+A feature is `(kind, runs)`: the runs are ranges of bytes. Those of floats and integers, joined, are the list as if it
+were packed; of bytes, each run is one value. A feature list is a Python list of features, one a step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BYTES",
+    "FLOAT",
+    "INT64",
+    "Feature",
+    "Features",
+    "MalformedExample",
+    "Run",
+    "count_int64",
+    "features_of",
+    "int64_of",
+]
+
+#: What a feature's list is called, by the number of its field in `tf.train.Feature`.
+BYTES, FLOAT, INT64 = 1, 2, 3
+
+Run: TypeAlias = tuple[int, int]
+Feature: TypeAlias = tuple[int, list[Run]]
+Features: TypeAlias = "dict[str, Feature | list[Feature]]"
+
+#: Tags: the number of a field, and behind it three bits that say how it is written.
+_VARINT, _EIGHT_BYTES, _SIZED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
+_FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
+_KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
+#: Besides the packed form, a list may have a value a field.
+_UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
+_LONGEST_VARINT = 10
+_NO_FEATURE: Feature = (0, [])
+
+
+class MalformedExample(ValueError):  # noqa: N818 - what it is, not what happened
+    """These bytes are no message of this kind."""
+
+
+def features_of(raw: bytes) -> Features:
+    """All features by key, those of the context and the feature lists together."""
+    found: Features = {}
+    context: Features = {}
+    try:
+        for tag, start, stop in _fields(raw, 0, len(raw)):
+            if tag == _FIRST:
+                for key, value in _entries(raw, start, stop):
+                    context[key] = _feature(raw, value)
+            elif tag == _SECOND:
+                for key, value in _entries(raw, start, stop):
+                    found[key] = [_feature(raw, [step]) for part in value for step in _parts(raw, part)]
+    except IndexError:
+        raise MalformedExample("it ends in the middle of a field") from None
+    except UnicodeDecodeError:
+        raise MalformedExample("a key is not UTF-8") from None
+    if both := sorted(found.keys() & context.keys()):
+        raise MalformedExample(f'"{both[0]}" is a feature of the context and a feature list')
+    return {**context, **found}
+
+
+def _entries(raw: bytes, start: int, stop: int) -> Iterator[tuple[str, list[Run]]]:
+    """Keys of a map, with the pieces of each value."""
+    for begin, end in _parts_of(raw, start, stop):
+        key, value = b"", list[Run]()
+        for tag, at, to in _fields(raw, begin, end):
+            if tag == _FIRST:
+                key = raw[at:to]
+            elif tag == _SECOND:
+                value.append((at, to))
+        yield key.decode(), value
+
+
+def _parts(raw: bytes, run: Run) -> list[Run]:
+    return list(_parts_of(raw, *run))
+
+
+def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
+    """The messages that are the first field of this one."""
+    for tag, begin, end in _fields(raw, start, stop):
+        if tag == _FIRST:
+            yield begin, end
+
+
+def _feature(raw: bytes, pieces: list[Run]) -> Feature:
+    """One feature of all pieces of its message: of lists of different kinds the last one counts."""
+    kind, runs = _NO_FEATURE[0], list[Run]()
+    for start, stop in pieces:
+        for tag, begin, end in _fields(raw, start, stop):
+            new = _KINDS.get(tag)
+            if new is None:
+                continue
+            if new != kind:
+                kind, runs = new, []
+            runs += _runs(raw, kind, begin, end)
+    return kind, runs
+
+
+def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
+    unpacked = _UNPACKED[kind]
+    for tag, begin, end in _fields(raw, start, stop):
+        if tag == _FIRST:
+            if kind == FLOAT and (end - begin) % 4:
+                raise MalformedExample(f"a list of floats has {end - begin} bytes")
+            if kind == INT64 and end > begin and raw[end - 1] > 127:
+                raise MalformedExample("a list of integers ends in the middle of one")
+            yield begin, end
+        elif tag == unpacked:
+            yield begin, end
+
+
+def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message: tag, and where the value begins and ends, its size left out."""
+    while at < end:
+        tag = raw[at]
+        at += 1
+        if tag > 127:
+            tag, at = _varint(raw, at - 1)
+        form = tag & 7
+        start = at
+        if form == _SIZED:
+            size = raw[at]
+            at += 1
+            if size > 127:
+                size, at = _varint(raw, at - 1)
+            start = at
+            at += size
+        elif form == _FOUR_BYTES:
+            at += 4
+        elif form == _EIGHT_BYTES:
+            at += 8
+        elif form == _VARINT:
+            at = _varint(raw, at)[1]
+        elif form == _GROUP:
+            at = _group_end(raw, at, end, tag)
+        else:
+            raise MalformedExample(f"a field is written in form {form}")
+        if at > end or tag < 8:
+            raise MalformedExample("a field is longer than its message" if tag >= 8 else "a field has the number 0")
+        yield tag, start, at
+
+
+def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
+    """Where a group ends, which is an old way of writing a message."""
+    closing = opening - _GROUP + _GROUP_END
+    while at < end:
+        tag, after = _varint(raw, at)
+        if tag == closing:
+            return after
+        if tag & 7 == _GROUP:
+            at = _group_end(raw, after, end, tag)
+            continue
+        for _, _, stop in _fields(raw, at, end):
+            at = stop
+            break
+    raise MalformedExample("a group does not end")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, the lowest first, and where it ends."""
+    value = shift = 0
+    for place in range(at, at + _LONGEST_VARINT):
+        byte = raw[place]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place + 1
+        shift += 7
+    raise MalformedExample("a number has more than 10 bytes")
+
+
+# --- integers ---
+
+
+def count_int64(raw: bytes, runs: Sequence[Run]) -> int:
+    """How many integers these runs hold: each has one byte without the top bit."""
+    if len(runs) == 1 and runs[0][1] - runs[0][0] == 1:
+        return 1
+    return sum(int(np.count_nonzero(np.frombuffer(raw, np.uint8, stop - start, start) < 128)) for start, stop in runs)
+
+
+def int64_of(raw: bytes, start: int, stop: int) -> NDArray[np.int64]:
+    """The integers of a packed run, in an array of its own."""
+    if stop - start == 1:  # as most numbers are
+        return np.array([raw[start]], np.int64)
+    octets = np.frombuffer(raw, np.uint8, stop - start, start)
+    last = octets < 128
+    if last.all():
+        return octets.astype(np.int64)
+    ends = np.flatnonzero(last)
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    sizes = ends + 1 - begins
+    if sizes.max() > _LONGEST_VARINT:
+        raise MalformedExample("a number has more than 10 bytes")
+    shifts = 7 * (np.arange(len(octets)) - np.repeat(begins, sizes))
+    parts = (octets & np.uint8(127)).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.bitwise_or.reduceat(parts, begins).view(np.int64)

@@ -1,0 +1,101 @@
+"""Examples as samples, whatever file they lie in: what the index keeps of each, and how it is decoded later. Pure.
+
+Rules: a record is taken apart once, while it is indexed. If the values of a feature lie in one run of its bytes, the
+index remembers that run, so that decoding looks nowhere else; if not, the record is taken apart again. What is decoded
+while indexing is what is decoded later, so lengths cannot differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loader_server.sources.records.example_wire import MalformedExample, features_of
+from loader_server.sources.records.feature_forms import UnfitFeature
+from shared.errors import SampleError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.records.example_wire import Feature
+    from loader_server.sources.records.feature_forms import FeatureForm
+    from shared.wire.layout import Field
+
+__all__ = ["ExampleDecoder"]
+
+#: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
+_KIND_BITS, _SIZE_BITS = 2, 30
+#: Values that lie in several runs, in none, or in one of a gigabyte.
+_SCATTERED = -1
+
+
+class ExampleDecoder:
+    """Takes Examples apart, by forms."""
+
+    def __init__(self, forms: Sequence[FeatureForm]) -> None:
+        self.forms = tuple(forms)
+        self._steps = [(form, f"run_{form.key}") for form in forms]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The numeric values."""
+        return tuple(form.field for form in self.forms if form.field is not None)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the index keeps: the run of each feature, and the length of each that has one."""
+        lengths = (f"length_{form.key}" for form in self.forms if form.has_length)
+        return (*(f"run_{form.key}" for form in self.forms), *lengths)
+
+    def look(self, raw: bytes, where: str) -> list[int]:
+        """The columns of one record; SampleError where it cannot be used."""
+        try:
+            found = features_of(raw)
+            runs = [_packed(found.get(form.key)) for form in self.forms]
+            values = ((form, form.value(raw, found.get(form.key))) for form in self.forms)
+            return runs + [len(value) for form, value in values if form.has_length]
+        except MalformedExample as error:
+            expected = "a tf.train.Example or SequenceExample"
+            raise _unusable("undecodable", expected, f"other bytes: {error}", where) from None
+        except UnfitFeature as error:
+            raise _unusable(error.reason, error.expected, error.got, where) from None
+
+    def decode(self, raw: bytes, columns: Mapping[str, NDArray[Any]], sample: int) -> dict[str, Any]:
+        """The raw sample of a record that was looked at: so it can be used."""
+        values: dict[str, Any] = {}
+        scattered: list[FeatureForm] = []
+        for form, column in self._steps:
+            run = int(columns[column][sample])
+            if run == _SCATTERED:
+                scattered.append(form)
+                continue
+            begin, kind, size = _unpacked(run)
+            values[form.key] = form.value_in_runs(raw, kind, ((begin, begin + size),))
+        if scattered:
+            found = features_of(raw)
+            values |= {form.key: form.value(raw, found.get(form.key)) for form in scattered}
+        return values
+
+
+def _packed(found: Feature | list[Feature] | None) -> int:
+    """The one run of a feature as a number."""
+    if not isinstance(found, tuple) or len(found[1]) != 1:
+        return _SCATTERED
+    kind, ((start, stop),) = found
+    return (start << _KIND_BITS | kind) << _SIZE_BITS | stop - start if stop - start < 2**_SIZE_BITS else _SCATTERED
+
+
+def _unpacked(run: int) -> tuple[int, int, int]:
+    begin = run >> _SIZE_BITS
+    return begin >> _KIND_BITS, begin & (2**_KIND_BITS - 1), run & (2**_SIZE_BITS - 1)
+
+
+def _unusable(reason: str, expected: str, got: str, where: str) -> SampleError:
+    return SampleError(
+        reason=reason,
+        expected=expected,
+        got=got,
+        where=where,
+        remedy="Mend the record, or `features` of the stream, then run loader-server index.",
+    )

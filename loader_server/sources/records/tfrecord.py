@@ -1,0 +1,283 @@
+"""The tfrecord source: Examples and SequenceExamples in TFRecord files, each feature under its key.
+
+Rules: without TensorFlow. Files are mapped into memory, and a record is read from its place; one whose size or written
+checksum is no longer the indexed one is refused. What a checksum is taken of is looked at only if the job says
+`checksums = true`. A record that cannot be used is a bad row, and so is all that lies behind a header that makes no
+sense: nothing behind it can be found.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.files import changed
+from loader_server.sources.records.example_wire import MalformedExample, features_of
+from loader_server.sources.records.examples import ExampleDecoder
+from loader_server.sources.records.feature_forms import feature_forms, forms_of_examples, forms_said
+from loader_server.sources.records.mapped_files import MappedFiles
+from loader_server.sources.records.tfrecord_file import TRAILER_BYTES, masked, records_from, refuse_no_records
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from shared.config import flag, setting, texts
+from shared.errors import DataError, SampleError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.records.feature_forms import FeatureForm
+    from loader_server.sources.records.tfrecord_file import RecordRange
+    from shared.wire.layout import Field
+
+__all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
+
+#: Records from which the features are taken, if the job file does not name them.
+_FIRST_RECORDS = 64
+#: Headers that are followed at a time.
+_BLOCK_RECORDS = 2**16
+#: What files of a folder end in.
+_SUFFIXES = (".tfrecord", ".tfrecords")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordSettings:
+    """What a stream with source = "tfrecord" says besides."""
+
+    paths: tuple[str, ...] = setting(texts, "TFRecord files, folders of them, and patterns such as train-*.tfrecord")
+    features: dict[str, str] | None = setting(
+        feature_forms,
+        'the features to read, such as { audio = "float32 [any]" }; left out: those of the first records',
+        default=None,
+    )
+    checksums: bool = setting(flag, "whether the checksum of each record is checked when it is read", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPiece:
+    """Records of one file, the `file`th, from byte `start` on: so many, a broken end of the file counted as one.
+    `record` is the number of the first one in its file, from 0, and `row` that among all.
+    """
+
+    path: str
+    file: int
+    start: int
+    rows: int
+    record: int
+    row: int
+
+
+class TFRecordSource(Source):
+    """Records. Columns: of each sample the file (counted from 0), the number in it, where its data begin, how many
+    bytes they are, the checksum written behind them, and where and how long its features are.
+    """
+
+    Settings = TFRecordSettings
+    piece_rows = 2048
+    settings: TFRecordSettings
+
+    def __init__(self, settings: TFRecordSettings, base: Path) -> None:
+        super().__init__(settings, base)
+        self._mapped = MappedFiles(self.files)
+
+    @functools.cached_property
+    def _origin(self) -> list[dict[str, Any]]:
+        return self.files.origin(self.files.found(self.settings.paths, *_SUFFIXES))
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        return [facts["path"] for facts in self._origin]
+
+    @functools.cached_property
+    def _checksum(self) -> Callable[[bytes], int] | None:
+        return _checksum_function() if self.settings.checksums else None
+
+    @functools.cached_property
+    def _decoder(self) -> ExampleDecoder:
+        if self.settings.features is not None:
+            return ExampleDecoder(forms_said(self.settings.features))
+        return ExampleDecoder(self._first_forms())
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The numeric features."""
+        return self._decoder.fields
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Follow all headers, and count."""
+        _ = self._checksum
+        total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
+        about = {"features": {form.key: str(form) for form in self._decoder.forms}}
+        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=about)
+
+    def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
+        """Where so many records begin, and how many these are: a broken end counts as one."""
+        data, start, broken = self._mapped[path], 0, ""
+        while start < len(data) and not broken:
+            found = records_from(data, start, rows)
+            refuse_no_records(data, found, self.files.where(path))
+            broken = found.broken
+            yield start, len(found.offsets) + bool(broken)
+            start = found.stop
+
+    def _pieces(self, rows: int) -> Iterator[RecordPiece]:
+        row = 0
+        for file, path in enumerate(self._paths):
+            record = 0
+            for start, count in self._blocks(path, rows):
+                yield RecordPiece(path, file, start, count, record, row)
+                record, row = record + count, row + count
+
+    def _first_forms(self) -> tuple[FeatureForm, ...]:
+        examples = []
+        for raw in self._first_records():
+            try:
+                examples.append((raw, features_of(raw)))
+            except MalformedExample:
+                continue
+        forms = forms_of_examples(examples)
+        if not forms:
+            raise DataError(
+                expected="records that are tf.train.Example or SequenceExample",
+                got=f"{len(examples)} of the first that are, without any feature",
+                where=", ".join(self.settings.paths),
+                remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
+            )
+        return forms
+
+    def _first_records(self) -> Iterator[bytes]:
+        """As many as are needed to know what records hold."""
+        left = _FIRST_RECORDS
+        for path in self._paths:
+            data = self._mapped[path]
+            found = records_from(data, 0, left)
+            refuse_no_records(data, found, self.files.where(path))
+            yield from (data[start:stop] for start, stop in found.ranges())
+            left -= len(found.offsets)
+            if not left:
+                break
+
+    def probe(self, piece: RecordPiece) -> Found:
+        """Take the records apart."""
+        data, where = self._mapped[piece.path], self.files.where(piece.path)
+        found = records_from(data, piece.start, piece.rows)
+        good, looked, bad = list[int](), list[list[int]](), dict[int, BadRow]()
+        for number, (start, stop) in enumerate(found.ranges()):
+            try:
+                raw = data[start:stop]
+                self._refuse_wrong_checksum(raw, int(found.checksums[number]))
+                looked.append(self._decoder.look(raw, where))
+                good.append(number)
+            except SampleError as error:
+                detail = f"expected {error.expected}, got {error.got}"
+                bad[piece.row + number] = BadRow(where, piece.record + number, error.reason, detail)
+        if found.broken:
+            number, detail = len(found.offsets), f"{found.broken}: nothing from byte {found.stop} on can be read"
+            bad[piece.row + number] = BadRow(where, piece.record + number, "broken_file", detail)
+        return Found(
+            rows=[piece.row + number for number in good], numbers=self._numbers(piece, found, good, looked), bad=bad
+        )
+
+    def _numbers(
+        self, piece: RecordPiece, found: RecordRange, good: Sequence[int], looked: Sequence[Sequence[int]]
+    ) -> dict[str, NDArray[np.int64]]:
+        kept, own = np.array(good, np.int64), self._decoder.columns
+        numbers = {
+            "file": np.full(len(good), piece.file),
+            "record": piece.record + kept,
+            "offset": found.offsets[kept],
+            "bytes": found.sizes[kept],
+            "checksum": found.checksums[kept],
+        }
+        return numbers | dict(zip(own, np.array(looked, np.int64).reshape(len(good), len(own)).T, strict=True))
+
+    def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
+        if self._checksum is None:
+            return
+        got = int(masked(np.array([self._checksum(raw)], np.uint32))[0])
+        if got != written:
+            raise SampleError(
+                reason="wrong_checksum",
+                expected=f"the checksum 0x{written:08x}, which is written behind the record",
+                got=f"data of 0x{got:08x}",
+                where="",
+                remedy="",
+            )
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the files have the sizes that they had."""
+        self.files.refuse_changed(indexed.origin, indexed.place)
+        self.indexed = indexed
+        self._columns = indexed.numbers
+        self._paths = [facts["path"] for facts in indexed.origin]
+        self._decoder = ExampleDecoder(forms_said(indexed.about["features"]))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each file starts that has samples."""
+        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The data of each record."""
+        return map(self._read, samples)
+
+    def _read(self, sample: int) -> bytes:
+        columns, sample = self._columns, self.checked(sample)
+        data = self._mapped[self._paths[columns["file"][sample]]]
+        start, size, written = (int(columns[name][sample]) for name in ("offset", "bytes", "checksum"))
+        raw, behind = data[start : start + size], data[start + size : start + size + TRAILER_BYTES]
+        if behind != written.to_bytes(TRAILER_BYTES, "little"):
+            raise changed(f"the record that was indexed ({size} bytes)", "other bytes", self._where(sample))
+        if self._checksum is not None:
+            try:
+                self._refuse_wrong_checksum(raw, written)
+            except SampleError as error:
+                raise changed(error.expected, error.got, self._where(sample)) from None
+        return raw
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Each feature under its key."""
+        return self._decoder.decode(raw, self._columns, sample)
+
+    def name(self, sample: int) -> str:
+        """The file as the job file names it, and the record's number in it."""
+        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['record'][sample]}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file, and the record's number in it, from 0."""
+        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["record"][sample])
+
+    def _where(self, sample: int) -> str:
+        return "{}, record {}".format(*self.place(sample))
+
+    def identity(self, sample: int) -> str:
+        """The file, and the record's size and checksum, so that a record keeps it when others come or go."""
+        columns = self._columns
+        path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]
+        return f"{path}, a record of {size} bytes, checksum {columns['checksum'][sample]:08x}"
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._mapped.close()
+        super().close()
+
+
+def _checksum_function() -> Callable[[bytes], int]:
+    try:
+        import google_crc32c  # noqa: PLC0415 - only for those who ask for it
+    except ImportError:
+        raise SettingsError(
+            expected="google-crc32c, with which checksums are checked",
+            got="none installed",
+            where="checksums",
+            remedy="Run `pip install 'stoker[tfrecord]'`, or leave checksums out.",
+        ) from None
+    return google_crc32c.value  # type: ignore[no-any-return]

@@ -1,0 +1,156 @@
+"""A TFRecord file, mapped into memory: where its records lie, and whether they are whole.
+
+A record is its size (8 bytes), a checksum of that (4), the data, and a checksum of them (4), all with the lowest byte
+first. Rules: headers are followed one by one, because only the one before says where the next is, but what they say is
+checked for many at once; a file whose first header does not check is no TFRecord file, and behind one that does not
+check later nothing more can be found. Knows nothing of what is in the data.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["HEADER_BYTES", "TRAILER_BYTES", "RecordRange", "masked", "records_from", "refuse_no_records"]
+
+HEADER_BYTES = 12
+TRAILER_BYTES = 4
+_AROUND = HEADER_BYTES + TRAILER_BYTES
+
+#: Castagnoli's polynomial, reflected.
+_POLYNOMIAL = 0x82F63B78
+_WRONG_SIZE = "the checksum of its size does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRange:
+    """Records that follow each other: where the data of each begin, how many bytes they have, and the checksum that is
+    written behind them. `stop` is where the next record would begin; `broken` says what is wrong with that one.
+    """
+
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    checksums: NDArray[np.int64]
+    stop: int
+    broken: str = ""
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Where the data of each begin and end."""
+        return zip(self.offsets.tolist(), (self.offsets + self.sizes).tolist(), strict=True)
+
+
+def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
+    """So many records at most, from one that begins at `start`."""
+    begins, stop = _follow(data, start, most)
+    bounds = np.array([*begins, stop], np.int64)
+    octets = np.frombuffer(data, np.uint8)
+    wrong = np.flatnonzero(~_size_fits(octets, bounds[:-1]))
+    bounds = bounds[: wrong[0] + 1] if len(wrong) else bounds
+    ended = len(bounds) > most or bounds[-1] == len(data)
+    return RecordRange(
+        offsets=bounds[:-1] + HEADER_BYTES,
+        sizes=np.diff(bounds) - _AROUND,
+        checksums=_uint32_at(octets, bounds[1:] - TRAILER_BYTES).astype(np.int64),
+        stop=int(bounds[-1]),
+        broken="" if ended else _what_is_broken(octets, int(bounds[-1])),
+    )
+
+
+def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int]:
+    """Where whole records begin, if sizes can be believed, and where the last one ends."""
+    size_at, end, begins = struct.Struct("<Q").unpack_from, len(data), list[int]()
+    last = end - _AROUND
+    while at <= last and len(begins) < most:
+        after = at + _AROUND + size_at(data, at)[0]
+        if after > end:
+            break
+        begins.append(at)
+        at = after
+    return begins, at
+
+
+def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
+    left = len(octets) - at
+    if left < HEADER_BYTES:
+        return f"the file ends after {left} bytes of its header"
+    if not _size_fits(octets, np.array([at]))[0]:
+        return _WRONG_SIZE
+    size = int(octets[at : at + 8].view("<u8")[0])
+    return f"it has {size} bytes, but the file ends after {max(left - HEADER_BYTES, 0)} of them"
+
+
+def _size_fits(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the checksum of each size is what is written behind it."""
+    fits: NDArray[np.bool_] = _size_checksums(octets, begins) == _uint32_at(octets, begins + 8)
+    return fits
+
+
+def _uint32_at(octets: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    return _octets_at(octets, places, 4).view("<u4").reshape(-1)
+
+
+def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = octets[places[:, None] + np.arange(count)]
+    return found
+
+
+def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """What the checksum of each size should be: eight bytes at once, a table for each."""
+    sizes = _octets_at(octets, begins, 8)
+    sizes[:, :4] ^= 0xFF
+    checksum = np.zeros(len(sizes), np.uint32)
+    for place, table in enumerate(_tables()[::-1]):
+        checksum ^= table[sizes[:, place]]
+    return masked(~checksum)
+
+
+@functools.cache
+def _tables() -> NDArray[np.uint32]:
+    """CRC-32C of a byte with so many zeros behind it."""
+    tables = np.zeros((8, 256), np.uint32)
+    first = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        first = np.where(first & 1, first >> 1 ^ np.uint32(_POLYNOMIAL), first >> 1)
+    tables[0] = first
+    for zeros in range(1, 8):
+        tables[zeros] = tables[zeros - 1] >> 8 ^ first[tables[zeros - 1] & 0xFF]
+    return tables
+
+
+def masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A checksum as it is written: turned and shifted, so that checksums may be taken of what holds checksums."""
+    turned = np.bitwise_or(checksum >> 15, checksum << 17)
+    return np.add(turned, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
+
+
+def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -> None:
+    """DataError for a file whose very first record cannot be found."""
+    if len(found.offsets) or found.broken != _WRONG_SIZE:
+        return
+    compressed = data[:2] == b"\x1f\x8b" or (data[0] == 0x78 and (data[0] << 8 | data[1]) % 31 == 0)
+    if compressed:
+        raise DataError(
+            expected="a TFRecord file that is not compressed",
+            got="one that is compressed by GZIP or ZLIB",
+            where=where,
+            remedy="Records of a compressed file cannot be read in any order: write it again without compression "
+            "(tf.io.TFRecordWriter(path), or gunzip).",
+        )
+    raise DataError(
+        expected="a TFRecord file",
+        got=f"another one: of its first record {found.broken}",
+        where=where,
+        remedy="Name TFRecord files in `paths` of the stream.",
+    )
