@@ -42,6 +42,7 @@ _Settings: TypeAlias = Any
 #: The built-in transforms, by their names in a job file.
 BUILT_INS: Mapping[str, str] = {
     "logmel": "loader_server.transforms.audio.logmel:LogMel",
+    "mfcc": "loader_server.transforms.audio.mfcc:Mfcc",
     "waveform": "loader_server.transforms.audio.waveform:Waveform",
     "speed_perturb": "loader_server.transforms.audio.speed_perturb:SpeedPerturb",
     "spec_augment": "loader_server.transforms.audio.spec_augment:SpecAugment",

@@ -1,0 +1,68 @@
+"""`mfcc`: audio to mel-frequency cepstral coefficients, float32: what a cosine transform makes of logarithmic bands.
+
+Rules: pure; frames are those of `logmel` with the same settings. The first coefficient is the sum of bands, not a
+frame's energy, as in Kaldi's recipes (`--use-energy=false`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.transforms import Outputs, SettingsError, choice, setting, transform, whole
+from loader_server.transforms.audio.conventions import CONVENTIONS, NAMED
+from loader_server.transforms.audio.mel_bands import MelBands, MelSettings, logarithms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Mfcc", "MfccSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MfccSettings(MelSettings):
+    """The table [streams.<name>.mfcc]."""
+
+    bands: int = setting(whole(1, 1024), "mel bands that they are made of", default=23)
+    coefficients: int = setting(whole(1, 1024), "how many are kept, from the first on", default=13)
+    convention: str = setting(choice(*NAMED), "whose definition: kaldi, librosa or torchaudio", default="kaldi")
+
+
+@transform(settings=MfccSettings, draws=False, packages=("soxr",))
+class Mfcc:
+    """The transform: `audio` becomes float32 `[frames, coefficients]`."""
+
+    def __init__(self, settings: MfccSettings) -> None:
+        if settings.coefficients > settings.bands:
+            raise SettingsError(
+                expected=f"at most {settings.bands} coefficients, as many as bands",
+                got=str(settings.coefficients),
+                where="coefficients",
+                remedy="Lower it, or raise bands.",
+            )
+        self._convention = CONVENTIONS[settings.convention]
+        self._mel = MelBands(settings, settings.bands, self._convention)
+        self._cosines = _cosines(settings.bands, settings.coefficients, self._convention.lifter)
+        self.outputs = Outputs.of(
+            {"audio": ("float32", None, settings.coefficients)},
+            lengths={"audio": self._mel.length},
+            per_second={"audio": self._mel.per_second},
+        )
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Replace the audio by its coefficients."""
+        said = self._convention
+        sample["audio"] = logarithms(self._mel.energies(sample), said, said.cepstral_range_db) @ self._cosines
+
+
+def _cosines(bands: int, coefficients: int, lifter: int) -> NDArray[np.float32]:
+    """The orthonormal cosine transform of the second kind, `[bands, coefficients]`, weighed by the lifter."""
+    order = np.arange(coefficients)
+    cosines = np.cos(np.pi / bands * np.outer(np.arange(bands) + 0.5, order)) * np.sqrt(2 / bands)
+    cosines[:, 0] = np.sqrt(1 / bands)
+    if lifter:
+        cosines *= 1 + lifter / 2 * np.sin(np.pi * order / lifter)
+    made: NDArray[np.float32] = cosines.astype(np.float32)
+    return made
