@@ -25,6 +25,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
+    "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
     "lines": "loader_server.sources.lines:LinesSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",

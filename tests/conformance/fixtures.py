@@ -10,6 +10,7 @@ import numpy as np
 import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
+from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
 from tests.support.records import record, write_records
@@ -42,6 +43,23 @@ def manifest(folder: Path) -> SourceCase:
 
     bad = {"missing_column": 1, "missing_file": 1, "undecodable": 1, "outside_recording": 1}
     return SourceCase(spec=spec_of("manifest", folder, paths=paths), change=change, bad=bad)
+
+
+def kaldi(folder: Path) -> SourceCase:
+    """Features of every kind that archives have, in two folders, some of them unusable."""
+    for name, compression in (("a", None), ("b", 2)):
+        arrays = {f"{name}-{n}": np.random.default_rng(n).normal(size=(n + 1, 4)).astype(np.float32) for n in range(9)}
+        write_features(folder / name, arrays, compression)
+        table(folder / name, "text", *(f"{key} {'x' * n}" for n, key in enumerate(arrays)), f"{name}-more x")
+    with (folder / "b/feats.scp").open("a") as file:
+        file.write("b-command cat b.ark |\nb-none x.ark:5\n")
+
+    def change() -> None:
+        with (folder / "b/feats.ark").open("ab") as file:
+            file.write(b"more")
+
+    bad = {"command": 1, "no_text": 1, "only_text": 2}
+    return SourceCase(spec=spec_of("kaldi", folder, paths=["a", "b"], values="features"), change=change, bad=bad)
 
 
 def lines(folder: Path) -> SourceCase:
@@ -112,6 +130,7 @@ def map_style(folder: Path) -> SourceCase:
 #: By what a job file calls the source.
 FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "manifest": manifest,
+    "kaldi": kaldi,
     "lines": lines,
     "tfrecord": tfrecord,
     "synthetic": synthetic,

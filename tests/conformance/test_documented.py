@@ -15,6 +15,7 @@ import loader_server.sources
 from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
+from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
 from tests.support.records import write_records
@@ -93,6 +94,14 @@ def test_tfrecord(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", "*.tfrecord"))
     assert index_streams(made, ["train"])["train"].samples == 9
     assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+
+
+def test_kaldi(tmp_path: Path) -> None:
+    write_features(tmp_path / "data/train", features(3, 5, 8))
+    table(tmp_path / "data/train", "text", "u0 a", "u1 b", "u2 c")
+    made = job(tmp_path, example("toml", 'source = "kaldi"'))
+    index_streams(made, ["train"])
+    assert made.open("train").samples == 3
 
 
 def test_a_source_imports_all_from_one_place() -> None:

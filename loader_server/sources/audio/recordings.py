@@ -14,6 +14,7 @@ from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decode
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
 from shared.errors import ReadError, SampleError
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Recordings"]
+__all__ = ["Recordings", "audio_field", "common_rate"]
+
+
+def audio_field(rate: int) -> Field:
+    """Audio in frames, at whatever rate its file has (0); where all files have one, it has time."""
+    return Field(key="audio", dtype="float32", shape=(None,), per_second=float(rate) or None)
+
+
+def common_rate(rates: NDArray[np.int64]) -> int:
+    """The one rate of all files, or 0."""
+    return int(rates[0]) if (rates == rates[0]).all() else 0
 
 
 class Recordings:

@@ -8,29 +8,29 @@ that has changed since.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.audio.decoding import audio_versions
-from loader_server.sources.audio.recordings import Recordings
+from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.lists import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
-from loader_server.sources.manifest.survey import RowPiece, named_files, refuse_other_manifest, survey_manifests
+from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
 from shared.hashing import fingerprint
-from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["ManifestSettings", "ManifestSource"]
+    from shared.wire.layout import Field
 
-_AUDIO = Field(key="audio", dtype="float32", shape=(None,))
+__all__ = ["ManifestSettings", "ManifestSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,7 @@ class ManifestSource(Source):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Audio in frames, at whatever rate its file has; where all files have one rate, it has time."""
-        rate = self.indexed.about["rate"] if hasattr(self, "indexed") else 0
-        return (replace(_AUDIO, per_second=float(rate)) if rate else _AUDIO,)
+        return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
@@ -87,16 +86,15 @@ class ManifestSource(Source):
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """The one rate of all files, or 0."""
-        rates = numbers["rate"]
-        return {"rate": int(rates[0]) if (rates == rates[0]).all() else 0}
+        return {"rate": common_rate(numbers["rate"])}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
         """Take the index, if the manifests are still those that it was made from."""
+        for facts in indexed.origin:
+            refuse_other_list(facts, self.base, "manifest", indexed.place)
         self._manifests = [self.base / facts["path"] for facts in indexed.origin]
-        for facts, manifest in zip(indexed.origin, self._manifests, strict=True):
-            refuse_other_manifest(facts, manifest, indexed.place)
         self.indexed = indexed
         self._folders = [str(manifest.parent) for manifest in self._manifests]
         self._columns = indexed.numbers

@@ -1,4 +1,4 @@
-"""Which rows there are: the manifests read once, before any recording is looked at, and compared again later.
+"""Which rows there are: the manifests read once, before any recording is looked at.
 
 Rules: a manifest may be larger than memory; a row that stands there twice is bad the second time.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loader_server.sources.lists import absent_list, list_facts
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, read_rows
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ManifestSurvey", "RowPiece", "named_files", "refuse_other_manifest", "survey_manifests"]
+__all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
 
-_BLOCK_BYTES = 2**20
 #: Rows that are compared at a time.
 _BLOCK_ROWS = 2**20
 
@@ -82,7 +82,7 @@ def survey_manifests(paths: Sequence[str], base: Path) -> ManifestSurvey:
         raise DataError(
             expected="at least one manifest", got="none", where=str(base), remedy='Write paths = ["train.csv"].'
         )
-    origin = [_facts(path, manifest) for path, manifest in zip(paths, manifests, strict=True)]
+    origin = [list_facts(path, base, "manifest") for path in paths]
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
     others = tuple(dict.fromkeys(name for found in columns for name in found.others))
@@ -171,7 +171,7 @@ def named_files(paths: Sequence[str], base: Path) -> Iterator[str]:
                 if isinstance(row, ManifestRow):
                     yield os.path.join(folder, row.path)  # noqa: PTH118 - a Path a row costs more than the rest
         except OSError as error:
-            raise _absent(manifest, error) from None
+            raise absent_list(manifest, "manifest", error) from None
 
 
 def _refuse_some_without_text(manifests: tuple[Path, ...], columns: tuple[Columns, ...]) -> None:
@@ -183,49 +183,3 @@ def _refuse_some_without_text(manifests: tuple[Path, ...], columns: tuple[Column
             where=", ".join(map(str, manifests)),
             remedy='Add the column "text".',
         )
-
-
-# --- is it still what was indexed? ---
-
-
-def _facts(path: str, manifest: Path) -> dict[str, Any]:
-    try:
-        status = manifest.stat()
-        digest = _digest(manifest)
-    except OSError as error:
-        raise _absent(manifest, error) from None
-    return {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": digest}
-
-
-def _digest(manifest: Path) -> str:
-    state = xxhash.xxh3_128()
-    with manifest.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            state.update(block)
-    return state.hexdigest()
-
-
-def _absent(manifest: Path, error: OSError) -> DataError:
-    return DataError(
-        expected="a manifest that can be read",
-        got=f"{error.strerror or type(error).__name__}",
-        where=str(manifest),
-        remedy="Mend `paths` of the stream, which are relative to the job file, or put the manifest there.",
-    )
-
-
-def refuse_other_manifest(facts: dict[str, Any], manifest: Path, index: Path) -> None:
-    """Refuse a manifest that is no longer what was indexed; one that was only touched or copied is."""
-    try:
-        status = manifest.stat()
-        same = (status.st_size, status.st_mtime_ns) == (facts["bytes"], facts["mtime_ns"])
-        if same or (status.st_size == facts["bytes"] and _digest(manifest) == facts["digest"]):
-            return
-    except OSError as error:
-        raise _absent(manifest, error) from None
-    raise DataError(
-        expected=f"the manifest that the index was made from ({facts['bytes']} bytes)",
-        got=f"another one ({status.st_size} bytes)",
-        where=f"{manifest}, index {index}",
-        remedy="The index was made from another manifest: run loader-server index.",
-    )

@@ -1,0 +1,1 @@
+"""Data folders of speech toolkits, read without the toolkits: Kaldi's, Lhotse's."""

@@ -1,0 +1,286 @@
+"""The kaldi source: Kaldi data folders, with audio (wav.scp, segments) or with features (feats.scp and archives).
+
+Rules: a folder's tables are joined by key and need not be sorted; commands in them are never run. The index has all
+that the tables say: they are not read again, and tables that are others by now are refused. Bad rows are the lines that
+cannot be used, and those of `text` for which there is nothing to hear.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from loader_server.sources.audio.decoding import audio_versions
+from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
+from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.lists import list_facts, refuse_other_list
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.speech.kaldi_entries import (
+    FEATURES,
+    TABLES,
+    TEXT,
+    KaldiUtterance,
+    utterance_of,
+)
+from loader_server.sources.speech.kaldi_features import (
+    ArchivedFeatures,
+    ArchiveHeaders,
+    ArchivePlace,
+    feature_columns,
+    features_field,
+)
+from loader_server.sources.speech.kaldi_folder import KaldiFolder
+from loader_server.sources.speech.kaldi_tables import JoinedLine
+from shared.config import choice, setting, text, texts
+from shared.errors import DataError
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
+
+#: Good rows by number: what the tables say, and what is there.
+_Rows: TypeAlias = dict[int, tuple[KaldiUtterance, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KaldiSettings:
+    """What a stream with source = "kaldi" says besides."""
+
+    paths: tuple[str, ...] = setting(texts, "Kaldi data folders, relative to the job file")
+    values: str = setting(
+        choice("audio", "features"), "what samples have: audio of wav.scp, or features of feats.scp", default="audio"
+    )
+    root: str = setting(
+        text, "where relative paths in the folders' tables start from, relative to the job file", default="."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KaldiPiece:
+    """Consecutive rows of one folder: `start` counts from the first of all folders; `tables` are those that the folder
+    has, the one whose lines are rows first; `columns` are those of all features.
+    """
+
+    start: int
+    folder: int
+    tables: tuple[str, ...]
+    rows: tuple[JoinedLine | BadRow, ...]
+    columns: int
+
+
+class KaldiSource(Source):
+    """Utterances. Columns: of each the folder (counted from 0), the line in its first table, the characters of its
+    text, and what `stretch_columns` or `feature_columns` have. Strings: key, path, text and speaker.
+    """
+
+    Settings = KaldiSettings
+    local_columns = frozenset(("mtime_ns",))
+    settings: KaldiSettings
+
+    _folders: tuple[KaldiFolder, ...] = ()
+
+    @property
+    def _features(self) -> bool:
+        return self.settings.values == "features"
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Audio, with time where all files have one rate, or features, as the first ones are."""
+        about = self.indexed.about if hasattr(self, "indexed") else {}
+        if not self._features:
+            return (audio_field(about.get("rate", 0)),)
+        return (features_field(about["columns"] if "columns" in about else self._first_columns()),)
+
+    # --- while an index is made ---
+
+    def stamp(self) -> str:
+        """Of the tables, those that a folder has not too, and of every file that they name."""
+        named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
+        tables = (f"{path}/{table}" for path in self.settings.paths for table in TABLES)
+        return self.files.stamp(chain(tables, map(self._below, named)))
+
+    def _all_folders(self) -> tuple[KaldiFolder, ...]:
+        return tuple(KaldiFolder(self.base, path, features=self._features) for path in self.settings.paths)
+
+    def survey(self) -> Inventory:
+        """Join the tables of each folder."""
+        self._folders = folders = self._all_folders()
+        self._refuse_some_without_text(folders)
+        listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]
+        about: dict[str, Any] = {"first": [folder.tables[0] for folder in folders]}
+        about |= {"columns": self._first_columns()} if self._features else {}
+        return Inventory(
+            total=sum(folder.join() for folder in folders),
+            pieces=lambda rows: self._pieces(rows, about.get("columns", 0)),
+            origin=[list_facts(path, self.base, "table") for path in listed],
+            about=about,
+        )
+
+    def _refuse_some_without_text(self, folders: Sequence[KaldiFolder]) -> None:
+        without = [folder.path for folder in folders if TEXT not in folder.tables]
+        if not folders or 0 < len(without) < len(folders):
+            raise DataError(
+                expected="a text in all folders or in none" if folders else "at least one folder",
+                got=f"none in {without[0]}" if folders else "none",
+                where=", ".join(self.settings.paths) or str(self.base),
+                remedy="Add the table text." if folders else 'Write paths = ["data/train"].',
+            )
+
+    def _first_columns(self) -> int:
+        """The columns of the first features that can be read, which all others have to have."""
+        find = self._finder(None)
+        for path in self.settings.paths:
+            with self.files.open(f"{path}/{FEATURES}") as file:
+                for number, line in enumerate(file):
+                    row = utterance_of(JoinedLine(number, line, {}, -1), FEATURES, path, ())
+                    found = row if isinstance(row, BadRow) else find(row, (path, row.line))
+                    if isinstance(found, ArchivePlace):
+                        return found.header.columns
+        return 0
+
+    def _pieces(self, rows: int, columns: int) -> Iterator[KaldiPiece]:
+        start = 0
+        for number, folder in enumerate(self._folders):
+            left = folder.rows()
+            while some := tuple(islice(left, rows)):
+                yield KaldiPiece(start=start, folder=number, tables=folder.tables, rows=some, columns=columns)
+                start += len(some)
+
+    def probe(self, piece: KaldiPiece) -> Found:
+        """The headers of the files, or in the archives, that these rows name."""
+        find = self._finder(piece.columns)
+        where = self._where(piece.folder, piece.tables[0])
+        good, bad = _Rows(), dict[int, BadRow]()
+        for number, row in enumerate(piece.rows, piece.start):
+            said = row if isinstance(row, BadRow) else utterance_of(row, piece.tables[0], where, piece.tables)
+            if isinstance(said, BadRow):
+                bad[number] = said
+                continue
+            found = find(said, (where, said.line))
+            if isinstance(found, BadRow):
+                bad[number] = found
+            else:
+                good[number] = said, found
+        return self._found(piece, good, bad)
+
+    def _finder(
+        self, columns: int | None
+    ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
+        """Looks for what an utterance names; features have to have so many columns."""
+        if not self._features:
+            headers = Headers()
+            return lambda said, where: headers.find(str(self.base / self._below(said.path)), said.stretch, where)
+        archives = ArchiveHeaders(self.files)
+
+        def find(said: KaldiUtterance, where: tuple[str, int]) -> ArchivePlace | BadRow:
+            found = archives.find(self._below(said.path), said.offset, where)
+            if isinstance(found, BadRow) or columns in (None, found.header.columns):
+                return found
+            detail = f"expected {columns} columns, as the first features have, got {found.header.columns}"
+            return BadRow(*where, "other_columns", detail)
+
+        return find
+
+    def _found(self, piece: KaldiPiece, good: _Rows, bad: Mapping[int, BadRow]) -> Found:
+        said, places = (list(one) for one in zip(*good.values(), strict=True)) if good else ([], [])
+        names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
+        strings = {name: [getattr(one, name) for one in said] for name in names}
+        numbers = {"folder": [piece.folder] * len(good), "line": [one.line for one in said]}
+        numbers |= feature_columns(places) if self._features else stretch_columns(places, whole=False)
+        numbers |= {"length_text": [len(one) for one in strings[TEXT]]} if TEXT in strings else {}
+        return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
+
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+        """The one rate of all audio, or 0."""
+        return {} if self._features else {"rate": common_rate(numbers["rate"])}
+
+    def _below(self, path: str) -> str:
+        """What a table names, from the job file."""
+        return os.path.join(self.settings.root, path)  # noqa: PTH118 - a Path a row costs more than the rest
+
+    def _where(self, folder: int, table: str) -> str:
+        return str(self.base / self.settings.paths[folder] / table)
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the tables are still those that it was made from."""
+        for facts in indexed.origin:
+            refuse_other_list(facts, self.base, "table", indexed.place)
+        self.indexed = indexed
+        self._strings = indexed.strings
+        self._recordings = Recordings(indexed.numbers, self._path, self._line)
+        columns = indexed.about.get("columns", 0)
+        self._archived = ArchivedFeatures(self.files, indexed.numbers, self._archive, columns)
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Audio in frames, with its rate in hertz, or features; the text in characters."""
+        numbers = self.indexed.numbers
+        return super().lengths | ({} if self._features else {"audio": numbers["frames"], "audio_rate": numbers["rate"]})
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each folder starts that has samples."""
+        return tuple(np.flatnonzero(np.diff(self.indexed.numbers["folder"], prepend=-1)).tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
+        """The bytes of the audio or features, which must be those that were indexed."""
+        checked = [self.checked(sample) for sample in samples]
+        return self._archived.read(checked) if self._features else map(self._recordings.read, checked)
+
+    def _archive(self, sample: int) -> str:
+        return self._below(self._strings["path"][sample])
+
+    def _path(self, sample: int) -> str:
+        return str(self.base / self._archive(sample))
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Audio with its rate, or features; text and speaker as strings."""
+        made: dict[str, Any] = {
+            name: self._strings[name][sample] for name in ("text", "speaker") if name in self._strings
+        }
+        if self._features:
+            return made | {"features": self._archived.decode(sample, raw)}
+        audio, rate = self._recordings.decode(sample, raw)
+        return made | {"audio": audio, "audio_rate": rate}
+
+    def name(self, sample: int) -> str:
+        """The utterance's key."""
+        key: str = self._strings["key"][self.checked(sample)]
+        return key
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The table whose lines are rows, and the line in it."""
+        folder = int(self.indexed.numbers["folder"][sample])
+        return self._where(folder, self.indexed.about["first"][folder]), int(self.indexed.numbers["line"][sample])
+
+    def _line(self, sample: int) -> str:
+        return "{}, line {}".format(*self.place(sample))
+
+    def identity(self, sample: int) -> str:
+        """The key, the file as it was indexed, and what else is said of the sample."""
+        own = (self._archived if self._features else self._recordings).identity(sample)
+        said = fingerprint(*(self._strings[name][sample] for name in ("speaker", "text") if name in self._strings))
+        return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Those of what decodes audio; features are numbers as they stand."""
+        return {} if self._features else audio_versions()
+
+    def close(self) -> None:
+        """Close tables and archives."""
+        super().close()
+        for folder in self._folders:
+            folder.close()

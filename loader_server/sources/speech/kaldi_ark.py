@@ -1,0 +1,111 @@
+"""Kaldi's matrices and vectors, as they stand in archives (.ark): their headers, and the numbers in them.
+
+Rules: pure; binary ones only, of floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2
+and CM3. All numbers come out as float32. What is none of these is None, never an exception.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["HEADER_BYTES", "KINDS", "ArkHeader", "ark_header", "ark_values"]
+
+KINDS = ("FM", "DM", "FV", "DV", "CM", "CM2", "CM3")
+#: No header is longer.
+HEADER_BYTES = 22
+
+#: Each size stands behind a byte that says how many bytes it has.
+_MATRIX, _VECTOR = struct.Struct("<BiBi"), struct.Struct("<Bi")
+#: Of a compressed matrix: its least value, from there to its greatest, rows, columns.
+_COMPRESSED = struct.Struct("<ffii")
+_INTEGER_BYTES = 4
+#: What is written for the least value of a column in a CM, its quartiles and its greatest: uint16 each.
+_QUARTILES_BYTES = 8
+_NUMBER_BYTES = {"FM": 4, "DM": 8, "FV": 4, "DV": 8, "CM": 1, "CM2": 2, "CM3": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ArkHeader:
+    """What kind it is, how large, where its numbers begin, and how many bytes it has with its header; a vector has no
+    columns.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    begin: int
+    nbytes: int
+
+
+def ark_header(raw: bytes) -> ArkHeader | None:
+    """The header that these bytes begin with."""
+    token, found, _ = raw[:6].partition(b" ")
+    kind = token[2:].decode("ascii", "replace")
+    if not raw.startswith(b"\0B") or not found or kind not in KINDS:
+        return None
+    begin = len(token) + 1
+    try:
+        rows, columns, size = _compressed(raw, begin) if kind.startswith("C") else _plain(raw, begin, kind)
+    except (struct.error, ValueError):
+        return None
+    numbers = rows * columns if kind[1] == "M" else rows
+    quartiles = _QUARTILES_BYTES * columns if kind == "CM" else 0
+    return ArkHeader(kind, rows, columns, begin + size, begin + size + quartiles + numbers * _NUMBER_BYTES[kind])
+
+
+def _plain(raw: bytes, begin: int, kind: str) -> tuple[int, int, int]:
+    layout = _MATRIX if kind[1] == "M" else _VECTOR
+    sizes = layout.unpack_from(raw, begin)
+    if set(sizes[::2]) != {_INTEGER_BYTES} or min(sizes[1::2]) < 0:
+        raise ValueError(sizes)
+    return sizes[1], sizes[3] if kind[1] == "M" else 0, layout.size
+
+
+def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
+    _, _, rows, columns = _COMPRESSED.unpack_from(raw, begin)
+    if min(rows, columns) < 0:
+        raise ValueError(rows)
+    return rows, columns, _COMPRESSED.size
+
+
+def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
+    """The numbers: `raw` is all of the matrix or vector."""
+    if header.kind.startswith("C"):
+        return _decompressed(raw, header)
+    dtype = np.dtype("<f4" if _NUMBER_BYTES[header.kind] == 4 else "<f8")
+    values = np.frombuffer(raw, dtype, offset=header.begin).astype(np.float32)
+    return values.reshape(header.rows, header.columns) if header.kind[1] == "M" else values
+
+
+def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
+    least, span = (np.float32(one) for one in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
+    if header.kind == "CM":
+        return _from_quartiles(raw, header, least, span)
+    dtype, most = (np.dtype("<u2"), 65535) if header.kind == "CM2" else (np.dtype("u1"), 255)
+    values = np.frombuffer(raw, dtype, offset=header.begin).astype(np.float32)
+    values *= span * np.float32(1 / most)
+    values += least
+    return values.reshape(header.rows, header.columns)
+
+
+def _from_quartiles(raw: bytes, header: ArkHeader, least: np.float32, span: np.float32) -> NDArray[np.float32]:
+    """Each column has its own 256 values: 64 steps to the first quartile, 128 to the third, 63 to the greatest."""
+    begin, columns = header.begin, header.columns
+    words = np.frombuffer(raw, "<u2", count=4 * columns, offset=begin).reshape(columns, 4, 1)
+    p0, p25, p75, p100 = (least + span * np.float32(1 / 65535) * words.astype(np.float32)).transpose(1, 0, 2)
+    steps = np.arange(256, dtype=np.float32)
+    table = np.empty((columns, 256), np.float32)
+    table[:, :65] = p0 + (p25 - p0) * steps[:65] * np.float32(1 / 64)
+    table[:, 65:193] = p25 + (p75 - p25) * (steps[65:193] - 64) * np.float32(1 / 128)
+    table[:, 193:] = p75 + (p100 - p75) * (steps[193:] - 192) * np.float32(1 / 63)
+    numbers = np.frombuffer(raw, np.uint8, offset=begin + _QUARTILES_BYTES * columns).reshape(columns, header.rows)
+    places = numbers.T + np.arange(0, 256 * columns, 256)
+    values: NDArray[np.float32] = table.ravel().take(places)
+    return values

@@ -1,0 +1,124 @@
+"""Features in Kaldi's archives: found while indexing by their headers, and read from their places.
+
+Rules: a matrix is read alone, whatever else its archive holds; lengths are what headers say, and an archive that ends
+before its matrix does is a bad row. An archive that is another one than was indexed is a ReadError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loader_server.sources.files import FileFacts, changed
+from loader_server.sources.source import BadRow
+from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
+from shared.errors import DataError
+from shared.wire.layout import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.sources.files import Files
+
+__all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlace:
+    """Where a matrix or vector is, and what its header says."""
+
+    archive: FileFacts
+    offset: int
+    header: ArkHeader
+
+
+class ArchiveHeaders:
+    """The headers in archives, each of which is looked at once for all that are asked for."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._known: dict[str, FileFacts] = {}
+
+    def find(self, path: str, offset: int, where: tuple[str, int]) -> ArchivePlace | BadRow:
+        """What a row comes to whose features are there; it stands in a table's line."""
+        try:
+            archive = self._known.get(path) or self._known.setdefault(path, self._files.facts(path))
+        except DataError as error:
+            return BadRow(*where, "missing_file", f"expected {error.expected}, got {error.got}: {path}")
+        raw = self._files.read(path, offset, max(0, min(HEADER_BYTES, archive.bytes - offset)))
+        header = ark_header(raw)
+        if header is None:
+            expected = f"expected binary floats ({', '.join(KINDS)}) from byte {offset} of {path} on"
+            return BadRow(*where, "no_matrix", f"{expected}, got {raw[:6]!r}")
+        if offset + header.nbytes > archive.bytes:
+            detail = f"expected {header.nbytes} bytes from byte {offset} of {path} on, got {archive.bytes - offset}"
+            return BadRow(*where, "truncated", detail)
+        if not header.rows:
+            return BadRow(*where, "empty_matrix", f"expected numbers from byte {offset} of {path} on, got none")
+        return ArchivePlace(archive, offset, header)
+
+
+def features_field(columns: int) -> Field:
+    """Matrices of so many columns, or vectors, which have none."""
+    return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
+
+
+def feature_columns(found: Sequence[ArchivePlace]) -> dict[str, list[int]]:
+    """What the index keeps of these."""
+    headers = [one.header for one in found]
+    columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
+    columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
+    return columns | {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in headers]}
+
+
+class ArchivedFeatures:
+    """The features of an index's samples: `numbers` are those of `feature_columns`; `path_of` says in which archive a
+    sample's are, and `columns` how many they have.
+    """
+
+    def __init__(
+        self, files: Files, numbers: Mapping[str, NDArray[np.int64]], path_of: Callable[[int], str], columns: int
+    ) -> None:
+        self._files = files
+        self._numbers = numbers
+        self._path_of = path_of
+        self._columns = columns
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """All bytes of each matrix or vector; archives are compared once a call."""
+        same: set[tuple[str, int]] = set()
+        for sample in samples:
+            path, mtime_ns = self._path_of(sample), int(self._numbers["mtime_ns"][sample])
+            if (path, mtime_ns) not in same:
+                self._refuse_other(path, FileFacts(bytes=int(self._numbers["bytes"][sample]), version=mtime_ns))
+                same.add((path, mtime_ns))
+            yield self._files.read(path, int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample]))
+
+    def _refuse_other(self, path: str, known: FileFacts) -> None:
+        now = self._files.facts(path)
+        if now != known:
+            expected = f"the archive that was indexed ({known.bytes} bytes)"
+            raise changed(expected, f"one of {now.bytes} bytes", self._files.where(path))
+
+    def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
+        """The numbers."""
+        header = ark_header(raw)
+        numbers = self._numbers
+        known = (
+            KINDS[numbers["kind"][sample]],
+            numbers["length_features"][sample],
+            self._columns,
+            numbers["nbytes"][sample],
+        )
+        if header is None or (header.kind, header.rows, header.columns, header.nbytes) != known:
+            raise changed("the matrix that was indexed", "another one", self._files.where(self._path_of(sample)))
+        return ark_values(raw, header)
+
+    def identity(self, sample: int) -> str:
+        """What tells the sample's bytes from others, but for the path."""
+        numbers = self._numbers
+        archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
+        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"

@@ -1,0 +1,90 @@
+"""A Kaldi data folder while it is indexed: which tables it has, and its rows in order.
+
+Rules: each line of the table that names audio or features is a row, and so is each of `text` that none of them uses,
+which is a bad one. Must not know what is in the files that the tables name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from loader_server.sources.source import BadRow
+from loader_server.sources.speech.kaldi_entries import FEATURES, RECORDINGS, SEGMENTS, SPEAKERS, TEXT
+from loader_server.sources.speech.kaldi_tables import JoinedTables
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from loader_server.sources.speech.kaldi_tables import JoinedLine
+
+__all__ = ["KaldiFolder"]
+
+
+class KaldiFolder:
+    """One folder, by its path as the job file has it. `tables` are those that it has, the one whose lines are rows
+    first. `join` opens them, `close` gives them back.
+    """
+
+    def __init__(self, base: Path, path: str, *, features: bool) -> None:
+        self.path = path
+        self._place = base / path
+        needed = FEATURES if features else RECORDINGS
+        wanted = (FEATURES, TEXT, SPEAKERS) if features else (SEGMENTS, RECORDINGS, TEXT, SPEAKERS)
+        self.tables = tuple(name for name in wanted if (self._place / name).exists())
+        if needed not in self.tables:
+            raise DataError(
+                expected=f"a Kaldi data folder with the table {needed}",
+                got="one without" if self._place.is_dir() else "no such folder",
+                where=str(self._place),
+                remedy='Mend `paths` of the stream, or set values = "audio" or "features" to what is there.',
+            )
+        self._joined: JoinedTables | None = None
+
+    def join(self) -> int:
+        """Read the tables once; how many rows there are."""
+        first, *others = self.tables
+        # A segment's second word names its recording.
+        words = {name: int(first == SEGMENTS and name == RECORDINGS) for name in others}
+        self._joined = JoinedTables(self._place, first, words)
+        return len(self._joined.first) + len(self._unused(self._joined))
+
+    def named_files(self) -> Iterator[str]:
+        """What the table of audio or features names, as it stands there, commands too; one after another once."""
+        before = ""
+        needed = FEATURES if FEATURES in self.tables else RECORDINGS
+        with (self._place / needed).open(encoding="utf-8", errors="surrogateescape") as table:
+            for line in table:
+                name = re.sub(r":\d+$", "", "".join(line.strip().split(None, 1)[1:]))
+                if name != before:
+                    yield name
+                before = name
+
+    def rows(self) -> Iterator[JoinedLine | BadRow]:
+        """All of them, in order."""
+        assert self._joined is not None, "the tables are joined first"
+        yield from self._joined.lines()
+        for number in self._unused(self._joined):
+            yield self._only_text(self._joined, number)
+
+    @staticmethod
+    def _unused(joined: JoinedTables) -> list[int]:
+        return joined.unused(TEXT) if TEXT in joined.others else []
+
+    def _only_text(self, joined: JoinedTables, number: int) -> BadRow:
+        table = joined.others[TEXT]
+        key = b"".join(table.line(number).split(None, 1)[:1]).decode("utf-8", "replace")
+        if joined.first.find(table.keys[number : number + 1])[0] >= 0:
+            return BadRow(
+                str(self._place / TEXT), number + 1, "duplicate", f'expected each key once, got "{key}" again'
+            )
+        detail = f'expected "{key}" in {self.tables[0]} too, got none'
+        return BadRow(str(self._place / TEXT), number + 1, "only_text", detail)
+
+    def close(self) -> None:
+        """Close the tables, if they are open."""
+        if self._joined is not None:
+            self._joined.close()
+            self._joined = None

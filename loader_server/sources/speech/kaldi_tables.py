@@ -1,0 +1,116 @@
+"""The tables of a Kaldi data folder: text files of lines with a key and what there is to say of it, joined by key.
+
+Rules: a table may be larger than memory, which holds some words a line; lines come from the file when they are wanted.
+Tables need not be sorted. Of several lines with one key the first counts.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["JoinedLine", "JoinedTables", "KaldiTable", "words_of"]
+
+
+class KaldiTable:
+    """One table: its lines by number, from 0, and where a key stands. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        hashes, begins = array("Q"), array("Q", [0])
+        with path.open("rb") as file:
+            for line in file:
+                hashes.append(_hash(line, 0))
+                begins.append(begins[-1] + len(line))
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if begins[-1] else None
+        self._begins = begins
+        self.keys = np.array(hashes, np.uint64)
+        self._order = np.argsort(self.keys, kind="stable")
+        self._sorted = self.keys[self._order]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def line(self, number: int) -> bytes:
+        """A line, by its number."""
+        assert self._bytes is not None, "a table without bytes has no lines"
+        return self._bytes[self._begins[number] : self._begins[number + 1]]
+
+    def words(self, place: int) -> NDArray[np.uint64]:
+        """What stands at this place in each line, as `find` wants it."""
+        hashes = (_hash(self.line(number), place) for number in range(len(self)))
+        return np.array(array("Q", hashes), np.uint64) if place else self.keys
+
+    def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The number of the first line that has this key, -1 where none has."""
+        if not len(self):
+            return np.full(len(words), -1)
+        places = np.minimum(np.searchsorted(self._sorted, words), len(self) - 1)
+        return np.where(self._sorted[places] == words, self._order[places], -1)
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._bytes is not None:
+            self._bytes.close()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedLine:
+    """A line of the first table and its number, those of others that belong to it, by the tables' names, and the number
+    of the line that has the same key before it, or -1.
+    """
+
+    number: int
+    line: bytes
+    others: Mapping[str, bytes]
+    again: int
+
+
+class JoinedTables:
+    """A first table, each of whose lines is a row, and others, each with the place of the word in the first table that
+    is its key. Close it.
+    """
+
+    def __init__(self, folder: Path, first: str, others: Mapping[str, int]) -> None:
+        self.first = KaldiTable(folder / first)
+        self.others = {name: KaldiTable(folder / name) for name in others}
+        self._found = {name: self.others[name].find(self.first.words(place)) for name, place in others.items()}
+        self._firsts = self.first.find(self.first.keys)
+
+    def lines(self) -> Iterator[JoinedLine]:
+        """All rows in order."""
+        for number in range(len(self.first)):
+            found = {name: int(lines[number]) for name, lines in self._found.items()}
+            others = {name: self.others[name].line(place) for name, place in found.items() if place >= 0}
+            first = int(self._firsts[number])
+            yield JoinedLine(number, self.first.line(number), others, first if first != number else -1)
+
+    def unused(self, name: str) -> list[int]:
+        """The lines of another table that belong to no row."""
+        unused: list[int] = np.setdiff1d(np.arange(len(self.others[name])), self._found[name]).tolist()
+        return unused
+
+    def close(self) -> None:
+        """Give the files back."""
+        for table in (self.first, *self.others.values()):
+            table.close()
+
+
+def words_of(line: bytes, most: int = 2) -> list[str]:
+    """So many words of a line at most, the last with all that follows; UnicodeDecodeError where it is not UTF-8."""
+    return line.decode().strip().split(None, most - 1)
+
+
+def _hash(line: bytes, place: int) -> int:
+    words = line.split(None, place + 1)
+    return xxhash.xxh3_64_intdigest(words[place] if place < len(words) else b"")

@@ -1,0 +1,51 @@
+"""A torch DataLoader as speech toolkits' users have it: a data set of samples, one process, batches padded together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.benchmarks.sources.row import measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.benchmarks.sources.row import Pass
+
+__all__ = ["torch_loader"]
+
+
+class _Items:
+    """A data set of as many samples, each an array, as `read` gives."""
+
+    def __init__(self, size: int, read: Callable[[int], Any]) -> None:
+        self._size = size
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: int) -> Any:
+        import torch  # noqa: PLC0415 - a peer that may not be there
+
+        return torch.from_numpy(self._read(place))
+
+
+def _padded(samples: list[Any]) -> Any:
+    from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415 - a peer that may not be there
+
+    return pad_sequence(samples, batch_first=True)
+
+
+def torch_loader(size: int, rows: int, read: Callable[[int], Any]) -> Callable[[], Pass]:
+    """Each call reads all samples, shuffled, in batches of so many rows; ImportError without torch."""
+    made: list[Any] = []
+
+    def epoch() -> Pass:
+        if not made:
+            from torch.utils.data import DataLoader  # noqa: PLC0415 - a peer that may not be there
+
+            how = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "collate_fn": _padded}
+            made.append(DataLoader(_Items(size, read), batch_size=rows, **how))
+        return measured(len(batch) for batch in made[0])
+
+    return epoch

@@ -1,0 +1,265 @@
+"""The kaldi source: folders as Kaldi has them, joined, read, and every line accounted for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import soundfile
+
+from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
+from loader_server.sources.speech.kaldi_tables import KaldiTable
+from shared.errors import DataError, ReadError
+from tests.loader_server.sources.speech.kaldi_data import RATE, features, table, write_features, write_recordings
+from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
+
+
+def indexed(base: Path, *paths: str, values: str = "audio", **how):
+    spec = spec_of("kaldi", base, paths=list(paths) or ["data"], values=values, **how)
+    report = index_source(spec)
+    return open_source(spec), [(Path(bad.where).name, bad.line, bad.reason) for bad in report.bad], report
+
+
+# --- audio ---
+
+
+def test_recordings_have_text_and_speaker_whatever_the_order_of_tables(tmp_path):
+    audio = write_recordings(tmp_path / "data", "b", "a", "c", suffix="flac")
+    table(tmp_path / "data", "text", "a one  two ", "c drei Bäume", "b")
+    table(tmp_path / "data", "utt2spk", "c tom", "a ann", "b\tann")
+    source, bad, _ = indexed(tmp_path)
+    assert bad == []
+    assert [source.name(n) for n in range(3)] == ["b", "a", "c"]
+    assert [decoded(source, n)["text"] for n in range(3)] == ["", "one  two", "drei Bäume"]
+    assert [decoded(source, n)["speaker"] for n in range(3)] == ["ann", "ann", "tom"]
+    assert source.lengths["text"].tolist() == [0, 8, 10]
+    assert source.fields[0].per_second == RATE
+    for n, key in enumerate("bac"):
+        assert decoded(source, n)["audio"].tolist() == audio[key].tolist()
+    assert source.place(1) == (str(tmp_path / "data/wav.scp"), 2)
+
+
+def test_segments_are_parts_of_recordings_as_kaldiio_cuts_them(tmp_path):
+    write_recordings(tmp_path / "data", "rec1", "rec2")
+    lines = ("u1 rec2 0.5 1.25", "u2 rec1 0.0 0.1", "u3 rec1 0.05 2.3", "u4 rec1 0.05 0.2", "u5 rec2 1.5 -1")
+    table(tmp_path / "data", "segments", *lines)
+    source, bad, _ = indexed(tmp_path)
+    assert bad == []
+    table(tmp_path / "data", "as_kaldi", *lines[:2], "u3 rec1 0.05 2.0", lines[3], "u5 rec2 1.5 2.0")
+    theirs = kaldiio.load_scp(str(tmp_path / "data/wav.scp"), segments=str(tmp_path / "data/as_kaldi"))
+    for n in range(5):
+        rate, samples = theirs[f"u{n + 1}"]
+        got = decoded(source, n)
+        assert (got["audio_rate"], source.lengths["audio"][n]) == (rate, len(samples))
+        np.testing.assert_array_equal(got["audio"], samples.astype(np.float32) / 32768)
+
+
+def test_a_channel_of_a_recording(tmp_path):
+    (tmp_path / "data").mkdir()
+    both = np.random.default_rng(0).uniform(-0.5, 0.5, (RATE, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "call.wav", both, RATE, subtype="FLOAT")
+    table(tmp_path / "data", "wav.scp", "call call.wav")
+    table(
+        tmp_path / "data",
+        "segments",
+        "a call 0 0.5 A",
+        "b call 0.5 1 1",
+        "c call 0 1",
+        "d call 0 1 2",
+        "e call 0 1 x",
+        "f call 0 1 B",
+    )
+    source, bad, report = indexed(tmp_path)
+    half = RATE // 2
+    assert decoded(source, 0)["audio"].tolist() == both[:half, 0].tolist()
+    assert decoded(source, 1)["audio"].tolist() == both[half:, 1].tolist()
+    np.testing.assert_allclose(decoded(source, 2)["audio"], both.mean(axis=1), atol=1e-7)
+    assert decoded(source, 3)["audio"].tolist() == both[:, 1].tolist()
+    assert bad == [("segments", 4, "wrong_channel"), ("segments", 5, "malformed")]
+    assert report.bad[0].detail == "expected a channel from 0 to 1, got 2"
+    assert len({source.identity(n) for n in range(4)}) == 4
+
+
+def test_every_line_that_cannot_be_used_is_a_bad_row(tmp_path):
+    write_recordings(tmp_path / "data", "r")
+    table(
+        tmp_path / "data",
+        "wav.scp",
+        f"r {tmp_path}/data/r.wav",
+        f"s touch {tmp_path}/ran |",
+        "t feats.ark:10",
+        "v gone.wav",
+    )
+    rows = ["good r 0 1", "cmd s 0 1", "ark t 0 1", "gone v 0 1", "norec w 0 1", "late r 1.9 2.6", "back r 1 0.5"]
+    rows += ["soon r 0 x", "good r 1 2", "mute r 0 1", "short", "", "after r 2 3", "inf r 0 inf"]
+    table(tmp_path / "data", "segments", *rows)
+    keys = [row.split()[0] for row in rows if row and row[:4] != "mute"]
+    table(tmp_path / "data", "text", *(f"{key} x" for key in dict.fromkeys(keys)), "extra x", "good y")
+    source, bad, report = indexed(tmp_path)
+    reasons = ("command", "in_archive", "missing_file", "no_recording", "outside_recording", "empty_stretch")
+    expected = [*enumerate(reasons, 2), (8, "malformed"), (9, "duplicate"), (10, "no_text"), (11, "malformed")]
+    expected += [(12, "malformed"), (13, "outside_recording"), (14, "malformed")]
+    assert bad == [("segments", *one) for one in expected] + [("text", 12, "only_text"), ("text", 13, "duplicate")]
+    assert (source.samples, report.rows) == (1, 16)
+    assert not (tmp_path / "ran").exists()
+    details = {row.line: row.detail for row in report.bad if row.where.endswith("segments")}
+    assert details[2] == (
+        f"expected a file in wav.scp, got a command, which is never run (touch {tmp_path}/ran |): "
+        "run the commands once, and name the files that they wrote"
+    )
+    assert details[5] == 'expected a line of the recording "w" in wav.scp, got none'
+    assert details[6] == "expected a part of a recording of 2 s, got one from 1.9 s to 2.6 s"
+    assert details[7] == "expected an end after the beginning, got one from 1 s to 0.5 s"
+    assert details[9] == 'expected each key once, got "good" as in line 1'
+    assert details[10] == 'expected a line of "mute" in text, got none'
+
+
+def test_lines_that_are_not_utf8_are_bad_rows(tmp_path):
+    write_recordings(tmp_path / "data", "a", "b")
+    (tmp_path / "data/text").write_bytes(b"a caf\xe9\nb fine\n\xff x\n")
+    source, bad, report = indexed(tmp_path)
+    assert (bad, source.name(0)) == ([("wav.scp", 1, "not_utf8"), ("text", 3, "only_text")], "b")
+    assert report.bad[0].detail == "expected UTF-8, got the byte 0xe9"
+
+
+def test_several_folders_are_parts_and_relative_paths_start_from_root(tmp_path):
+    for name in ("one", "two"):
+        write_recordings(tmp_path / "recipe" / name, name)
+        table(tmp_path / "recipe" / name, "wav.scp", f"{name} {name}/{name}.wav")
+    source, bad, _ = indexed(tmp_path, "recipe/one", "recipe/two", root="recipe")
+    assert ([source.name(0), source.name(1)], source.parts, bad) == (["one", "two"], (0, 1), [])
+    assert len(decoded(source, 1)["audio"]) == 2 * RATE
+    table(tmp_path / "recipe/two", "text", "two x")
+    with pytest.raises(DataError, match=r"expected a text in all folders or in none, got none in recipe/one"):
+        indexed(tmp_path, "recipe/one", "recipe/two", root="recipe")
+
+
+@pytest.mark.parametrize(
+    ("paths", "values", "message"),
+    [
+        (
+            ["data"],
+            "features",
+            r"data: expected a Kaldi data folder with the table feats.scp, got one without\. Mend `paths`",
+        ),
+        (["none"], "audio", r"none: expected a Kaldi data folder with the table wav.scp, got no such folder"),
+        ([], "audio", r"expected at least one folder, got none\. Write paths"),
+    ],
+)
+def test_a_folder_without_what_is_asked_for_is_refused(tmp_path, paths, values, message):
+    write_recordings(tmp_path / "data", "a")
+    with pytest.raises(DataError, match=message):
+        index_source(spec_of("kaldi", tmp_path, paths=paths, values=values))
+
+
+@pytest.mark.fault(29)
+def test_a_table_that_changed_is_refused_and_one_that_was_touched_is_not(tmp_path):
+    write_recordings(tmp_path / "data", "a")
+    table(tmp_path / "data", "text", "a one")
+    indexed(tmp_path)
+    os.utime(tmp_path / "data/text", ns=(5, 5))
+    spec = spec_of("kaldi", tmp_path, paths=["data"])
+    assert open_source(spec).samples == 1
+    table(tmp_path / "data", "text", "a two")
+    with pytest.raises(DataError, match=r"data/text, index .*: expected the table that the index was made from"):
+        open_source(spec)
+
+
+def test_a_stamp_tells_of_all_files_that_are_named_and_of_tables_that_come(tmp_path):
+    write_recordings(tmp_path / "data", "a", "b")
+    (tmp_path / "data/b.wav").rename(tmp_path / "b.wav")
+    spec = spec_of("kaldi", tmp_path, paths=["data"])
+    stamps = [spec.make().stamp()]
+    (tmp_path / "b.wav").rename(tmp_path / "data/b.wav")
+    stamps.append(spec.make().stamp())
+    table(tmp_path / "data", "segments", "u a 0 1")
+    stamps += [spec.make().stamp(), spec.make().stamp()]
+    assert len(set(stamps)) == 3
+    assert stamps[2] == stamps[3]
+
+
+# --- features ---
+
+
+@pytest.mark.parametrize("compression", [None, 2, 3, 4, 5, 6, 7])
+def test_features_are_kaldiios(tmp_path, compression):
+    arrays = features(1, 3, 9, 40)
+    write_features(tmp_path / "data", arrays, compression)
+    source, bad, _ = indexed(tmp_path, values="features")
+    theirs = kaldiio.load_scp(str(tmp_path / "data/feats.scp"))
+    assert (bad, source.lengths["features"].tolist(), source.fields[0].shape) == ([], [1, 3, 9, 40], (None, 13))
+    for n, key in enumerate(arrays):
+        got = decoded(source, n)["features"]
+        assert (got.dtype, got.shape, got.flags.c_contiguous) == (np.float32, arrays[key].shape, True)
+        np.testing.assert_allclose(got, theirs[key], rtol=1e-5, atol=2e-5 if compression is None else 2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+def test_vectors_and_doubles(tmp_path, dtype, shape):
+    arrays = {key: np.arange(10)[: int(np.prod(shape))].reshape(shape).astype(dtype) for key in "ab"}
+    write_features(tmp_path / "data", arrays)
+    source, _, _ = indexed(tmp_path, values="features")
+    assert source.fields[0].shape == (None, *shape[1:])
+    assert decoded(source, 1)["features"].tolist() == arrays["b"].tolist()
+    assert decoded(source, 1)["features"].dtype == np.float32
+
+
+def test_features_that_cannot_be_used_are_bad_rows(tmp_path):
+    arrays = features(4, 5, 6)
+    write_features(tmp_path / "data", arrays)
+    lines = (tmp_path / "data/feats.scp").read_text().splitlines()
+    ark = tmp_path / "data/feats.ark"
+    kaldiio.save_ark(str(tmp_path / "wide.ark"), features(3, columns=14))
+    kaldiio.save_ark(str(tmp_path / "text.ark"), features(3), text=True)
+    lines += [f"cmd copy-feats {ark} - |", f"part {lines[0].split()[1]}[0:2]", f"wide {tmp_path}/wide.ark:3"]
+    lines += [f"written {tmp_path}/text.ark:3", "gone gone.ark:3", f"far {ark}:99999"]
+    table(tmp_path / "data", "feats.scp", *lines)
+    with ark.open("r+b") as file:
+        file.truncate(ark.stat().st_size - 1)
+    source, bad, report = indexed(tmp_path, values="features")
+    reasons = ("truncated", "command", "range", "other_columns", "no_matrix", "missing_file", "no_matrix")
+    assert bad == [("feats.scp", *one) for one in enumerate(reasons, 3)]
+    assert source.samples == 2
+    assert f"expected 327 bytes from byte {lines[2].rpartition(':')[2]} of {ark} on, got 326" in report.bad[0].detail
+    assert report.bad[3].detail == "expected 13 columns, as the first features have, got 14"
+
+
+@pytest.mark.fault(29)
+def test_an_archive_that_changed_is_refused_when_it_is_read(tmp_path):
+    write_features(tmp_path / "data", features(4, 5))
+    source, _, _ = indexed(tmp_path, values="features")
+    ark = tmp_path / "data/feats.ark"
+    assert raw_of(source, 1)
+    os.utime(ark, ns=(5, 5))
+    with pytest.raises(ReadError, match=r"feats.ark: expected the archive that was indexed"):
+        raw_of(source, 1)
+
+
+def test_bytes_that_are_no_matrix_have_no_header():
+    whole = b"\0BFM \4\1\0\0\0\4\2\0\0\0" + bytes(8)
+    header = ark_header(whole)
+    assert header is not None
+    assert ark_values(whole, header).tolist() == [[0, 0]]
+    for damaged in (
+        whole[:14],
+        b"\0B" + whole[3:],
+        whole.replace(b"FM", b"SM"),
+        b"",
+        b"\0BFM \4\xff\xff\xff\xff\4\2\0\0\0",
+    ):
+        assert ark_header(damaged) is None
+    assert ark_header(whole.replace(b"\4\1", b"\5\1")) is None
+
+
+def test_the_first_of_lines_with_one_key_counts_and_an_empty_table_has_none(tmp_path):
+    table(tmp_path, "t", "b 1", "a 2", "b 3")
+    table(tmp_path, "empty")
+    found = KaldiTable(tmp_path / "t")
+    assert found.find(found.keys).tolist() == [0, 1, 0]
+    empty = KaldiTable(tmp_path / "empty")
+    assert (len(empty), empty.find(found.keys).tolist(), found.find(empty.keys).tolist()) == (0, [-1] * 3, [])
+    found.close()
