@@ -26,8 +26,10 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
-    "lines": "loader_server.sources.lines:LinesSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
+    "lines": "loader_server.sources.text_files.lines:LinesSource",
+    "parallel": "loader_server.sources.text_files.parallel:ParallelSource",
+    "jsonl": "loader_server.sources.text_files.jsonl:JsonLinesSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
 

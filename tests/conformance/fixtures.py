@@ -92,6 +92,39 @@ def tfrecord(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("tfrecord", folder, paths=["*.tfrecord"], features=features), change=change, bad=bad)
 
 
+def parallel(folder: Path) -> SourceCase:
+    """Three files, one of Windows, with lines that are bad in one or two of them."""
+    texts = {"de": [f"Satz {n} ü" for n in range(30)], "en": [f"sentence {n}" for n in range(30)], "tags": ["N V"] * 30}
+    texts["en"][3] = texts["de"][7] = texts["en"][7] = ""
+    (folder / "a.de").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts["de"]).encode() + b"\r\n")
+    (folder / "a.en").write_bytes("\n".join(texts["en"]).encode())
+    (folder / "a.tags").write_bytes("\n".join(texts["tags"]).encode().replace(b"N", b"\xff", 1))
+
+    def change() -> None:
+        (folder / "a.en").write_bytes((folder / "a.en").read_bytes().replace(b"sentence 9", b"sentence 8"))
+
+    spec = spec_of("parallel", folder, paths={"source": "a.en", "target": "a.de", "of/speech": "a.tags"})
+    return SourceCase(spec=spec, change=change, bad={"empty_line": 2, "not_utf8": 1})
+
+
+def jsonl(folder: Path) -> SourceCase:
+    """Texts, numbers and lists in two files, and one row for each way of being bad."""
+    rows = [{"text": "é" * (n % 5), "tokens": [*range(n % 4)], "half": n / 2, "label": n, "who": {}} for n in range(25)]
+    lines = [json.dumps(row, ensure_ascii=n % 2 == 0).encode() for n, row in enumerate(rows)]
+    good = json.dumps(rows[0])
+    bad = [b"", b"[1]", b'{"text', b'{"text": "\xff"}', b"{}", good.replace('"tokens": []', '"tokens": null').encode()]
+    bad += [good.replace('"label": 0', f'"label": {label}').encode() for label in ("[1]", "9" * 30)]
+    (folder / "a.jsonl").write_bytes(b"\n".join([*lines[:20], *bad]))
+    (folder / "b.jsonl").write_bytes(b"\r\n".join(lines[20:]) + b"\r\n")
+
+    def change() -> None:
+        (folder / "b.jsonl").write_bytes((folder / "b.jsonl").read_bytes().replace(b"24", b"25"))
+
+    reasons = ("empty_line", "missing_key", "not_utf8", "null", "out_of_range", "wrong_type")
+    counts = {**dict.fromkeys(reasons, 1), "malformed": 2}
+    return SourceCase(spec=spec_of("jsonl", folder, paths=["a.jsonl", "b.jsonl"]), change=change, bad=counts)
+
+
 def synthetic(folder: Path) -> SourceCase:
     """Features; there are no data that could change."""
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
@@ -133,6 +166,8 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "kaldi": kaldi,
     "lines": lines,
     "tfrecord": tfrecord,
+    "parallel": parallel,
+    "jsonl": jsonl,
     "synthetic": synthetic,
     "package.module:Class": map_style,
 }

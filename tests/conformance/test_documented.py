@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import loader_server.sources
+import loader_server.transforms
 from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
@@ -19,6 +22,9 @@ from tests.loader_server.sources.speech.kaldi_data import features, table, write
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
 from tests.support.records import write_records
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
 
@@ -80,8 +86,8 @@ def test_the_command_runs_without_the_tests(beside: Path) -> None:
 
 def test_lines_and_mixtures(tmp_path: Path) -> None:
     make_corpus(tmp_path, samples=4, style="csv").rename(tmp_path / "train.csv")
-    for name in ("corpus", "corpus-1", "corpus-2"):
-        (tmp_path / f"{name}.txt").write_text("one\ntwo\n")
+    for name in ("corpus.txt", "corpus-1.txt", "corpus-2.txt"):
+        (tmp_path / name).write_text("one\ntwo\n")
     for holding, samples in (("corpus-1.txt", 4), ('"corpus.txt"', 6)):
         made = job(tmp_path, example("toml", holding))
         index_streams(made, ["train"])
@@ -102,6 +108,23 @@ def test_kaldi(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", 'source = "kaldi"'))
     index_streams(made, ["train"])
     assert made.open("train").samples == 3
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    rows = [{"text": "very good", "label": 1, "from": "x"}, {"text": "", "label": 0.5}]
+    (tmp_path / "reviews.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = job(tmp_path, example("toml", '"jsonl"'))
+    assert index_streams(made, ["train"])["train"].bad_counts == {"wrong_type": 1}
+    assert [(field.key, field.dtype) for field in made.open("train").chain.fields] == [
+        ("label", "int32"),
+        ("text", "int32"),
+    ]
+
+
+@pytest.mark.parametrize("package", [loader_server.sources, loader_server.transforms])
+def test_no_module_hides_a_name_that_authors_import(package: ModuleType) -> None:
+    """Once it is imported, it would be the package's attribute of that name."""
+    assert {module.name for module in pkgutil.iter_modules(package.__path__)} & {*package.__all__} == set()
 
 
 def test_a_source_imports_all_from_one_place() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.sources import lines
-from loader_server.sources.lines import LinesSource
+from loader_server.sources.text_files import whole_lines
+from loader_server.sources.text_files.lines import LinesSource
 from shared.errors import DataError, ReadError
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
@@ -86,8 +86,8 @@ def test_it_does_not_matter_where_a_file_is_cut(
     with pytest.MonkeyPatch.context() as patch:
         source = spec_of("lines", folder, paths=[written(folder, content)]).make()
         whole = [source.probe(piece) for piece in source.survey().pieces(1000)]
-        patch.setattr(lines, "_BLOCK_BYTES", block)
-        patch.setattr(lines, "_PIECE_BYTES", most)
+        patch.setattr(whole_lines, "_BLOCK_BYTES", block)
+        patch.setattr(whole_lines, "_PIECE_BYTES", most)
         inventory = source.survey()
         pieces = list(inventory.pieces(rows))
         found = [source.probe(piece) for piece in pieces]
@@ -103,8 +103,8 @@ def test_it_does_not_matter_where_a_file_is_cut(
 
 
 def test_a_piece_is_so_many_lines_or_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_BLOCK_BYTES", 8)
-    monkeypatch.setattr(lines, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(whole_lines, "_BLOCK_BYTES", 8)
+    monkeypatch.setattr(whole_lines, "_PIECE_BYTES", 16)
     source = spec_of(
         "lines", tmp_path, paths=[written(tmp_path, b"1\n2\n3\n4\n5\n6\n7\n" + b"x" * 50 + b"\n8\n")]
     ).make()

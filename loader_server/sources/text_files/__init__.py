@@ -1,0 +1,1 @@
+"""Text: files of lines, parallel files, and JSON lines."""

@@ -1,0 +1,157 @@
+"""The values of JSON lines: which kinds there are, and a value as what goes into a sample.
+
+Rules: pure. A kind is `text`, a dtype, or a dtype with `[any]` for a list of any length. No value is
+bent: a number with a fraction is no integer, a text no number, and what a dtype cannot hold is refused. What is found
+while indexing is what is decoded later, because both come from here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from shared.wire.layout import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["KINDS", "UnusableValueError", "fields_of", "has_length", "kinds_in", "object_of", "values_of_kinds"]
+
+_TYPES: dict[str, frozenset[type]] = {
+    "bool": frozenset((bool,)),
+    "int32": frozenset((int,)),
+    "int64": frozenset((int,)),
+    "float32": frozenset((int, float)),
+    "float64": frozenset((int, float)),
+}
+_LIST = " [any]"
+
+#: What a key may be said to hold.
+KINDS = ("text", *_TYPES, *(f"{dtype}{_LIST}" for dtype in _TYPES))
+
+#: What a value counts as if nothing is said: JSON's numbers are exact to 64 bits, and models compute with 32.
+_ASSUMED = {str: "text", bool: "bool", int: "int64", float: "float32"}
+
+_Value: TypeAlias = "str | np.generic | NDArray[Any]"
+
+
+class UnusableValueError(Exception):
+    """Why a line cannot be used: in one word, and in full."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(detail)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def object_of(line: bytes) -> dict[str, Any]:
+    """The object of a line."""
+    try:
+        found = _DECODE(line.decode())
+    except UnicodeDecodeError as error:
+        got = f"the byte 0x{line[error.start]:02x} after {error.start} others"
+        raise UnusableValueError("not_utf8", f"expected UTF-8, got {got}") from None
+    except (ValueError, RecursionError) as error:
+        raise UnusableValueError("malformed", f"expected JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UnusableValueError("malformed", f"expected an object, got {type(found).__name__}")
+    return found
+
+
+def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The kinds of all keys that these objects have, each as it is first met; what has no kind is left out."""
+    found: dict[str, str] = {}
+    for one in objects:
+        for key, value in one.items():
+            kind = _kind_of(value)
+            if kind is not None and (key not in found or kind == _with_fractions(found[key])):
+                found[key] = kind
+    return dict(sorted(found.items()))
+
+
+def _with_fractions(kind: str) -> str:
+    """What a key holds after all that held whole numbers so far."""
+    return kind.replace("int64", "float32")
+
+
+def _kind_of(value: object) -> str | None:
+    if not isinstance(value, list):
+        return _ASSUMED.get(type(value))
+    kinds = {_ASSUMED.get(type(item)) for item in value}
+    if kinds == {"int64", "float32"}:
+        return f"float32{_LIST}"
+    only = kinds.pop() if len(kinds) == 1 else None
+    return f"{only}{_LIST}" if only in _TYPES else None
+
+
+def has_length(kind: str) -> bool:
+    """Whether its values may be long or short."""
+    return kind == "text" or kind.endswith(_LIST)
+
+
+def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
+    """The fields of all that is no text."""
+    return tuple(
+        Field(key=key, dtype=kind.removesuffix(_LIST), shape=(None,) if kind.endswith(_LIST) else ())
+        for key, kind in kinds.items()
+        if kind != "text"
+    )
+
+
+def values_of_kinds(found: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
+    """What a sample holds of an object."""
+    return {key: _value(key, found, kind) for key, kind in kinds.items()}
+
+
+def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:
+    value = found.get(key)
+    if value is None:
+        reason, got = ("null", "null") if key in found else ("missing_key", "no such key")
+        raise UnusableValueError(reason, f'expected "{key}", got {got}')
+    if kind == "text":
+        return _text(key, value)
+    dtype, is_list = kind.removesuffix(_LIST), kind.endswith(_LIST)
+    types = set(map(type, value)) if is_list and isinstance(value, list) else {type(value)}
+    if is_list != isinstance(value, list) or not types <= _TYPES[dtype]:
+        raise _wrong(key, kind, value)
+    return _numbers(key, dtype, value)
+
+
+def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:  # noqa: ANN401 - a number, or a list
+    try:
+        made = np.array(value, dtype)
+    except OverflowError:
+        made = None
+    if made is None or not np.isfinite(made).all():
+        raise UnusableValueError("out_of_range", f'expected "{key}" to fit into {dtype}, got {_shown(value)}')
+    return made if made.ndim else made[()]
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(key, "text", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UnusableValueError("not_utf8", f'expected "{key}" in Unicode, got half of a surrogate pair') from None
+    return value
+
+
+def _wrong(key: str, kind: str, value: object) -> UnusableValueError:
+    return UnusableValueError("wrong_type", f'expected "{key}" as {kind}, got {_shown(value)}')
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,162 @@
+"""The jsonl source: files of JSON lines, an object a line, a sample an object: texts, numbers, and lists of numbers.
+
+Rules: every sample has the same keys, those of the settings or else those of the first rows; a row that lacks one, or
+has another kind of value there, is bad. Lengths are characters of texts and items of lists. Where a line is, and that
+it is still the same, is the line source's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.source import BadRow, Found, Inventory
+from loader_server.sources.text_files.json_values import (
+    KINDS,
+    UnusableValueError,
+    fields_of,
+    has_length,
+    kinds_in,
+    object_of,
+    values_of_kinds,
+)
+from loader_server.sources.text_files.line_source import LinePiece, LineSource
+from shared.config import by_key, choice, setting, texts
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.text_files.whole_lines import WholeLines
+    from shared.wire.layout import Field
+
+__all__ = ["JsonLinesSettings", "JsonLinesSource"]
+
+#: Rows that tell which keys there are.
+_FIRST_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLinesSettings:
+    """What a stream with source = "jsonl" says besides."""
+
+    paths: tuple[str, ...] = setting(
+        texts,
+        "files of JSON lines, an object a line, relative to the job file; also folders and patterns such as *.jsonl",
+    )
+    keys: tuple[tuple[str, str], ...] = setting(
+        by_key(choice(*KINDS)),
+        'what a sample has, such as `{ text = "text", label = "int32", tokens = "int32 [any]" }`; '
+        "if it is left out, all keys of the first 100 rows that hold texts, numbers or lists of numbers",
+        default=(),
+    )
+
+
+class JsonLinesSource(LineSource):
+    """Objects. Columns: those of a line, and the lengths of texts and lists, each by the number of its key."""
+
+    Settings = JsonLinesSettings
+    piece_rows = 5000
+    suffixes = (".jsonl", ".ndjson", ".json")
+    settings: JsonLinesSettings
+
+    #: Worked out when they are first needed.
+    _found: Mapping[str, str] | None = None
+
+    @property
+    def _kinds(self) -> Mapping[str, str]:
+        """What a sample has, by its keys."""
+        if hasattr(self, "indexed"):
+            kinds: Mapping[str, str] = self.indexed.about["keys"]
+            return kinds
+        if self._found is None:
+            self._found = dict(self.settings.keys) or kinds_in(itertools.islice(self._objects(), _FIRST_ROWS))
+        return self._found
+
+    def _objects(self) -> Iterator[dict[str, Any]]:
+        """Those of all lines that hold one."""
+        for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
+            lines = self._lines_of(piece)
+            for number in range(len(lines.starts)):
+                with contextlib.suppress(UnusableValueError):
+                    yield object_of(lines.line(number))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Numbers and lists; a text becomes numbers in a transform."""
+        return fields_of(self._kinds)
+
+    @property
+    def _measured_keys(self) -> tuple[str, ...]:
+        """Those whose values have a length."""
+        return tuple(key for key, kind in self._kinds.items() if has_length(kind))
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Count the lines, and see which keys there are."""
+        inventory = super().survey()
+        if not self._kinds:
+            raise DataError(
+                expected="objects with texts, numbers or lists of numbers, one a line",
+                got=f"none in the first {_FIRST_ROWS} rows",
+                where=", ".join(map(self.files.where, self._found_paths())),
+                remedy="Convert the files, or say which keys there are: keys = { … }.",
+            )
+        return Inventory(
+            total=inventory.total,
+            pieces=inventory.pieces,
+            origin=inventory.origin,
+            about={"keys": dict(self._kinds)},
+        )
+
+    def probe(self, piece: LinePiece) -> Found:
+        """Take the objects apart."""
+        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        good: list[int] = []
+        lengths: list[list[int]] = []
+        bad: dict[int, BadRow] = {}
+        for number in range(len(lines.starts)):
+            try:
+                values = self._values(lines.line(number))
+            except UnusableValueError as error:
+                bad[piece.row + number] = BadRow(where, piece.line + number, error.reason, error.detail)
+                continue
+            good.append(number)
+            lengths.append([len(values[key]) for key in self._measured_keys])
+        return self._found_in(piece, lines, np.array(good, np.int64), lengths, bad)
+
+    def _found_in(
+        self,
+        piece: LinePiece,
+        lines: WholeLines,
+        good: NDArray[np.int64],
+        lengths: list[list[int]],
+        bad: dict[int, BadRow],
+    ) -> Found:
+        of_keys = np.array(lengths, np.int64).reshape(len(good), len(self._measured_keys)).T
+        columns = self._columns_of(piece, lines, good)
+        columns |= {f"length_{place}": column for place, column in enumerate(of_keys)}
+        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def _values(self, line: bytes) -> dict[str, Any]:
+        if not line:
+            raise UnusableValueError("empty_line", "expected an object, got an empty line")
+        return values_of_kinds(object_of(line), self._kinds)
+
+    # --- once there is an index ---
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Characters of texts, items of lists."""
+        return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+        """What the object holds."""
+        return self._values(raw)

@@ -1,0 +1,136 @@
+"""What sources have in common whose samples are lines of text files: where a line is, and that it is still the same.
+
+Rules: the index has each line's place and a digest of its bytes: a line is read from its place, and one that is no
+longer what was indexed is refused. What a line means is for the classes that are made of this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from loader_server.sources.files import changed
+from loader_server.sources.source import Indexed, Inventory, Source
+from loader_server.sources.text_files.whole_lines import (
+    WholeLines,
+    count_lines,
+    cut_lines,
+    digest_of,
+    digests_of,
+    taken_apart,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["LinePiece", "LineSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinePiece:
+    """Whole lines of one file, which is the `file`th, from byte `start` to before `stop`; `line` is the first one's
+    number in it, from 1, and `row` its number among all lines.
+    """
+
+    path: str
+    file: int
+    start: int
+    stop: int
+    line: int
+    row: int
+
+
+class LineSource(Source):
+    """A sample is a line of one of several files, which count as one, in their order. Columns: of each sample the file
+    (counted from 0), the line, where its bytes begin, how many they are, and their digest.
+    """
+
+    piece_rows = 20_000
+    #: How the files of a folder end that are meant.
+    suffixes: ClassVar[tuple[str, ...]]
+
+    # --- while an index is made ---
+
+    def _found_paths(self) -> list[str]:
+        return self.files.found(self.settings.paths, *self.suffixes)
+
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._found_paths())
+
+    def survey(self) -> Inventory:
+        """Count the lines."""
+        paths = self._found_paths()
+        origin = self.files.origin(paths)
+        total = 0
+        for path in paths:
+            with self.files.open(path) as file:
+                total += count_lines(file)
+        return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
+
+    def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
+        row = 0
+        for number, path in enumerate(paths):
+            line = 1
+            with self.files.open(path) as file:
+                for start, stop, lines in cut_lines(file, rows):
+                    yield LinePiece(path, number, start, stop, line, row)
+                    line, row = line + lines, row + lines
+
+    def _lines_of(self, piece: LinePiece) -> WholeLines:
+        data = self.files.read(piece.path, piece.start, piece.stop - piece.start)
+        return taken_apart(data, begins_file=not piece.start)
+
+    @staticmethod
+    def _columns_of(piece: LinePiece, lines: WholeLines, which: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        """The columns of these lines of a piece."""
+        return {
+            "file": np.full(len(which), piece.file),
+            "line": piece.line + which,
+            "offset": piece.start + lines.starts[which],
+            "bytes": lines.sizes[which],
+            "digest": digests_of(lines, which),
+        }
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the files have the sizes that they had."""
+        self.files.refuse_changed(indexed.origin, indexed.place)
+        self.indexed = indexed
+        self._columns = indexed.numbers
+        self._paths = [facts["path"] for facts in indexed.origin]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each file starts that has samples."""
+        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of each line."""
+        known = [self.checked(sample) for sample in samples]
+        columns = (self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest"))
+        for sample, file, offset, nbytes, digest in zip(known, *columns, strict=True):
+            raw = self.files.read(self._paths[file], offset, nbytes)
+            if digest_of(raw) != digest:
+                where, line = self.place(sample)
+                raise changed(f"the line that was indexed ({nbytes} bytes)", "other bytes", f"{where}, line {line}")
+            yield raw
+
+    def name(self, sample: int) -> str:
+        """The file as the job file names it, and the line."""
+        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file and the line."""
+        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
+
+    def identity(self, sample: int) -> str:
+        """The file and the line's bytes, so that a line keeps it when others come or go; equal lines share one."""
+        columns = self._columns
+        digest = int(columns["digest"][sample]) % 2**64
+        return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"

@@ -1,0 +1,59 @@
+"""The lines source: text files in UTF-8, a sample a line, under the key `text`.
+
+Rules: lengths are characters, that is Unicode code points, without the end of the line. A line that is empty or not
+UTF-8 is a bad row. Where a line is, and that it is still the same, is the line source's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.source import Found
+from loader_server.sources.text_files.line_source import LinePiece, LineSource
+from loader_server.sources.text_files.whole_lines import unusable_line
+from shared.config import setting, texts
+
+if TYPE_CHECKING:
+    from shared.wire.layout import Field
+
+__all__ = ["LinesSettings", "LinesSource"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinesSettings:
+    """What a stream with source = "lines" says besides."""
+
+    paths: tuple[str, ...] = setting(
+        texts, "text files in UTF-8, a sample a line, relative to the job file; also folders and patterns such as *.txt"
+    )
+
+
+class LinesSource(LineSource):
+    """Lines of text. Columns: those of a line, and how many characters it has."""
+
+    Settings = LinesSettings
+    suffixes = (".txt",)
+    settings: LinesSettings
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """None: a text becomes numbers in a transform."""
+        return ()
+
+    def probe(self, piece: LinePiece) -> Found:
+        """Take the lines apart."""
+        lines, where = self._lines_of(piece), self.files.where(piece.path)
+        good = np.flatnonzero(lines.characters > 0)
+        bad = {
+            piece.row + number: unusable_line(where, piece.line + number, lines.line(number))
+            for number in np.flatnonzero(lines.characters <= 0).tolist()
+        }
+        columns = self._columns_of(piece, lines, good) | {"length_text": lines.characters[good]}
+        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+        """The text."""
+        return {"text": raw.decode()}

@@ -1,0 +1,185 @@
+"""The parallel source: two or more text files, such as a text and its translation; a sample is the same line of each.
+
+Rules: all files have as many lines, or the source is refused; a row is as bad as its worst line; lengths are
+characters. The index has of each sample where it is in each file, and one digest of all its lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from itertools import repeat, tee
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.files import changed
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.text_files.whole_lines import (
+    WholeLines,
+    count_lines,
+    cut_lines,
+    digest_of,
+    spans_of,
+    taken_apart,
+    unusable_line,
+)
+from shared.config import by_key, setting, text
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["ParallelPiece", "ParallelSettings", "ParallelSource"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSettings:
+    """What a stream with source = "parallel" says besides."""
+
+    paths: tuple[tuple[str, str], ...] = setting(
+        by_key(text),
+        "text files in UTF-8 of equally many lines, by the key that each line gets, relative to the job file: "
+        '`{ source = "train.en", target = "train.de" }`',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelPiece:
+    """The same whole lines of all files: in each the bytes from and to, and the number of the first, from 0."""
+
+    spans: tuple[tuple[int, int], ...]
+    row: int
+
+
+class ParallelSource(Source):
+    """The same line of several files. Columns: the line, a digest of what it is in all files, and for each file, by
+    its number, where the line begins, its bytes, and its characters.
+    """
+
+    Settings = ParallelSettings
+    piece_rows = 10_000
+    settings: ParallelSettings
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """None: a text becomes numbers in a transform."""
+        return ()
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(key for key, _ in self.settings.paths)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for _, name in self.settings.paths)
+
+    @property
+    def _places(self) -> tuple[str, ...]:
+        return tuple(map(self.files.where, self._names))
+
+    # --- while an index is made ---
+
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._names)
+
+    def survey(self) -> Inventory:
+        """Count the lines, which have to be as many in each file."""
+        origin = self.files.origin(self._names)
+        counts: dict[str, int] = {}
+        for name, place in zip(self._names, self._places, strict=True):
+            with self.files.open(name) as file:
+                counts[place] = count_lines(file)
+        if len(set(counts.values())) > 1:
+            shortest = min(counts, key=counts.__getitem__)
+            raise DataError(
+                expected="as many lines in each of the parallel files",
+                got=", ".join(f"{count} in {path}" for path, count in counts.items()),
+                where=shortest,
+                remedy=f"It ends first, after line {counts[shortest]}: make the lines of all files match.",
+            )
+        total = next(iter(counts.values()))
+        return Inventory(total=total, pieces=self._pieces, origin=origin)
+
+    def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
+        with contextlib.ExitStack() as opened:
+            first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
+            cuts = tee(cut_lines(first, rows), len(others) + 1)
+            spans = [spans_of(file, (lines for *_, lines in own)) for file, own in zip(others, cuts[1:], strict=True)]
+            row = 0
+            for (start, stop, lines), *same in zip(cuts[0], *spans, strict=True):
+                yield ParallelPiece(((start, stop), *same), row)
+                row += lines
+
+    def probe(self, piece: ParallelPiece) -> Found:
+        """Take the lines of all files apart."""
+        files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
+        usable = np.array([lines.characters > 0 for lines in files])
+        good = np.flatnonzero(usable.all(axis=0))
+        bad = {
+            piece.row + number: self._bad_row(files, piece.row + 1, number, int(np.argmin(usable[:, number])))
+            for number in np.flatnonzero(~usable.all(axis=0)).tolist()
+        }
+        together = (b"\n".join(lines.line(number) for lines in files) for number in good.tolist())
+        columns = {"line": piece.row + 1 + good, "digest": np.fromiter(map(digest_of, together), np.int64, len(good))}
+        for place, (lines, (start, _)) in enumerate(zip(files, piece.spans, strict=True)):
+            columns[f"offset_{place}"] = start + lines.starts[good]
+            columns[f"bytes_{place}"] = lines.sizes[good]
+            columns[f"characters_{place}"] = lines.characters[good]
+        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+
+    def _lines_between(self, name: str, start: int, stop: int) -> WholeLines:
+        return taken_apart(self.files.read(name, start, stop - start), begins_file=not start)
+
+    def _bad_row(self, files: Sequence[WholeLines], first: int, number: int, file: int) -> BadRow:
+        return unusable_line(self._places[file], first + number, files[file].line(number))
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the files have the sizes that they had."""
+        self.files.refuse_changed(indexed.origin, indexed.place)
+        self.indexed = indexed
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """The characters of each line."""
+        return {key: self.indexed.numbers[f"characters_{place}"] for place, key in enumerate(self._keys)}
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The lines of each sample, one below the other."""
+        known = [self.checked(sample) for sample in samples]
+        columns = self.indexed.numbers
+        lines = [self._lines_at(file, known) for file in range(len(self._names))]
+        for sample, digest, *own in zip(known, columns["digest"][known].tolist(), *lines, strict=True):
+            raw = b"\n".join(own)
+            if digest_of(raw) != digest:
+                where = f"{', '.join(self._places)}, line {columns['line'][sample]}"
+                raise changed("the lines that were indexed", "other bytes", where)
+            yield raw
+
+    def _lines_at(self, file: int, known: Sequence[int]) -> Iterator[bytes]:
+        offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][known].tolist() for what in ("offset", "bytes"))
+        return map(self.files.read, repeat(self._names[file]), offsets, sizes)
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
+        """The texts."""
+        return dict(zip(self._keys, raw.decode().split("\n"), strict=True))
+
+    def name(self, sample: int) -> str:
+        """The files as the job file names them, and the line."""
+        return f"{', '.join(self._names)}:{self.indexed.numbers['line'][self.checked(sample)]}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The first file, and the line."""
+        return self._places[0], int(self.indexed.numbers["line"][sample])
+
+    def identity(self, sample: int) -> str:
+        """The files and the lines' bytes, so that a row keeps it when others come or go; equal rows share one."""
+        digest = int(self.indexed.numbers["digest"][sample]) % 2**64
+        return f"{', '.join(self._names)}, lines of digest {digest:016x}"
