@@ -109,23 +109,26 @@ def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
     command.add_argument("--force", action="store_true", help="make them anew, also where nothing has changed")
+    command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     return command
 
 
 def _make_indexes(options: argparse.Namespace) -> int:
-    from loader_server.commands import index
+    from loader_server.commands import index, statistics
 
     job = _read_job(options.job)
+    names = options.stream or list(job.recipes)
+    made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
     reports = index.index_streams(
         job,
-        options.stream or list(job.recipes),
+        names,
         strict=options.strict,
         processes=options.processes,
         force=options.force,
     )
-    index.show(reports, as_json=options.json)
+    index.show(reports, made, as_json=options.json)
     return 0
 
 

@@ -56,9 +56,13 @@ class StreamRecipe:
     tables: Mapping[str, Any]
     base: Path
 
-    def chain(self, raw: tuple[Field, ...]) -> Chain:
-        """Its transforms, over raw samples of these fields."""
-        return Chain.make(self.settings.transforms, self.tables, self.where, raw, self.base)
+    def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
+        """Its transforms, over raw samples of these fields; or only those before one of them."""
+        names, tables = self.settings.transforms, self.tables
+        if before:
+            names = names[: names.index(before)]
+            tables = {name: table for name, table in tables.items() if name in table_names(names)}
+        return Chain.make(names, tables, self.where, raw, self.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

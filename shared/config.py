@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from shared.errors import SettingsError
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
@@ -98,9 +98,11 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 class FileName(str):
-    """A file as a job file names it, relative to the job file's folder."""
+    """A file as a job file names it, relative to the job file's folder; `remedy` is what to do where it is missing."""
 
     __slots__ = ()
+
+    remedy: ClassVar[str] = "Mend its name, which is relative to the job file, or put the file there."
 
 
 def file(value: object) -> FileName:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Built", "Prepared", "values_of"]
+__all__ = ["Builder", "Built", "Prepared", "decoded", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -301,13 +301,13 @@ class Builder:
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
         """Which transform it was is found out by doing it once more."""
         stream, (epoch, sample, raw) = self.stream, built
-        decoded, lengths = stream.source.decode(sample, raw), stream.raw_lengths(sample)
+        again, lengths = decoded(stream.source, sample, raw), stream.raw_lengths(sample)
         return SampleError(
             reason="longer_than_planned",
             expected=f'at most {most} steps of "{key}", as planned',
             got=str(got),
             where=stream.source.name(sample),
-            remedy=blame_for_length(stream.chain, decoded, lengths, (stream.seed, epoch, sample)),
+            remedy=blame_for_length(stream.chain, again, lengths, (stream.seed, epoch, sample)),
         )
 
     def _write(
@@ -340,13 +340,17 @@ class Builder:
 
 def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
     """Decode and transform a sample whose bytes are complete; raises SampleError if it cannot be used."""
+    return stream.chain.apply(decoded(stream.source, sample, raw), seed=stream.seed, epoch=epoch, number=sample)
+
+
+def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
+    """A raw sample whose bytes are complete; raises SampleError if it cannot be used."""
     try:
-        decoded = stream.source.decode(sample, raw)
-        return stream.chain.apply(decoded, seed=stream.seed, epoch=epoch, number=sample)
+        return source.decode(sample, raw)
     except (StokerError, MemoryError):
         raise
     except BaseException as error:
-        raise undecoded(error, stream.source.name(sample)) from error
+        raise undecoded(error, source.name(sample)) from error
 
 
 def _kills(name: str) -> SampleError:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from loader_server.commands.progress import progress_bar
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.stream import open_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from loader_server.commands.statistics import StatisticsReport
     from loader_server.stream import JobFile, StreamRecipe
 
-__all__ = ["index_missing", "index_streams", "progress_bar", "show"]
+__all__ = ["index_missing", "index_streams", "show"]
 
 #: Bad rows that are printed; a file beside the index has all of them.
 _SHOWN = 20
@@ -65,21 +63,17 @@ def _try_mixture(job: JobFile, recipe: StreamRecipe) -> None:
         joined.close()
 
 
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error if that is a terminal; elsewhere nothing."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def show(reports: Mapping[str, IndexReport], *, as_json: bool) -> None:
+def show(reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport] = (), *, as_json: bool) -> None:
     """Print the reports."""
     if as_json:
-        print(json.dumps({name: _plain(report) for name, report in reports.items()}))
+        plain = {name: _plain(report) for name, report in reports.items()}
+        for one in statistics:
+            plain.setdefault(one.stream, {})["statistics"] = {**asdict(one), "path": str(one.path)}
+        print(json.dumps(plain))
         return
+    for one in statistics:
+        left_out = "".join(f", {count} left out: {reason}" for reason, count in one.bad.items())
+        print(f"{one.stream}: statistics of {one.samples} samples, {one.steps} steps, in {one.path}{left_out}")
     for name, report in reports.items():
         state = "unchanged, " if report.unchanged else ""
         print(

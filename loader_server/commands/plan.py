@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loader_server.commands import plan_report
-from loader_server.commands.index import progress_bar
+from loader_server.commands.progress import progress_bar
 from shared.config import nearest
 from shared.errors import SettingsError
 

@@ -21,8 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.commands.index import index_streams, progress_bar
+from loader_server.commands.index import index_streams
 from loader_server.commands.plan_report import facts
+from loader_server.commands.progress import progress_bar
 from loader_server.demo.corpus import facts_of, make_corpus
 from loader_server.demo.story import Story
 from loader_server.demo.training import Trainer, Training

@@ -26,7 +26,7 @@ from shared.hashing import fingerprint
 from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -74,9 +74,10 @@ class Chain:
         """
         steps = find_transforms(names, tables, where, base)
         fields = raw
-        for step in steps:
+        for place, step in enumerate(steps):
+            _refuse_other_statistics(step, steps[:place], where)
             fields = _after(fields, step, where)
-        recipe = fingerprint(*(part for step in steps for part in (step.name, step.identity)))
+        recipe = _recipe(steps)
         asked = (names, {name: dict(table) for name, table in tables.items()}, base)
         draws = any(step.draws for step in steps)
         return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
@@ -192,6 +193,22 @@ def _remade(
 ) -> Chain:
     names, tables, base = asked
     return Chain.make(names, tables, where, raw, base).bound(fields)
+
+
+def _recipe(steps: Sequence[NamedTransform]) -> str:
+    return fingerprint(*(part for step in steps for part in (step.name, step.identity)))
+
+
+def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransform], where: str) -> None:
+    """A transform that goes by statistics of the data says what these were made of: the recipe of those before it."""
+    made_of = getattr(step.call, "made_of", None)
+    if made_of is not None and made_of != _recipe(before):
+        raise SettingsError(
+            expected=f"statistics of what {', '.join(one.name for one in before) or 'the source'} now makes",
+            got="those of other transforms, or of other settings of these",
+            where=f"{where}, {step.name}",
+            remedy="Run loader-server index --statistics.",
+        )
 
 
 def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple[Field, ...]:

@@ -28,7 +28,7 @@ def with_paths(settings: Any, base: Path) -> Any:  # noqa: ANN401 - each transfo
     if settings is None:
         return None
     values = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    found = {name: _each_file(value, lambda file: FileName(base / file)) for name, value in values.items()}
+    found = {name: _each_file(value, lambda file: type(file)(base / file)) for name, value in values.items()}
     return settings if found == values else replace(settings, **found)
 
 
@@ -60,6 +60,6 @@ def _digest(path: FileName, where: str) -> str:
             expected="a file that can be read",
             got=f"{error.strerror or type(error).__name__}: {path}",
             where=where,
-            remedy="Mend its name, which is relative to the job file, or put the file there.",
+            remedy=path.remedy,
         ) from None
     return state.hexdigest()

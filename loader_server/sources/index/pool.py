@@ -12,17 +12,20 @@ import os
 import signal
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probed
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from loader_server.sources.source import Source
 
-__all__ = ["probed_in_order"]
+__all__ = ["done_in_order", "probed_in_order"]
+
+_T = TypeVar("_T")
 
 _PIECES_AHEAD = 4
 
@@ -34,22 +37,25 @@ def probed_in_order(
     if processes == 1:
         yield from map(Prober(order, source).probe, pieces)
         return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin_probing, (order, os.getpid()))
+    yield from done_in_order(probed, pieces, processes, partial(begin_probing, order, os.getpid()))
+
+
+def done_in_order(
+    work: Callable[[Any], _T], pieces: Iterator[Any], processes: int, begin: Callable[[], None]
+) -> Generator[_T, None, None]:
+    """What `work` makes of each piece, in processes that `begin` once each."""
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin)
+    waiting: deque[Future[_T]] = deque()
     try:
-        yield from _in_order(pool, pieces, processes * _PIECES_AHEAD)
+        for piece in pieces:
+            with _interrupts_held():
+                waiting.append(pool.submit(work, piece))
+            if len(waiting) > processes * _PIECES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, pieces: Iterator[Any], ahead: int) -> Iterator[Probed]:
-    waiting: deque[Future[Probed]] = deque()
-    for piece in pieces:
-        with _interrupts_held():
-            waiting.append(pool.submit(probed, piece))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 @contextlib.contextmanager

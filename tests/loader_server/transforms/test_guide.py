@@ -47,7 +47,7 @@ def test_the_function_and_its_table(my_package):
     assert [name for name in table["transforms"] if name not in own] == ["logmel"]
 
 
-@pytest.mark.parametrize("toml", [one for one in examples("toml") if "my_package" not in one])
+@pytest.mark.parametrize("toml", [one for one in examples("toml") if "my_package" not in one and "transforms =" in one])
 def test_built_in_transforms_in_a_row(toml):
     table = tomllib.loads(toml)["streams"]["train"]
     tables = {name: settings for name, settings in table.items() if name != "transforms"}

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.audio.spec_augment import SpecAugment, SpecAugmentSettings
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.features.spec_augment import SpecAugment, SpecAugmentSettings
 from shared.config import read_table
 from shared.errors import SettingsError
 from shared.wire.layout import Field

@@ -1,0 +1,219 @@
+"""Makes the statistics that `normalise` goes by: of all samples of a stream, as the transforms before it make them.
+
+Rules: the samples are shared out in pieces and merged in order, so the numbers are the same with any number of
+processes; a piece leaves only its moments behind, so memory does not grow with the data. A file is written whole or not
+at all. Samples that cannot be used are left out and counted. Random numbers are those of epoch 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.building.builder import decoded
+from loader_server.building.read_ahead import read_patiently
+from loader_server.commands.progress import progress_bar
+from loader_server.machine.processes import end_with_parent
+from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
+from loader_server.sources.index.pool import done_in_order
+from loader_server.stream import JobFile, open_sources
+from loader_server.transforms.features.moments import Moments
+from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
+from shared.config import read_table
+from shared.errors import DataError, SampleError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.stream import StreamRecipe
+    from loader_server.transforms.chain import Chain
+
+__all__ = ["StatisticsReport", "make_statistics"]
+
+_NAME = "normalise"
+_PIECE_SAMPLES = 64
+#: Fewer pieces than this are gathered faster by one process than others start.
+_PIECES_THAT_PAY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsReport:
+    """What came of it; `bad` are the samples left out, by reason."""
+
+    path: Path
+    stream: str
+    samples: int
+    steps: int
+    bad: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """What one piece holds."""
+
+    samples: int
+    moments: Moments | None
+    bad: Counter[str] = field(default_factory=Counter)
+
+
+def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
+    """Make the file of each `normalise` of these streams; of several streams that name one file, the first counts."""
+    first: dict[str, str] = {}
+    for name, recipe in job.recipes.items():
+        asked = _asked(recipe)
+        if asked is not None and asked.statistics is not None:
+            first.setdefault(asked.statistics, name)
+    return [_made(job, name, job.base / path, processes) for path, name in first.items() if name in names]
+
+
+def _asked(recipe: StreamRecipe) -> NormaliseSettings | None:
+    if _NAME not in recipe.settings.transforms:
+        return None
+    return read_table(NormaliseSettings, recipe.tables.get(_NAME, {}), f"{recipe.where}, {_NAME}")
+
+
+def _made(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+    _make_columns(job, job.recipes[name], processes)
+    gatherer = _Gatherer(job, name)
+    total = _Total()
+    with progress_bar(f"statistics {name}") as progress:
+        for part in _parts(gatherer, processes):
+            total.add(part)
+            progress(total.seen, gatherer.samples)
+    if total.moments is None:
+        raise DataError(
+            expected="at least one sample with a step",
+            got=f"none of {gatherer.samples}: {dict(total.bad)}",
+            where=f"{job.recipes[name].where}, {_NAME}",
+            remedy="Mend the transforms before it, or the data.",
+        )
+    _write(path, statistics_text(gatherer.chain.recipe, total.moments))
+    bad = dict(sorted(total.bad.items()))
+    return StatisticsReport(path=path, stream=name, samples=total.samples, steps=total.moments.steps, bad=bad)
+
+
+def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
+    """The index that samples are read by; lengths are measured later, where they have to be."""
+    for spec, folder in job.sources(recipe):
+        with progress_bar(f"index {recipe.name}") as progress:
+            request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
+            if unchanged_index(request) is None:
+                make_index(request)
+
+
+class _Total:
+    """What all pieces together hold."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.moments: Moments | None = None
+        self.bad: Counter[str] = Counter()
+
+    @property
+    def seen(self) -> int:
+        return self.samples + self.bad.total()
+
+    def add(self, part: _Gathered) -> None:
+        """One more piece, in order."""
+        self.samples += part.samples
+        self.bad += part.bad
+        self.moments = _merged(self.moments, part.moments)
+
+
+def _merged(before: Moments | None, now: Moments | None) -> Moments | None:
+    return before.merged(now) if before and now else before or now
+
+
+class _Gatherer:
+    """The samples of one stream, up to `normalise`."""
+
+    def __init__(self, job: JobFile, name: str) -> None:
+        self.job = job
+        self.recipe = job.recipes[name]
+        settings = _asked(self.recipe)
+        assert settings is not None, "only streams that ask for statistics are looked at"
+        self._key = settings.key
+        self._joined = open_sources(job, self.recipe)
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self._joined.samples
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The transforms before it."""
+        return self.recipe.chain(self._joined.source.fields, before=_NAME)
+
+    def gather(self, piece: range) -> _Gathered:
+        """What these samples hold."""
+        moments, bad = None, Counter[str]()
+        for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
+            try:
+                values = self._values(sample, raw)
+            except SampleError as error:
+                bad[error.reason] += 1
+                continue
+            moments = _merged(moments, Moments.of(values) if len(values) else None)
+        return _Gathered(len(piece) - bad.total(), moments, bad)
+
+    def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
+        made = decoded(self._joined.source, sample, raw)
+        for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):
+            made = stage
+        values = made.get(self._key)
+        if not isinstance(values, np.ndarray) or not values.ndim:
+            raise SettingsError(
+                expected=f'"{self._key}" as an array of steps, for its statistics',
+                got=type(values).__name__,
+                where=f"{self.recipe.where}, {_NAME}",
+                remedy="Name another key, or put what makes features before normalise.",
+            )
+        return values
+
+
+def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
+    starts = range(0, gatherer.samples, _PIECE_SAMPLES)
+    pieces = (range(start, min(start + _PIECE_SAMPLES, gatherer.samples)) for start in starts)
+    processes = processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1)
+    if processes == 1:
+        return map(gatherer.gather, pieces)
+    begin = partial(_begin, gatherer.job.path, gatherer.recipe.name, os.getpid())
+    return done_in_order(_gathered, pieces, processes, begin)
+
+
+#: What this process was told to gather from; it is opened with the first piece, so that errors reach the caller.
+_TOLD: list[tuple[Path, str]] = []
+_GATHERERS: list[_Gatherer] = []
+
+
+def _begin(path: Path, name: str, parent: int) -> None:
+    end_with_parent(parent, signal.SIGKILL)
+    _TOLD[:] = [(path, name)]
+    _GATHERERS.clear()
+
+
+def _gathered(piece: range) -> _Gathered:
+    if not _GATHERERS:
+        path, name = _TOLD[0]
+        _GATHERERS.append(_Gatherer(JobFile(path), name))
+    return _GATHERERS[0].gather(piece)
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_text(content, "utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

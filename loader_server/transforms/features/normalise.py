@@ -1,0 +1,112 @@
+"""`normalise`: features less their mean, divided by their deviation, for each band.
+
+Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes of
+what the transforms before it give.
+
+Rules: pure once it is made; statistics say of which transforms they are, and those of others are refused. A band that
+never changes becomes 0.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loader_server.transforms import SettingsError, file, flag, setting, text, transform
+from shared.config import FileName
+
+if TYPE_CHECKING:
+    from loader_server.transforms.features.moments import Moments
+
+__all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
+
+#: Smaller deviations count as this one.
+_LEAST_DEVIATION = 1e-5
+
+_Numbers = NDArray[np.float64]
+
+
+class StatisticsFile(FileName):
+    """A file that is made of the data."""
+
+    __slots__ = ()
+
+    remedy = "Run loader-server index --statistics, which makes it."
+
+
+def _statistics(value: object) -> StatisticsFile:
+    return StatisticsFile(file(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormaliseSettings:
+    """The table [streams.<name>.normalise]."""
+
+    key: str = setting(text, "the features", default="audio")
+    statistics: StatisticsFile | None = setting(
+        _statistics,
+        "file, relative to the job file, that loader-server index --statistics makes; left out: each sample by its own",
+        default=None,
+    )
+    variance: bool = setting(flag, "divide by the deviation; false: only the mean is taken off", default=True)
+
+
+@transform(settings=NormaliseSettings, draws=False)
+class Normalise:
+    """The transform: the features keep their shape."""
+
+    def __init__(self, settings: NormaliseSettings) -> None:
+        self._key = settings.key
+        self._scales = settings.variance
+        #: The recipe of the transforms before it; None where it needs no statistics.
+        self.made_of: str | None = None
+        self._known: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
+        if settings.statistics is not None:
+            self.made_of, mean, deviation = _read(settings.statistics)
+            self._known = mean.astype(np.float32), self._factor(deviation)
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Replace the features by normalised ones."""
+        features = sample[self._key]
+        if not len(features):
+            return
+        mean, factor = self._known or self._own(features)
+        made = features - mean
+        made *= factor
+        sample[self._key] = made
+
+    def _own(self, features: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        mean = features.mean(axis=0, dtype=np.float64)
+        deviation = features.std(axis=0, dtype=np.float64) if self._scales else np.ones_like(mean)
+        return mean.astype(np.float32), self._factor(deviation)
+
+    def _factor(self, deviation: _Numbers) -> NDArray[np.float32]:
+        factor = 1 / np.maximum(deviation, _LEAST_DEVIATION) if self._scales else np.ones_like(deviation)
+        return np.asarray(factor, np.float32)
+
+
+def statistics_text(recipe: str, moments: Moments) -> str:
+    """What the file holds: numbers are written so that they are read back as they were."""
+    numbers = {"mean": moments.mean.tolist(), "deviation": moments.deviation.tolist()}
+    return json.dumps({"made_of": recipe, "steps": moments.steps, **numbers}, indent=1) + "\n"
+
+
+def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
+    try:
+        with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - it is a name, as settings have it
+            said = json.load(opened)
+        mean, deviation = (np.array(said[name], np.float64) for name in ("mean", "deviation"))
+        if mean.shape != deviation.shape or not np.isfinite([mean, deviation]).all():
+            raise ValueError(f"mean {mean.shape} and deviation {deviation.shape} that do not fit, or are no numbers")
+        return str(said["made_of"]), mean, deviation
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            expected="statistics as loader-server index --statistics writes them",
+            got=f"{type(error).__name__}: {error}",
+            where=f"statistics, {path}",
+            remedy=StatisticsFile.remedy,
+        ) from None
