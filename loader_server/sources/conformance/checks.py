@@ -244,7 +244,7 @@ def _gathering(examined: ExaminedSource) -> None:
         for one in source.fields:
             expected = np.zeros_like(out[one.key][row])
             length = len(values[one.key]) if one.padded else 0
-            expected[: length or None] = values[one.key]
+            expected[slice(length) if one.padded else ...] = values[one.key]
             require(expected.tobytes() == out[one.key][row].tobytes(), f'sample {sample}: other bytes of "{one.key}"')
             said = f'sample {sample}: {length} steps of "{one.key}" decoded, another number gathered'
             require(not one.padded or out[f"{one.key}_length"][row] == length, said)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "count_int64",
     "features_of",
+    "int64_at",
     "int64_of",
 ]
 
@@ -172,7 +174,7 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
     raise MalformedExample("a group does not end")
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
     """A number of seven bits a byte, the lowest first, and where it ends."""
     value = shift = 0
     for place in range(at, at + _LONGEST_VARINT):
@@ -194,7 +196,14 @@ def count_int64(raw: bytes, runs: Sequence[Run]) -> int:
     return sum(int(np.count_nonzero(np.frombuffer(raw, np.uint8, stop - start, start) < 128)) for start, stop in runs)
 
 
-def int64_of(raw: bytes, start: int, stop: int) -> NDArray[np.int64]:
+def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
+    """The one integer that begins here."""
+    value, _ = _varint(raw, at)
+    value %= 2**64
+    return value - 2**64 if value >= 2**63 else value
+
+
+def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
     """The integers of a packed run, in an array of its own."""
     if stop - start == 1:  # as most numbers are
         return np.array([raw[start]], np.int64)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from loader_server.sources.records.feature_forms import FeatureForm
     from shared.wire.layout import Field
 
-__all__ = ["ExampleDecoder"]
+__all__ = ["SCATTERED", "ExampleDecoder", "unpacked"]
 
 #: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
 _KIND_BITS, _SIZE_BITS = 2, 30
 #: Values that lie in several runs, in none, or in one of a gigabyte.
-_SCATTERED = -1
+SCATTERED = -1
 
 
 class ExampleDecoder:
@@ -67,10 +67,10 @@ class ExampleDecoder:
         scattered: list[FeatureForm] = []
         for form, column in self._steps:
             run = int(columns[column][sample])
-            if run == _SCATTERED:
+            if run == SCATTERED:
                 scattered.append(form)
                 continue
-            begin, kind, size = _unpacked(run)
+            begin, kind, size = unpacked(run)
             values[form.key] = form.value_in_runs(raw, kind, ((begin, begin + size),))
         if scattered:
             found = features_of(raw)
@@ -81,12 +81,13 @@ class ExampleDecoder:
 def _packed(found: Feature | list[Feature] | None) -> int:
     """The one run of a feature as a number."""
     if not isinstance(found, tuple) or len(found[1]) != 1:
-        return _SCATTERED
+        return SCATTERED
     kind, ((start, stop),) = found
-    return (start << _KIND_BITS | kind) << _SIZE_BITS | stop - start if stop - start < 2**_SIZE_BITS else _SCATTERED
+    return (start << _KIND_BITS | kind) << _SIZE_BITS | stop - start if stop - start < 2**_SIZE_BITS else SCATTERED
 
 
-def _unpacked(run: int) -> tuple[int, int, int]:
+def unpacked(run: int) -> tuple[int, int, int]:
+    """Where a run begins, its kind, and its size."""
     begin = run >> _SIZE_BITS
     return begin >> _KIND_BITS, begin & (2**_KIND_BITS - 1), run & (2**_SIZE_BITS - 1)
 

@@ -21,6 +21,7 @@ from shared.errors import SettingsError
 from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class FeatureForm:
             raise self._other_shape(f"steps of {', '.join(map(str, sizes[:4]))} values")
         return self._shaped([one for step in steps for one in step] if self._is_of_texts else _joined(steps, self))
 
-    def value_in_runs(self, raw: bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - the same
+    def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - the same
         """What a raw sample holds of it, as its values lie in these ranges of bytes."""
         return self._shaped(self._flat(raw, kind, runs))
 
@@ -96,7 +97,7 @@ class FeatureForm:
             raise UnfitFeature("missing_feature", f'a value of "{self.key}"', "none")
         return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
 
-    def _flat(self, raw: bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - array or list
+    def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - array or list
         """All values, one after the other."""
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
@@ -150,7 +151,7 @@ class FeatureForm:
         return UnfitFeature("other_shape", f'"{self.key}" as {self}', got)
 
 
-def _integers(raw: bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
+def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.files import changed
+from loader_server.sources.records.example_gathering import gather_feature
 from loader_server.sources.records.example_wire import MalformedExample, features_of
 from loader_server.sources.records.examples import ExampleDecoder
 from loader_server.sources.records.feature_forms import feature_forms, forms_of_examples, forms_said
@@ -25,13 +26,15 @@ from shared.config import flag, setting, texts
 from shared.errors import DataError, SampleError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import mmap
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from loader_server.sources.records.feature_forms import FeatureForm
     from loader_server.sources.records.tfrecord_file import RecordRange
+    from shared.errors import ReadError
     from shared.wire.layout import Field
 
 __all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
@@ -235,13 +238,41 @@ class TFRecordSource(Source):
         start, size, written = (int(columns[name][sample]) for name in ("offset", "bytes", "checksum"))
         raw, behind = data[start : start + size], data[start + size : start + size + TRAILER_BYTES]
         if behind != written.to_bytes(TRAILER_BYTES, "little"):
-            raise changed(f"the record that was indexed ({size} bytes)", "other bytes", self._where(sample))
+            raise self._other_record(sample)
         if self._checksum is not None:
             try:
                 self._refuse_wrong_checksum(raw, written)
             except SampleError as error:
                 raise changed(error.expected, error.got, self._where(sample)) from None
         return raw
+
+    @property
+    def gathers(self) -> bool:
+        """Whole batches are written from where they lie in the files."""
+        return not self.settings.checksums
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the numeric features of these records, as decoding would give them."""
+        if not len(samples):
+            return
+        records, columns = self._records(samples), self._columns
+        for form in self._decoder.forms:
+            if form.field is None:
+                continue
+            gather_feature(form, columns[f"run_{form.key}"][samples].tolist(), records, out[form.key])
+            if form.field.padded:
+                out[f"{form.key}_length"][:] = columns[f"length_{form.key}"][samples]
+
+    def _records(self, samples: NDArray[np.int64]) -> list[tuple[mmap.mmap | bytes, int, int]]:
+        """Where each of them is, if it is still there."""
+        columns, found = self._columns, []
+        places = (columns[name][samples].tolist() for name in ("file", "offset", "bytes", "checksum"))
+        for row, (file, start, size, written) in enumerate(zip(*places, strict=True)):
+            data, stop = self._mapped[self._paths[file]], start + size
+            if data[stop : stop + TRAILER_BYTES] != written.to_bytes(TRAILER_BYTES, "little"):
+                raise self._other_record(int(samples[row]))
+            found.append((data, start, stop))
+        return found
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Each feature under its key."""
@@ -254,6 +285,10 @@ class TFRecordSource(Source):
     def place(self, sample: int) -> tuple[str, int]:
         """The file, and the record's number in it, from 0."""
         return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["record"][sample])
+
+    def _other_record(self, sample: int) -> ReadError:
+        nbytes = self._columns["bytes"][sample]
+        return changed(f"the record that was indexed ({nbytes} bytes)", "other bytes", self._where(sample))
 
     def _where(self, sample: int) -> str:
         return "{}, record {}".format(*self.place(sample))

@@ -83,12 +83,10 @@ def test_feature_lists_and_context_of_a_sequence_example(tmp_path: Path) -> None
 def test_values_in_several_runs_are_read_whole(tmp_path: Path) -> None:
     made = SequenceExample()
     for value in (1, 2):
-        made.context.feature["x"].int64_list.value.append(value)
-    entry = b"\x0a\x01x\x12\x06\x1a\x04\x08\x07\x08\x08"  # the key x, and 7 and 8, a field each
-    unpacked = b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
-    source, report = indexed(tmp_path, [made.SerializeToString(), unpacked])
-    assert [decoded(source, sample)["x"].tolist() for sample in range(report.samples)] == [[1, 2], [7, 8]]
-    assert source.indexed.numbers["run_x"].tolist()[1] == -1
+        made.context.feature["i"].int64_list.value.append(value)
+    source, report = indexed(tmp_path, [made.SerializeToString(), UNPACKED])
+    assert [decoded(source, sample)["i"].tolist() for sample in range(report.samples)] == [[1, 2], [7, 8]]
+    assert source.indexed.numbers["run_i"].tolist()[1] == -1
 
 
 def test_records_that_cannot_be_used_are_bad_rows_with_file_and_number(tmp_path: Path) -> None:
@@ -192,6 +190,43 @@ def test_a_record_keeps_its_identity_while_others_come_and_go(tmp_path: Path) ->
     after = indexed(tmp_path, [spoken(5), spoken(2), spoken(1)])[0]
     assert [after.identity(1), after.identity(2)] == [known[2], known[1]]
     assert len(set(known.values())) == 3
+
+
+UNPACKED = b"\x0a\x0d\x0a\x0b\x0a\x01i\x12\x06\x1a\x04\x08\x07\x08\x08"  # of i the values 7 and 8, a field each
+
+
+def test_batches_are_gathered_as_samples_are_decoded(tmp_path: Path) -> None:
+    features = {"f": "float32 [any]", "d": "float64 [any]", "i": "int32 [any]", "n": "int64", "s": "uint8 [any, 2]"}
+    records = [
+        example(f=[0.5] * n, d=[1.5] * n, i=list(range(-n, n)), n=[-1, 2**40, 3][n % 3], s=b"ab" * n) for n in range(9)
+    ]
+    source, _ = indexed(tmp_path, records, [*records, UNPACKED + example(n=5)], features=features)
+    assert source.gathers
+    samples = np.array([18, 3, 0, 12, 3])
+    wide = {"f": 9, "d": 9, "i": 18, "s": 9}
+    out = {key: np.full((5, width), 77, features[key].split()[0]) for key, width in wide.items() if key != "s"}
+    out |= {"s": np.full((5, 9, 2), 77, np.uint8), "n": np.zeros(5, np.int64)}
+    out |= {f"{key}_length": np.zeros(5, np.int32) for key in wide}
+    source.gather(samples, out)
+    for row, sample in enumerate(samples.tolist()):
+        expected = decoded(source, sample)
+        assert out["n"][row] == expected["n"]
+        for key in wide:
+            length = out[f"{key}_length"][row]
+            assert out[key][row, :length].tolist() == expected[key].tolist()
+            assert not out[key][row, length:].any()
+    source.gather(samples[:0], {key: array[:0] for key, array in out.items()})
+
+
+def test_no_batch_is_gathered_of_records_that_have_changed_or_whose_checksums_are_checked(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, [spoken(0), spoken(1)], features={"label": "int64"})
+    with (tmp_path / "0.tfrecord").open("r+b") as file:
+        file.write(record(example(audio=[5.0], label=0, words="x")))
+    out = {"label": np.zeros(1, np.int64)}
+    source.gather(np.array([1]), out)
+    with pytest.raises(ReadError, match=r"0\.tfrecord, record 0: expected the record that was indexed"):
+        source.gather(np.array([0]), out)
+    assert not indexed(tmp_path, [spoken(0)], checksums=True)[0].gathers
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

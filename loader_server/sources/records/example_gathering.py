@@ -1,0 +1,71 @@
+"""Features of whole batches, written from where they lie in mapped files into their places. Pure.
+
+Rules: the bytes are those that decoding each record would give; lists whose bytes are already those of an array are
+copied as bytes, which takes a third of what numpy takes for such small pieces. All else is decoded, one by one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from loader_server.sources.records.example_wire import BYTES, FLOAT, INT64, features_of, int64_at
+from loader_server.sources.records.examples import SCATTERED, unpacked
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.records.feature_forms import FeatureForm
+
+__all__ = ["gather_feature"]
+
+
+def gather_feature(
+    form: FeatureForm,
+    runs: Sequence[int],
+    records: Sequence[tuple[mmap.mmap | bytes, int, int]],
+    out: NDArray[Any],
+) -> None:
+    """Write one feature of these records, one a row, and zeros behind; a record is where it begins and ends."""
+    if form.shape and form.shape[0] is None:
+        _gather_lists(form, runs, records, out)
+    else:
+        for row, (run, record) in enumerate(zip(runs, records, strict=True)):
+            out[row] = _value(form, run, record)
+
+
+def _gather_lists(
+    form: FeatureForm, runs: Sequence[int], records: Sequence[tuple[mmap.mmap | bytes, int, int]], out: NDArray[Any]
+) -> None:
+    octets, width, zeros = out.data.cast("B"), out[0].nbytes, memoryview(bytes(out[0].nbytes))
+    for row, (run, record) in enumerate(zip(runs, records, strict=True)):
+        begin, kind, size = unpacked(run)
+        place = row * width
+        if run != SCATTERED and _is_array(form, kind):
+            data, start = record[0], record[1] + begin
+            octets[place : place + size] = memoryview(data)[start : start + size]
+            octets[place + size : place + width] = zeros[size:]
+        else:
+            value = _value(form, run, record)
+            out[row, : len(value)] = value
+            out[row, len(value) :] = 0
+
+
+def _is_array(form: FeatureForm, kind: int) -> bool:
+    """Whether the run has the bytes that the array has."""
+    return sys.byteorder == "little" and (kind == BYTES or (kind == FLOAT and form.dtype == "float32"))
+
+
+def _value(form: FeatureForm, run: int, record: tuple[mmap.mmap | bytes, int, int]) -> Any:  # noqa: ANN401 - array or number
+    data, start, stop = record
+    if run == SCATTERED:
+        raw = data[start:stop]
+        return form.value(raw, features_of(raw).get(form.key))
+    begin, kind, size = unpacked(run)
+    at = start + begin
+    if kind == INT64 and not form.shape:
+        return int64_at(data, at)
+    return form.value_in_runs(data, kind, ((at, at + size),))
