@@ -18,6 +18,7 @@ import numpy as np
 
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan, PlanSettings
+from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
@@ -114,6 +115,12 @@ class JobFile:
         """The folder with keys, if the job has one."""
         return self.base / self.settings.keys if self.settings.keys else None
 
+    @property
+    def cache(self) -> CacheSettings:
+        """Where remote files are kept."""
+        folder = self.settings.remote_cache or f"{self.settings.state}/remote"
+        return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
+
     def make_importable(self) -> None:
         """Let the job file name modules that lie beside it."""
         if str(self.base) not in sys.path:
@@ -173,7 +180,7 @@ class JobFile:
 
     def _spec(self, name: str, settings: Any, where: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
         dotted = dotted_name(name, where)
-        return SourceSpec(name=name, dotted=dotted, settings=settings, base=self.base, where=where)
+        return SourceSpec(name=name, dotted=dotted, settings=settings, base=self.base, where=where, cache=self.cache)
 
 
 def _source_names(job: Job) -> list[str]:

@@ -329,6 +329,14 @@ class JobSettings:
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
     )
+    remote_cache: str = setting(
+        text,
+        "folder on this machine's disk where remote files are kept, for all its workers; without it remote/ in `state`",
+        default="",
+    )
+    remote_cache_bytes: int = setting(
+        byte_count, 'most bytes of remote files that are kept there, such as "200 GiB"', default=32 * 2**30
+    )
     float32: str = setting(
         choice(*FLOAT32_FORMS),
         "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",

@@ -1,21 +1,28 @@
 """The one place through which sources open files, so that each source reads local and remote ones alike.
 
-A file goes by its path as the job file has it, relative to `base`. Rules: nothing is opened before it is read; any
-thread may read; few files are open at a time. What can be wrong with a file as such (it is absent, refused, cut short,
-another one than was indexed) is said here, in the same words for all sources. Knows no format.
+A file goes by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before it is
+read; any thread may read; few files are open at a time. What can be wrong with a file as such (it is absent, refused,
+cut short, another one than was indexed) is said here and in the room of remote files, in the same words for all
+sources. Knows no format.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import posixpath
 import stat
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
 
-from shared.errors import DataError, ReadError
+from loader_server.sources.file_facts import CacheSettings, FileFacts, LocalFile, changed
+from loader_server.sources.remote.remote_files import RemoteFiles
+from loader_server.sources.remote.urls import is_url, without_credentials
+from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,30 +30,35 @@ if TYPE_CHECKING:
 
 __all__ = ["FileFacts", "Files", "changed"]
 
-#: Files that one source has open at a time.
+#: Local files that one source has open at a time.
 _MOST_OPEN = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
-    """What tells a file from another one of the same name: its size, and its time of change in nanoseconds."""
-
-    bytes: int
-    version: int
+#: Remote files that are looked at at a time.
+_MOST_ASKED = 16
+#: Where remote files are kept if nothing else is said.
+_CACHE_FOLDER, _CACHE_BYTES = ".stoker/remote", 32 * 2**30
 
 
 class Files:
     """The files of one source; `close` gives back what is open."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, cache: CacheSettings | None = None) -> None:
         self._base = base
+        #: Where remote files are kept: may be set before any file is looked at.
+        self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         self._handles: dict[str, _Handle] = {}
+        #: The version of each remote file that is read.
+        self._versions: dict[str, FileFacts] = {}
+
+    @cached_property
+    def _remote(self) -> RemoteFiles:
+        return RemoteFiles(self.cache)
 
     # --- which there are ---
 
     def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
         """The files that are meant: a path as it is, all that match a pattern (`shards/*.tar`, `**/*.tar`), all below
-        a folder that end so; patterns and folders in sorted order. DataError where there is none.
+        a folder that end so (a remote folder's name ends in /); patterns and folders in sorted order. DataError where
+        there is none.
         """
         names = list(paths)
         if not names:
@@ -56,16 +68,25 @@ class Files:
         return [found for name in names for found in self._meant(name, suffixes)]
 
     def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
-        path = self._base / name
+        if is_url(name):
+            return self._meant_remotely(name, suffixes)
+        path, ends = self._base / name, suffixes or ("",)
         if path.is_dir():
-            return self._some(name, (found for found in _below(path) if found.endswith(suffixes)), suffixes)
+            below = (os.path.join(name, found) for found in _below(path) if found.endswith(ends))  # noqa: PTH118
+            return self._some(name, below, suffixes)
         if glob.has_magic(name) and not path.exists():
             matching = glob.glob(name, root_dir=self._base, recursive=True)  # noqa: PTH207 - relative, as they are named
             return self._some(name, (found for found in matching if (self._base / found).is_file()), suffixes)
         return [name]
 
+    def _meant_remotely(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+        if not url.endswith("/"):
+            return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
+        below = (found for found in self._remote.found(url) if found.endswith(suffixes or ("",)))
+        return self._some(url, (found for found in below if not _is_hidden(found[len(url) :])), suffixes)
+
     def _some(self, name: str, found: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
-        names = sorted(found if glob.has_magic(name) else (os.path.join(name, one) for one in found))  # noqa: PTH118
+        names = sorted(found)
         if not names:
             raise DataError(
                 expected=f"files that end in {' or '.join(suffixes)}" if suffixes else "files",
@@ -79,10 +100,13 @@ class Files:
 
     def where(self, path: str) -> str:
         """What messages call the file."""
-        return str(self._base / path)
+        return without_credentials(path) if is_url(path) else str(self._base / path)
 
     def facts(self, path: str) -> FileFacts:
         """Size and version; DataError where there is no such file."""
+        if is_url(path):
+            self._versions[path] = self._remote.facts(path)
+            return self._versions[path]
         try:
             status = (self._base / path).stat()
         except OSError as error:
@@ -101,7 +125,15 @@ class Files:
 
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
         """What an inventory says of its files (`Inventory(origin=…)`), for `refuse_changed`."""
-        return [{"path": path, **asdict(self.facts(path))} for path in paths]
+        names = list(paths)
+        return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
+
+    def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
+        """Of remote files, several are asked about at a time."""
+        if not any(map(is_url, paths)):
+            return map(self.facts, paths)
+        with ThreadPoolExecutor(_MOST_ASKED) as pool:
+            return list(pool.map(self.facts, paths))
 
     def stamp(self, paths: Iterable[str]) -> str:
         """What `Source.stamp` gives where the data are these files: a digest of their names, sizes and times of change.
@@ -110,37 +142,49 @@ class Files:
         file that got another place or owner counts as changed, which costs another look at it. Unseen stays one that
         keeps its size and is written twice within one tick of the file system's clock, some milliseconds.
         """
-        state, base = xxhash.xxh3_128(), str(self._base)
-        for path in paths:
-            try:
-                status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 - paths come by the hundred thousand
-                facts = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-            except (OSError, ValueError) as error:
-                facts = type(error).__name__
+        state, names = xxhash.xxh3_128(), list(paths)
+        remote = dict(zip(urls := [path for path in names if is_url(path)], self._facts_of(urls), strict=True))
+        for path in names:
+            facts = str(remote[path]) if path in remote else self._local_stamp(path)
             state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
 
+    def _local_stamp(self, path: str) -> str:
+        try:
+            status = os.stat(os.path.join(self._base, path))  # noqa: PTH116, PTH118 - they come by the hundred thousand
+        except (OSError, ValueError) as error:
+            return type(error).__name__
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of
-        a file has another time, so that size alone tells: a source keeps digests of what it reads.
+        a local file has another time, so that size alone tells: a source keeps digests of what it reads.
         """
-        for facts in origin:
-            size = self.facts(facts["path"]).bytes
-            if size != facts["bytes"]:
-                raise DataError(
-                    expected=f"the file that the index was made from ({facts['bytes']} bytes)",
-                    got=f"another one ({size} bytes)",
-                    where=f"{self.where(facts['path'])}, index {index}",
-                    remedy="The file has changed: run loader-server index.",
-                )
+        known = list(origin)
+        for said, now in zip(known, self._facts_of([one["path"] for one in known]), strict=True):
+            same = now.bytes == said["bytes"] and (not is_url(said["path"]) or now.version == said["version"])
+            if not same:
+                raise self._other(said, now, index)
+
+    def _other(self, said: dict[str, Any], now: FileFacts, index: Path) -> DataError:
+        return DataError(
+            expected=f"the file that the index was made from ({said['bytes']} bytes)",
+            got=f"another one ({now.bytes} bytes)",
+            where=f"{self.where(said['path'])}, index {index}",
+            remedy="The file has changed: run loader-server index.",
+        )
 
     # --- their bytes ---
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """So many bytes from this place, all of them: ReadError where the file ends before, OSError where the disk
-        fails or the file is gone.
+        """So many bytes from this place, all of them: ReadError where the file ends before, or a remote one cannot be
+        had; OSError where the disk fails or the file is gone.
         """
-        handle = self._handle(path)  # named, so that it stays open even if another thread forgets it now
+        handle = self._handles.get(path)  # named, so that it stays open even if another thread forgets it now
+        if handle is None:
+            if is_url(path):
+                return self._remote.read(path, self._version(path), offset, nbytes)
+            handle = self._opened(path)
         raw = _bytes_at(handle.number, offset, nbytes)
         if len(raw) != nbytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
@@ -150,6 +194,8 @@ class Files:
         """All bytes of a file of which there is one a sample, if it is still the one of these facts: ReadError if not,
         OSError as in `read`.
         """
+        if is_url(path):
+            return self._remote.read(path, facts, 0, facts.bytes)
         handle = _Handle(self._base / path)
         status = os.fstat(handle.number)
         now = FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
@@ -161,6 +207,8 @@ class Files:
 
     def open(self, path: str) -> BinaryIO:
         """The file, to be read from its beginning or wherever one seeks to; close it."""
+        if is_url(path):
+            return self._remote.open(path, self._version(path))
         try:
             return (self._base / path).open("rb")
         except OSError as error:
@@ -168,35 +216,38 @@ class Files:
 
     def local(self, path: str) -> LocalFile:
         """The whole file on this machine's disk, for a library that wants a path or a memory map; close it after."""
+        if is_url(path):
+            return self._remote.local(path, self._version(path))
         return LocalFile(self._base / path)
 
-    def _handle(self, path: str) -> _Handle:
-        handle = self._handles.get(path)
-        if handle is None:
-            if len(self._handles) >= _MOST_OPEN:
-                self._handles.clear()
-            handle = self._handles[path] = _Handle(self._base / path)
+    def beside(self, path: str, name: str) -> str:
+        """The path of a file that another one names, relative to itself."""
+        if is_url(name):
+            return name
+        if is_url(path):
+            return posixpath.join(posixpath.dirname(path), name)
+        return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120 - many of them
+
+    def _opened(self, path: str) -> _Handle:
+        if len(self._handles) >= _MOST_OPEN:
+            self._handles.clear()
+        handle = self._handles[path] = _Handle(self._base / path)
         return handle
+
+    def _version(self, url: str) -> FileFacts:
+        """What the file was when it was looked at first."""
+        return self._versions.get(url) or self.facts(url)
+
+    def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
+        """These bytes (path, from where, how many) will be read soon: begin to fetch what of them is remote."""
+        remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
+        self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
 
     def close(self) -> None:
         """Close what is open once nobody reads it any more; it opens again when it is read."""
         self._handles.clear()
-
-
-class LocalFile:
-    """A file that stays on this machine's disk, at `path`, until it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def close(self) -> None:
-        """It is not needed any more."""
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+        if "_remote" in self.__dict__:
+            self._remote.close()
 
 
 class _Handle:
@@ -213,23 +264,18 @@ class _Handle:
             os.close(self.number)
 
 
-def changed(expected: str, got: str, where: str) -> ReadError:
-    """What a source raises that reads other bytes than it indexed."""
-    return ReadError(
-        expected=expected,
-        got=f"{got}: the file has changed since",
-        where=where,
-        remedy="Put the file back, or run loader-server index and start the job anew.",
-    )
-
-
 def _below(folder: Path) -> Iterable[str]:
     """The files in a folder and its folders, but for hidden ones."""
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        folders[:] = [name for name in folders if not _is_hidden(name)]
         for name in files:
-            if not name.startswith((".", "_")):
+            if not _is_hidden(name):
                 yield os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a file, or a folder that it is in, is one that tools keep for themselves."""
+    return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
 def _bytes_at(handle: int, offset: int, nbytes: int) -> bytes:

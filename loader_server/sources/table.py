@@ -20,6 +20,8 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loader_server.sources.file_facts import CacheSettings
+
 __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "source_class"]
 
 #: The sources of this package. A new one is added here.
@@ -51,10 +53,15 @@ class SourceSpec:
     settings: Any
     base: Path
     where: str = ""
+    #: Where remote files are kept, if that was said.
+    cache: CacheSettings | None = None
 
     def make(self) -> Source:
         """A source of one's own; nothing is opened yet."""
-        return _class_at(self.dotted)(self.settings, self.base)
+        made = _class_at(self.dotted)(self.settings, self.base)
+        if self.cache is not None:
+            made.files.cache = self.cache
+        return made
 
 
 def dotted_name(name: str, where: str) -> str:

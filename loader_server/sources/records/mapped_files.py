@@ -12,7 +12,8 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loader_server.sources.files import Files, LocalFile
+    from loader_server.sources.file_facts import LocalFile
+    from loader_server.sources.files import Files
 
 __all__ = ["MappedFiles"]
 

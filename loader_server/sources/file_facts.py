@@ -1,0 +1,62 @@
+"""What is said of a file, local or remote, whoever reads it: what tells it from others, and that it has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.errors import ReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["CacheSettings", "FileFacts", "LocalFile", "changed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What tells a file from another one of the same name: its size, and for a local one its time of change in
+    nanoseconds, for a remote one a digest of what its store says of the version (ETag) and of the size.
+    """
+
+    bytes: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """Where a machine keeps remote files, and how many bytes of them."""
+
+    folder: Path
+    bytes: int
+
+
+class LocalFile:
+    """A file that stays on this machine's disk, at `path`, until it is closed."""
+
+    def __init__(self, path: Path, give_back: Callable[[], object] | None = None) -> None:
+        self.path = path
+        self._give_back = give_back
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def changed(expected: str, got: str, where: str) -> ReadError:
+    """What a source raises that reads other bytes than it indexed."""
+    return ReadError(
+        expected=expected,
+        got=f"{got}: the file has changed since",
+        where=where,
+        remedy="Put the file back, or run loader-server index and start the job anew.",
+    )

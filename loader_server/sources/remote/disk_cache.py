@@ -1,0 +1,213 @@
+"""A folder of cached bytes, bounded, which the processes of a machine share.
+
+An entry is a file with a key for its name; it is written elsewhere in the folder and renamed once it is whole, so that
+what has its name is right, whoever was killed meanwhile. Rules: room is reserved before anything is fetched, under the
+lock of the ledger; only one process makes an entry, others wait for it; entries that were used longest ago make room,
+but for those that somebody holds. What a killed process left is removed by the next one. Locks are those of the
+kernel, which end with their process. Knows nothing of networks, nor of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from shared.errors import ReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["DiskCache"]
+
+#: Whoever makes room makes this share of the cache free, as looking at all entries takes a while.
+_FREED = 0.1
+
+
+class DiskCache:
+    """Entries by key. `most_bytes` bounds those that are whole and those underway, of all processes together."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self._entries = folder / "entries"
+        self._underway = folder / "underway"
+        self._ledger = folder / "ledger"
+        self._is_ready = False
+
+    def has(self, key: str) -> bool:
+        """Whether there is such an entry."""
+        return self._entry(key).exists()
+
+    def find(self, key: str) -> int | None:
+        """An open file, if there is such an entry; it counts as used now. Once it is evicted it has no bytes left."""
+        try:
+            handle = os.open(self._entry(key), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        os.utime(handle)
+        return handle
+
+    def hold(self, key: str) -> tuple[int, Path] | None:
+        """An open file that stays, and its path, until it is closed; None if there is no such entry."""
+        handle = self.find(key)
+        if handle is None:
+            return None
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_nlink:
+            return handle, self._entry(key)
+        os.close(handle)  # evicted between opening and locking it
+        return None
+
+    def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
+        """See that there is such an entry: `fill` writes it into an open file. Somebody else who is at it is waited
+        for, or False is returned at once.
+        """
+        self._prepare()
+        entry, underway = self._entry(key), self._underway / key
+        while not entry.exists():
+            handle = os.open(underway, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                if not _locked(handle, wait=wait):
+                    return False
+                if _is_at(underway, handle):  # else somebody has made the entry meanwhile, or failed
+                    self._fill(entry, underway, handle, nbytes, fill)
+            finally:
+                os.close(handle)
+        return True
+
+    def _fill(self, entry: Path, underway: Path, handle: int, nbytes: int, fill: Callable[[int], None]) -> None:
+        try:
+            if not entry.exists():
+                os.ftruncate(handle, 0)  # what a killed process wrote
+                self._reserve(handle, nbytes)
+                fill(handle)
+                os.fdatasync(handle)
+                entry.parent.mkdir(exist_ok=True)
+                underway.rename(entry)
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                underway.unlink()
+
+    def _entry(self, key: str) -> Path:
+        return self._entries / key[:2] / key
+
+    def _prepare(self) -> None:
+        """Make the folders, and sweep away what killed processes left."""
+        if self._is_ready:
+            return
+        try:
+            self._entries.mkdir(parents=True, exist_ok=True)
+            self._underway.mkdir(exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._is_ready = True
+
+    # --- room ---
+
+    def _reserve(self, handle: int, nbytes: int) -> None:
+        """Have room on the disk and in the books, or say that there is none."""
+        if nbytes > self.most_bytes:
+            raise self.too_small(nbytes)
+        ledger = os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _locked(ledger, wait=True)
+            total = int(os.pread(ledger, 32, 0) or -1)
+            if total < 0 or total + nbytes > self.most_bytes:
+                total = self._evict(nbytes)
+            if nbytes:
+                os.posix_fallocate(handle, 0, nbytes)
+            # What fails from here on stays in the books until somebody counts again.
+            os.pwrite(ledger, b"%-32d" % (total + nbytes), 0)
+        finally:
+            os.close(ledger)
+
+    def _evict(self, nbytes: int) -> int:
+        """Remove what was used longest ago until so many bytes have room; returns how many are left."""
+        underway = self._sweep()
+        found = sorted(_files_below(self._entries))
+        total = underway + sum(size for _, size, _ in found)
+        wanted = self.most_bytes - nbytes - (self.most_bytes * _FREED if total + nbytes > self.most_bytes else 0)
+        for _, size, path in found:
+            if total <= max(wanted, 0):
+                break
+            total -= size * _removed(path)
+        if total + nbytes > self.most_bytes:
+            raise self.too_small(total + nbytes)
+        return total
+
+    def _sweep(self) -> int:
+        """Remove what is underway with nobody at it; returns the bytes of the rest."""
+        return sum(size for _, size, path in _files_of(self._underway) if not _removed(path))
+
+    def too_small(self, needed: int) -> ReadError:
+        """The error for a cache that cannot hold what is in use at once."""
+        return ReadError(
+            expected=f"a cache of at least {needed} bytes, for what is in use at once",
+            got=f"remote_cache_bytes = {self.most_bytes} B",
+            where=str(self.folder),
+            remedy="Raise remote_cache_bytes in [job].",
+        )
+
+    def _unusable(self, error: OSError) -> ReadError:
+        return ReadError(
+            expected="a folder that remote files can be kept in",
+            got=error.strerror or type(error).__name__,
+            where=str(self.folder),
+            remedy="Make room there, name another folder (remote_cache in [job]), or lower remote_cache_bytes.",
+        )
+
+
+def _locked(handle: int, *, wait: bool) -> bool:
+    """Lock an open file, after whoever has it, or not at all."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        return path.stat().st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _removed(path: str) -> bool:
+    """Remove a file that nobody has locked, and give its bytes back at once, though others may have it open."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _locked(handle, wait=False):
+            return False
+        os.unlink(path)  # noqa: PTH108 - many of them
+        os.ftruncate(handle, 0)
+    except FileNotFoundError:
+        return True
+    finally:
+        os.close(handle)
+    return True
+
+
+def _files_below(folder: Path) -> Iterator[tuple[int, int, str]]:
+    with os.scandir(folder) as folders:
+        for one in folders:
+            yield from _files_of(one.path)
+
+
+def _files_of(folder: str | Path) -> Iterator[tuple[int, int, str]]:
+    """When each file was used, its bytes, and where it is."""
+    with os.scandir(folder) as files:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat()
+                yield status.st_mtime_ns, status.st_size, file.path

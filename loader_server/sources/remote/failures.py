@@ -1,0 +1,118 @@
+"""What can be wrong with a remote file, in our words, and whether trying again may help.
+
+Rules: one layer of retries for all stores, here; what a store says is repeated without anything that may be a
+credential. A file that is absent, refused or another one is not asked for again.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from loader_server.sources.file_facts import changed
+from loader_server.sources.remote.urls import without_credentials
+from shared.errors import ReadError, StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PAUSES_S", "Failures"]
+
+T = TypeVar("T")
+
+#: Pauses between attempts, each shortened or stretched by up to a half, so that many workers do not come back at once.
+PAUSES_S = (0.1, 0.4, 1.6, 6.4)
+
+#: Refusals that stand for "later".
+_LATER = (408, 425, 429)
+_REFUSED = (401, 403, 407)
+_GONE = (404, 410)
+_OTHER_VERSION = 412
+
+
+class Failures:
+    """Carries out requests, again where that may help; `pause` sleeps, `draw` gives a number from 0 to 1."""
+
+    def __init__(self, pause: Callable[[float], None] = time.sleep, draw: Callable[[], float] = random.random) -> None:
+        self._pause = pause
+        self._draw = draw
+
+    def tried(self, url: str, ask: Callable[[], T], *, patient: bool = True) -> T:
+        """What `ask` returns; ReadError where it cannot be had."""
+        pauses_s = PAUSES_S if patient else ()
+        for pause_s in (*pauses_s, None):
+            try:
+                return ask()
+            except StokerError:
+                raise
+            except Exception as caught:
+                error = _underneath(url, caught)
+                if pause_s is None or not _may_pass(error):
+                    raise worded(url, error, len(pauses_s) + 1) from error
+                self._pause(pause_s * (0.5 + self._draw()))
+        raise AssertionError(url)
+
+
+def worded(url: str, error: Exception, attempts: int) -> ReadError:
+    """The error that people read."""
+    where = without_credentials(url)
+    if _is_absent(error):
+        return ReadError(
+            expected="a file that can be read",
+            got="none of this name, or no such bucket",
+            where=where,
+            remedy="Mend `paths` of the stream, or put the file there; a folder ends in /.",
+        )
+    if _is_other(error):
+        return changed("the file that was indexed", "another one", where)
+    if _is_refused(error):
+        return ReadError(
+            expected="a file that may be read",
+            got=f"a refusal ({_said(error)})",
+            where=where,
+            remedy="Give the loaders credentials for it, by their environment, and look at the store's policies.",
+        )
+    return ReadError(
+        expected="to read the file",
+        got=_said(error) + (f", at each of {attempts} attempts" if _may_pass(error) and attempts > 1 else ""),
+        where=where,
+        remedy="Check the store, and the network on every loader machine; the job goes on from its checkpoint.",
+    )
+
+
+def _underneath(url: str, error: Exception) -> Exception:
+    """What fsspec calls absent over HTTP, whatever the server said."""
+    cause = error.__cause__
+    hides = url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
+    return cause if hides and isinstance(cause, Exception) else error
+
+
+def _may_pass(error: Exception) -> bool:
+    if _is_absent(error) or _is_refused(error) or _is_other(error) or isinstance(error, ValueError | TypeError):
+        return False
+    if isinstance(error, OSError) and error.errno == errno.EINVAL:  # what s3fs makes of a bad request
+        return False
+    status = getattr(error, "status", None)
+    return not isinstance(status, int) or status >= 500 or status in _LATER
+
+
+def _is_absent(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in _GONE
+
+
+def _is_other(error: Exception) -> bool:
+    return type(error).__name__ == "FileExpired" or getattr(error, "status", None) == _OTHER_VERSION
+
+
+def _is_refused(error: Exception) -> bool:
+    named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError")
+    return isinstance(error, PermissionError) or named or getattr(error, "status", None) in _REFUSED
+
+
+def _said(error: Exception) -> str:
+    """In one line."""
+    status, message = getattr(error, "status", None), getattr(error, "message", None)
+    text = f"{status} {message}" if isinstance(status, int) else str(error) or type(error).__name__
+    return without_credentials(" ".join(text.split()))[:300]

@@ -1,0 +1,66 @@
+"""A few threads that fetch what will be read soon.
+
+Rules: what is asked for twice is fetched once; what fails is left to whoever needs it, who gets the error; threads
+start with the first request and never keep a process from ending. Knows nothing of what it fetches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shared.errors import StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+__all__ = ["FetchAhead"]
+
+T = TypeVar("T", bound="Hashable")
+
+_MOST_THREADS = 8
+
+
+class FetchAhead(Generic[T]):
+    """Calls `fetch` with what is expected, in this order, in so many threads at most, or not at all."""
+
+    def __init__(self, fetch: Callable[[T], object], threads: int) -> None:
+        self._fetch = fetch
+        self._threads = min(threads, _MOST_THREADS)
+        self._lock = threading.Lock()
+        self._started = 0
+        self._underway: set[T] = set()
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+
+    def expect(self, wanted: Iterable[T]) -> None:
+        """These will be needed soon."""
+        if not self._threads:
+            return
+        with self._lock:
+            new = [one for one in dict.fromkeys(wanted) if one not in self._underway]
+            self._underway.update(new)
+            while self._started < min(self._threads, len(self._underway)):
+                self._started += 1
+                threading.Thread(target=self._run, name="stoker-fetch", daemon=True).start()
+        for one in new:
+            self._queue.put(one)
+
+    def _run(self) -> None:
+        while (one := self._queue.get()) is not None:
+            with contextlib.suppress(StokerError, OSError):
+                self._fetch(one)
+            with self._lock:
+                self._underway.discard(one)
+
+    def close(self) -> None:
+        """Fetch no more than what is underway."""
+        with self._lock:
+            with contextlib.suppress(Empty):
+                while True:
+                    self._queue.get_nowait()
+            self._underway.clear()
+            for _ in range(self._started):
+                self._queue.put(None)
+            self._started = 0

@@ -1,0 +1,184 @@
+"""Objects in stores, by URL: which there are, what they are, and ranges of their bytes, through fsspec.
+
+Rules: a range is of the version that was asked for, or an error: S3 is told the version with each request, other stores
+are asked again after each. Attempts are counted in one place, so those of fsspec and botocore are off. A store gets
+what it needs to know (end points, credentials) from the environment alone: AWS_…, FSSPEC_…
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import xxhash
+
+from loader_server.sources.file_facts import FileFacts, changed
+from loader_server.sources.remote.failures import Failures
+from loader_server.sources.remote.urls import refuse_credentials, without_credentials
+from shared.errors import DataError, SettingsError
+
+__all__ = ["Objects"]
+
+#: What may tell a version, the surest first: the names that stores have for it.
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "generation",
+    "md5Hash",
+    "Content-MD5",
+    "Digest",
+    "LastModified",
+    "Last-Modified",
+    "mtime",
+)
+#: Objects whose place is remembered.
+_MOST_KNOWN = 4096
+#: Seconds to connect, and without any byte.
+_CONNECT_S, _SILENCE_S = 10, 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of one version; `file` is fsspec's."""
+
+    file: Any
+    facts: FileFacts
+
+
+class Objects:
+    """Asks stores; any thread may."""
+
+    def __init__(self, failures: Failures | None = None) -> None:
+        self._failures = failures or Failures()
+        self._known: dict[str, _Object] = {}
+
+    def found(self, url: str) -> list[str]:
+        """The objects that a pattern means, or a folder, sorted."""
+        store = _store(url)
+        names = self._failures.tried(url, lambda: store.find(url) if url.endswith("/") else store.glob(url))
+        return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
+
+    def facts(self, url: str) -> FileFacts:
+        """Size and version as they are now."""
+        store = _store(url)
+        return _facts(url, self._failures.tried(url, lambda: _asked(store, url)))
+
+    def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
+        """A range of this version; without patience there is one attempt."""
+
+        def ask() -> bytes:
+            # The hook that fsspec's own caches use: unlike seek and read it has no state, so threads may share it.
+            raw: bytes = self._opened(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
+            if len(raw) != stop - start:
+                raise EOFError(f"{len(raw)} bytes of {stop - start}")
+            self._refuse_other(url, facts)
+            return raw
+
+        return self._failures.tried(url, ask, patient=patient)
+
+    def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
+        """Whether parts can be had; plain servers may send all of it whatever they are asked for."""
+        if not url.startswith("http"):
+            return True
+
+        def ask() -> bool:
+            try:
+                return bool(self._opened(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
+            except ValueError:
+                return False
+
+        return self._failures.tried(url, ask)
+
+    def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
+        """All of this version, from a store that gives no parts."""
+        store = _store(url)
+
+        def ask() -> None:
+            into.seek(0)
+            store.get_file(url, into)
+            if into.tell() != facts.bytes:
+                raise EOFError(f"{into.tell()} bytes of {facts.bytes}")
+            self._refuse_other(url, facts)
+
+        self._failures.tried(url, ask)
+
+    def _opened(self, url: str, facts: FileFacts) -> _Object:
+        one = self._known.get(url)
+        if one is None or one.facts != facts:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            one = self._known[url] = _opened(url)
+        _refuse(url, facts, one.facts)
+        return one
+
+    def _refuse_other(self, url: str, facts: FileFacts) -> None:
+        """See whether what was fetched was this version, unless the store was told."""
+        if not getattr(self._opened(url, facts).file, "read_kw", {}).get("IfMatch"):
+            _refuse(url, facts, _facts(url, _asked(_store(url), url)))
+
+
+def _refuse(url: str, facts: FileFacts, now: FileFacts) -> None:
+    if now != facts:
+        raise changed(f"the file that was indexed ({facts.bytes} bytes)", f"one of {now.bytes} bytes", url)
+
+
+def _facts(url: str, said: dict[str, Any]) -> FileFacts:
+    size = said.get("size")
+    if said.get("type") == "directory" or size is None:
+        raise DataError(
+            expected="a file, and a store that tells its size",
+            got="a folder" if said.get("type") == "directory" else "no size",
+            where=without_credentials(url),
+            remedy="Name the files, or end a folder's name in /."
+            if size is not None
+            else "Serve it by another server.",
+        )
+    tag = next((str(said[key]) for key in _VERSION_KEYS if said.get(key)), "")
+    # One bit less, so that it fits into a column of an index.
+    return FileFacts(bytes=int(size), version=xxhash.xxh3_64_intdigest(f"{tag} {size}".encode()) >> 1)
+
+
+def _opened(url: str) -> _Object:
+    store = _store(url)
+    if not url.startswith("http"):
+        file = store.open(url, "rb", cache_type="none")
+        return _Object(file, _facts(url, file.details))
+    facts = _facts(url, _asked(store, url))  # which its file would ask for, and not keep
+    return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
+
+
+def _asked(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has no types
+    store.invalidate_cache()
+    said: dict[str, Any] = store.info(url)
+    return said
+
+
+def _store(url: str) -> Any:  # noqa: ANN401 - fsspec has no types
+    """What fsspec has for this kind of URL; it keeps one a process."""
+    refuse_credentials(url)
+    protocol = url.partition("://")[0].lower()
+    try:
+        import fsspec  # noqa: PLC0415 - for those who have remote files
+
+        store = fsspec.filesystem(protocol, use_listings_cache=False, **_options(protocol))
+    except (ImportError, ValueError) as error:
+        raise SettingsError(
+            expected=f"what reads {protocol}:// to be installed",
+            got=str(error),
+            where=without_credentials(url),
+            remedy="pip install 'stoker[remote]' has S3 and HTTP; other stores need their package for fsspec.",
+        ) from None
+    if hasattr(store, "retries"):
+        store.retries = 1
+    return store
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    if protocol in ("s3", "s3a"):
+        config = {"retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S}
+        return {"config_kwargs": config}
+    if protocol in ("http", "https"):
+        import aiohttp  # noqa: PLC0415 - for those who have remote files
+
+        return {"timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_SILENCE_S)}
+    return {}

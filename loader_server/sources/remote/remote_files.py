@@ -1,0 +1,259 @@
+"""The remote files of one source, read by way of the cache.
+
+A file comes in blocks, or whole where its store gives no parts or a library wants a path; each is an entry of the
+cache, whose key says URL, version, size and place. Rules: what is in the cache is read without asking the store; each
+byte is fetched once by all processes of a machine, as long as the cache has room for it; what is expected soon is
+fetched by a few threads, without patience, as whoever needs it will try again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
+
+import xxhash
+
+from loader_server.sources.file_facts import LocalFile, changed
+from loader_server.sources.remote.disk_cache import DiskCache
+from loader_server.sources.remote.fetch_ahead import FetchAhead
+from loader_server.sources.remote.objects import Objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from typing_extensions import Buffer
+
+    from loader_server.sources.file_facts import CacheSettings, FileFacts
+
+__all__ = ["BLOCK_BYTES", "RemoteFiles"]
+
+#: What is fetched at a time: much more than a request costs, little enough for some to be in memory at once.
+BLOCK_BYTES = 8 * 2**20
+#: Entries that are kept open.
+_MOST_OPEN = 256
+#: An entry that stays open counts as used again after so many seconds.
+_USED_AGAIN_S = 60.0
+#: How often an entry may be evicted under the hands of whoever reads it.
+_MOST_EVICTIONS = 20
+#: What sequential readers want ahead of them, and at a time.
+_BLOCKS_AHEAD = 2
+_READER_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Part of a file of one version, or all of it."""
+
+    url: str
+    facts: FileFacts
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> str:
+        said = f"{self.url}\n{self.facts.version}\n{self.facts.bytes}\n{self.start}\n{self.stop}"
+        return xxhash.xxh3_128_hexdigest(said.encode())
+
+
+class _OpenPart:
+    """An entry of the cache that is open, closed by the last thread that uses it."""
+
+    __slots__ = ("handle", "start", "used_s")
+
+    def __init__(self, handle: int, start: int) -> None:
+        self.handle = handle
+        self.start = start
+        self.used_s = time.monotonic()
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes by their place in the file; fewer where the entry was evicted."""
+        now_s = time.monotonic()
+        if now_s > self.used_s + _USED_AGAIN_S:
+            self.used_s = now_s
+            os.utime(self.handle)
+        return os.pread(self.handle, nbytes, offset - self.start)
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+
+class RemoteFiles:
+    """Files by URL; any thread may read."""
+
+    def __init__(self, cache: CacheSettings, objects: Objects | None = None) -> None:
+        self._objects = objects or Objects()
+        self._cache = DiskCache(cache.folder, cache.bytes)
+        self._parts: dict[_Block, _OpenPart] = {}
+        #: Whether a server gives files as a whole only; one thread asks it.
+        self._whole: dict[str, bool] = {}
+        self._asking = threading.Lock()
+        self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
+
+    def found(self, url: str) -> list[str]:
+        """The files that a pattern means, or a folder."""
+        return self._objects.found(url)
+
+    def facts(self, url: str) -> FileFacts:
+        """Size and version as they are now."""
+        return self._objects.facts(url)
+
+    def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
+        """So many bytes of this version from this place, all of them."""
+        if offset + nbytes > facts.bytes:
+            raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
+        if offset // BLOCK_BYTES == (offset + nbytes - 1) // BLOCK_BYTES:
+            return self._read(_block_at(url, facts, offset), offset, nbytes)
+        blocks = list(_blocks_of(url, facts, offset, nbytes))
+        self._ahead.expect(blocks[1:])
+        stop = offset + nbytes
+        parts = [(block, max(offset, block.start), min(stop, block.stop)) for block in blocks]
+        return b"".join(self._read(block, first, last - first) for block, first, last in parts)
+
+    def _read(self, block: _Block, offset: int, nbytes: int) -> bytes:
+        for _ in range(_MOST_EVICTIONS):
+            part = self._parts.get(block) or self._open(block)
+            raw = part.read(offset, nbytes)
+            if len(raw) == nbytes:
+                return raw
+            self._parts.pop(block, None)
+        raise self._cache.too_small(block.stop - block.start)
+
+    def _open(self, block: _Block) -> _OpenPart:
+        if len(self._parts) >= _MOST_OPEN:
+            self._parts.clear()
+        whole = _whole_of(block)
+        while True:
+            for one in (block, whole):
+                handle = self._cache.find(one.key)
+                if handle is not None:
+                    part = self._parts[block] = _OpenPart(handle, one.start)
+                    return part
+            self._bring(block)
+
+    def _bring(self, block: _Block, *, patient: bool = True) -> None:
+        """Into the cache: the block, or the whole file where it does not come in parts."""
+        if self._comes_whole(block):
+            block = _whole_of(block)
+        nbytes = block.stop - block.start
+        self._cache.make(block.key, nbytes, lambda handle: self._fill(block, handle, patient=patient), wait=patient)
+
+    def _comes_whole(self, block: _Block) -> bool:
+        if block.facts.bytes <= BLOCK_BYTES:
+            return False
+        server = block.url.partition("://")[2].partition("/")[0]
+        with self._asking:
+            if server not in self._whole:
+                self._whole[server] = not self._objects.comes_in_ranges(block.url, block.facts)
+            return self._whole[server]
+
+    def _fill(self, block: _Block, handle: int, *, patient: bool) -> None:
+        if self._comes_whole(block):
+            with os.fdopen(os.dup(handle), "wb") as file:
+                self._objects.bring(block.url, block.facts, file)
+            return
+        for start in range(block.start, block.stop, BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, block.stop)
+            raw = self._objects.fetch(block.url, block.facts, start, stop, patient=patient)
+            _write(handle, start - block.start, raw)
+
+    # --- all of it ---
+
+    def open(self, url: str, facts: FileFacts) -> BinaryIO:
+        """To be read from its beginning, or wherever one seeks to."""
+        return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
+
+    def local(self, url: str, facts: FileFacts) -> LocalFile:
+        """The whole file, which stays in the cache until it is closed."""
+        whole = _Block(url, facts, 0, facts.bytes)
+        while True:
+            held = self._cache.hold(whole.key)
+            if held is not None:
+                handle, path = held
+                return LocalFile(path, partial(os.close, handle))
+            self._bring_whole(whole)
+
+    def _bring_whole(self, whole: _Block, *, patient: bool = True) -> None:
+        self._cache.make(whole.key, whole.stop, lambda handle: self._fill(whole, handle, patient=patient), wait=patient)
+
+    # --- what comes soon ---
+
+    def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
+        """These bytes (URL, version, from where, how many) will be read soon."""
+        blocks = dict.fromkeys(block for extent in extents for block in _blocks_of(*extent))
+        self._ahead.expect(block for block in blocks if block not in self._parts)
+
+    def _fetch_ahead(self, block: _Block) -> None:
+        if not self._cache.has(block.key):
+            self._bring(block, patient=False)
+
+    def close(self) -> None:
+        """Close what is open, once nobody reads it any more."""
+        self._ahead.close()
+        self._parts.clear()
+
+
+class _RemoteReader(io.RawIOBase):
+    """Reads one file from wherever its position is."""
+
+    def __init__(self, files: RemoteFiles, url: str, facts: FileFacts) -> None:
+        super().__init__()
+        self._files = files
+        self._url = url
+        self._facts = facts
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Nothing else."""
+        return True
+
+    def seekable(self) -> bool:
+        """Anywhere."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go there."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.bytes}[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Where it is."""
+        return self._position
+
+    def readinto(self, into: Buffer) -> int:
+        """The next bytes, and from a new block on the blocks behind it soon."""
+        view = memoryview(into).cast("B")
+        nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
+        if nbytes and self._position % BLOCK_BYTES < nbytes:
+            end = min(self._position + (_BLOCKS_AHEAD + 1) * BLOCK_BYTES, self._facts.bytes)
+            self._files.expect([(self._url, self._facts, self._position, end - self._position)])
+        view[:nbytes] = self._files.read(self._url, self._facts, self._position, nbytes) if nbytes else b""
+        self._position += nbytes
+        return nbytes
+
+
+def _block_at(url: str, facts: FileFacts, offset: int) -> _Block:
+    start = offset // BLOCK_BYTES * BLOCK_BYTES
+    return _Block(url, facts, start, min(start + BLOCK_BYTES, facts.bytes))
+
+
+def _blocks_of(url: str, facts: FileFacts, offset: int, nbytes: int) -> Iterator[_Block]:
+    first = offset // BLOCK_BYTES * BLOCK_BYTES
+    return (_block_at(url, facts, start) for start in range(first, offset + nbytes, BLOCK_BYTES))
+
+
+def _whole_of(block: _Block) -> _Block:
+    return _Block(block.url, block.facts, 0, block.facts.bytes)
+
+
+def _write(handle: int, place: int, raw: bytes) -> None:
+    """All of it: the system may take it in pieces."""
+    view = memoryview(raw)
+    while view:
+        written = os.pwrite(handle, view, place)
+        view, place = view[written:], place + written

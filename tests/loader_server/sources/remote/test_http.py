@@ -1,0 +1,185 @@
+"""Remote files over plain HTTP, with ranges and without: each byte once, of one version, whatever the network does."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loader_server.sources.file_facts import CacheSettings
+from loader_server.sources.files import Files
+from loader_server.sources.remote import failures, remote_files
+from shared.errors import DataError, ReadError
+from tests.support.disk import small_disk
+from tests.support.stores import StoreProxy, plain_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DATA = random.Random(7).randbytes(100_000)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks, and no pauses."""
+    monkeypatch.setattr(remote_files, "BLOCK_BYTES", 8192)
+    monkeypatch.setattr(failures, "PAUSES_S", (0, 0, 0, 0))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    (tmp_path / "served" / "more").mkdir(parents=True)
+    (tmp_path / "served" / "a.tar").write_bytes(DATA)
+    (tmp_path / "served" / "b.txt").write_bytes(b"one\ntwo\n")
+    (tmp_path / "served" / "_SUCCESS").touch()
+    return tmp_path / "served"
+
+
+@pytest.fixture(params=[True, False], ids=["ranges", "no ranges"])
+def store(request: pytest.FixtureRequest, served: Path) -> Iterator[StoreProxy]:
+    with plain_server(served, ranges=request.param) as target, StoreProxy(target) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ranged(served: Path) -> Iterator[StoreProxy]:
+    with plain_server(served, ranges=True) as target, StoreProxy(target) as proxy:
+        yield proxy
+
+
+def files_of(folder: Path, nbytes: int = 10**7) -> Files:
+    return Files(folder, CacheSettings(folder=folder / "cache", bytes=nbytes))
+
+
+def test_each_byte_is_fetched_once_by_all_who_share_the_cache(tmp_path: Path, store: StoreProxy) -> None:
+    url, draw = f"{store.url}/a.tar", random.Random(1)
+    sharing = [files_of(tmp_path) for _ in range(3)]
+    places = [(draw.choice(sharing), draw.randrange(99_000), draw.randrange(1000)) for _ in range(3000)]
+    with ThreadPoolExecutor(4) as pool:
+        for read in pool.map(lambda one: one[0].read(url, one[1], one[2]) == DATA[one[1] : one[1] + one[2]], places):
+            assert read
+    looked = "bytes=99999-99999"  # whether there are ranges; one without is left at once
+    assert sum(one.nbytes for one in store.requests if one.method == "GET" and one.range != looked) == len(DATA)
+    assert sum(one.range == looked for one in store.requests) <= len(sharing)
+
+
+def test_a_file_is_one_to_read_and_one_on_the_disk(tmp_path: Path, store: StoreProxy) -> None:
+    url, files = f"{store.url}/a.tar", files_of(tmp_path)
+    with files.open(url) as file:
+        assert file.read(10) == DATA[:10]
+        assert file.seek(-5, io.SEEK_END) == 99_995
+        assert (file.read(), file.read(), file.tell()) == (DATA[-5:], b"", 100_000)
+        file.seek(50_000)
+        file.seek(1, io.SEEK_CUR)
+        assert file.read(30_000) == DATA[50_001:80_001]
+    with files.local(url) as path:
+        assert path.read_bytes() == DATA
+    assert files.whole(url, files.facts(url)) == DATA
+    assert files.read(f"{store.url}/_SUCCESS", 0, 0) == b""
+    files.close()
+    assert files.read(url, 99_999, 1) == DATA[-1:]
+
+
+def test_a_folder_is_what_it_lists(tmp_path: Path, store: StoreProxy) -> None:
+    files = files_of(tmp_path)
+    assert files.found([f"{store.url}/"], ".tar", ".txt") == [f"{store.url}/a.tar", f"{store.url}/b.txt"]
+    assert files.found([f"{store.url}/*.tar"]) == [f"{store.url}/a.tar"]
+    with pytest.raises(DataError, match=r"/\*\.zip: expected files, got none"):
+        files.found([f"{store.url}/*.zip"])
+    assert files.beside(f"{store.url}/x/a.csv", "clips/1.wav") == f"{store.url}/x/clips/1.wav"
+    assert files.beside(f"{store.url}/x/a.csv", "s3://b/1.wav") == "s3://b/1.wav"
+    assert files.beside("x/a.csv", "1.wav") == "x/1.wav"
+
+
+@pytest.mark.parametrize("fault", [503, "cut", "hang up"])
+def test_what_fails_for_a_while_comes_back(tmp_path: Path, ranged: StoreProxy, fault: int | str) -> None:
+    url, files, failing = f"{ranged.url}/a.tar", files_of(tmp_path), iter([fault] * 3)
+    assert files.facts(url).bytes == 100_000
+    ranged.fault = lambda method, path: next(failing, None)
+    assert files.read(url, 20_000, 500) == DATA[20_000:20_500]
+    assert next(failing, None) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (503, "expected to read the file, got 503 Service Unavailable, at each of 5 attempts"),
+        (403, r"expected a file that may be read, got a refusal \(403 Forbidden\)"),
+        (404, "expected a file that can be read, got none of this name"),
+        ("cut", "expected to read the file, got Response payload is not completed.*at each of 5 attempts"),
+    ],
+)
+def test_what_stays_broken_is_an_error_that_names_the_file(
+    tmp_path: Path, ranged: StoreProxy, fault: int | str, said: str
+) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    files.facts(url)
+    ranged.fault = lambda method, path: fault
+    with pytest.raises(ReadError, match=rf"http://.*/a\.tar: {said}"):
+        files.read(url, 0, 10)
+    assert not list((tmp_path / "cache").glob("underway/*"))
+    ranged.fault = lambda method, path: None
+    assert files.read(url, 0, 10) == DATA[:10]
+
+
+def test_another_version_is_refused_before_and_while_it_is_read(
+    tmp_path: Path, ranged: StoreProxy, served: Path
+) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    origin = files.origin([url])
+    files.refuse_changed(origin, tmp_path)
+    assert files.read(url, 0, 10) == DATA[:10]
+    (served / "a.tar").write_bytes(DATA[::-1])
+    os.utime(served / "a.tar", ns=(5, 5))
+    with pytest.raises(ReadError, match=r"a\.tar: expected the file that was indexed.*the file has changed since"):
+        files.read(url, 50_000, 10)
+    assert files.read(url, 0, 10) == DATA[:10], "what is in the cache is the indexed one"
+    with pytest.raises(DataError, match=r"a\.tar, index .*expected the file that the index was made from"):
+        files_of(tmp_path).refuse_changed(origin, tmp_path)
+    other = files_of(tmp_path)
+    assert other.read(url, 0, 10) == DATA[::-1][:10], "its key holds the version"
+    with pytest.raises(ReadError, match=r"a\.tar: expected 20 bytes from byte 99990 on, got 10 bytes: the file has"):
+        other.read(url, 99_990, 20)
+
+
+def test_what_is_expected_is_there_when_it_is_read(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    files.expect([(url, 0, 100), (url, 30_000, 20_000), ("local.txt", 0, 5)])
+    for offset in (0, 30_000, 45_000):
+        assert files.read(url, offset, 5) == DATA[offset : offset + 5]
+    assert ranged.fetched() == 5 * 8192 + 1
+    files.expect([(url, 0, 100)])
+    assert ranged.fetched() == 5 * 8192 + 1
+
+
+def test_expecting_what_fails_is_no_error_yet(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    files.facts(url)
+    ranged.fault = lambda method, path: 403
+    files.expect([(url, 0, 100)])
+    with pytest.raises(ReadError, match="a refusal"):
+        files.read(url, 0, 100)
+
+
+def test_a_cache_smaller_than_the_file_stays_within_its_bounds(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files, draw = f"{ranged.url}/a.tar", files_of(tmp_path, 40_000), random.Random(2)
+    for _ in range(60):
+        offset = draw.randrange(99_000)
+        assert files.read(url, offset, 900) == DATA[offset : offset + 900]
+    kept = [path.stat().st_size for path in (tmp_path / "cache" / "entries").rglob("*") if path.is_file()]
+    assert sum(kept) <= 40_000
+    with pytest.raises(ReadError, match="expected a cache of at least 100000 bytes"):
+        files.local(url)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, ranged: StoreProxy) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        files = Files(tmp_path, CacheSettings(folder=disk.folder / "cache", bytes=10**9))
+        with pytest.raises(ReadError, match=r"disk/cache: expected a folder.*got No space left on device"):
+            files.local(f"{ranged.url}/a.tar")
+        files.close()

@@ -1,0 +1,39 @@
+"""URLs: which they are, and that none holds a credential."""
+
+from __future__ import annotations
+
+import pytest
+
+from loader_server.sources.remote.urls import is_url, refuse_credentials, without_credentials
+from shared.errors import SettingsError
+
+
+def test_what_is_a_url() -> None:
+    assert all(map(is_url, ("s3://b/k", "https://h/p", "gs://b/k", "HTTP://h/p")))
+    assert not any(map(is_url, ("a.txt", "/a/b", "C:/a", "a/b://c", "://x")))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:secret@host/a.tar",
+        "https://host/a.tar?X-Amz-Signature=secret&X-Amz-Credential=AKIASECRETSECRETSECR",
+        "https://host/a.tar?sig=secret",
+        "https://host/a.tar?version=2&token=secret",
+    ],
+)
+def test_a_url_with_credentials_is_refused_without_saying_them(url: str) -> None:
+    with pytest.raises(SettingsError, match="expected a URL without credentials, got one with ") as caught:
+        refuse_credentials(url)
+    assert "secret" not in str(caught.value).lower()
+    assert "host/a.tar" in str(caught.value)
+
+
+def test_other_urls_pass() -> None:
+    for url in ("https://host/a.tar?version=2", "s3://bucket/a@b.tar", "https://host/a.tar"):
+        refuse_credentials(url)
+
+
+def test_what_stores_repeat_is_left_out() -> None:
+    said = "no AKIAABCDEFGHIJKLMNOP for http://me:pw@h/p?sig=abc&x=1 here"
+    assert without_credentials(said) == "no … for http://…@h/p?… here"
