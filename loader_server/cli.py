@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
+    from loader_server.machine.nursery import Nursery
     from loader_server.stream import JobFile
 
 __all__ = ["main"]
@@ -78,10 +81,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run_demo(options: argparse.Namespace) -> int:
-    from loader_server.demo.acts import DemoOptions, run
+    with contextlib.closing(_open_nursery()) as nursery:
+        from loader_server.demo.acts import DemoOptions, run
 
-    return run(
-        DemoOptions(
+        demo = DemoOptions(
             folder=options.keep,
             samples=options.samples,
             epochs=options.epochs,
@@ -89,7 +92,16 @@ def _run_demo(options: argparse.Namespace) -> int:
             # The story is told; the processes' own logs are only for those who ask for them.
             log_level="error" if options.log_level == "info" else options.log_level,
         )
-    )
+        return run(demo, nursery)
+
+
+def _open_nursery() -> Nursery:
+    """What is imported here is what this machine's processes start with."""
+    from loader_server.machine.nursery import Nursery
+
+    for module in ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics"):
+        import_module(module)
+    return Nursery(main)
 
 
 def _whole(text: str) -> int:
@@ -192,6 +204,11 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 
 
 def _run_machine(options: argparse.Namespace) -> int:
+    with contextlib.closing(_open_nursery()) as nursery:
+        return _run_loaders(options, nursery)
+
+
+def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     from loader_server.commands import index
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
     from shared.endpoints import check_endpoint
@@ -210,7 +227,8 @@ def _run_machine(options: argparse.Namespace) -> int:
             insecure=options.insecure,
             log_level=options.log_level,
             metrics_port=job.settings.metrics_port,
-        )
+        ),
+        nursery,
     )
     remove_dead_targets(job.targets_folder)
     _on_stop(supervisor.stop)

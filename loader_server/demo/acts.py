@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from loader_server.machine.nursery import Nursery
+
 __all__ = ["DemoOptions", "run"]
 
 _SAMPLES = 1500
@@ -83,7 +85,7 @@ class DemoOptions:
     log_level: str
 
 
-def run(options: DemoOptions) -> int:
+def run(options: DemoOptions, nursery: Nursery) -> int:
     """Play all acts; returns when every process has ended."""
     _check_trainer()
     start_logging(level=options.log_level)
@@ -94,7 +96,7 @@ def run(options: DemoOptions) -> int:
     _index(job, story)
     stream = _plan(job, story)
     try:
-        with _loaders(options, job, story) as supervisor:
+        with _loaders(options, nursery, job, story) as supervisor:
             outcome = _train(options, supervisor, stream, story)
     finally:
         stream.close()
@@ -162,7 +164,7 @@ def _plan(job: JobFile, story: Story) -> Stream:
 
 
 @contextmanager
-def _loaders(options: DemoOptions, job: JobFile, story: Story) -> Iterator[Supervisor]:
+def _loaders(options: DemoOptions, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
     """Coordinator and workers, which run while the block lasts."""
     supervisor = Supervisor(
         SupervisorSettings(
@@ -170,7 +172,8 @@ def _loaders(options: DemoOptions, job: JobFile, story: Story) -> Iterator[Super
             listen="tcp://127.0.0.1:*",
             workers=options.workers,
             log_level=options.log_level,
-        )
+        ),
+        nursery,
     )
     keeper = threading.Thread(target=supervisor.run, name="supervisor")
     try:

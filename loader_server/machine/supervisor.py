@@ -2,8 +2,9 @@
 
 Rules: each child keeps its endpoint across restarts, so that trainers find it again; only a worker that can no longer
 start there tries another port. A child that fails before it was ever ready points to a mistake in the set-up, and ends
-everything with its own error; one that dies later is restarted after a growing pause. Children end with this process,
-even if it is killed (see processes). The loop wakes when a child ends, a signal comes or a pause is over.
+everything with its own error; one that dies later is restarted after a growing pause. Children are forked from the
+nursery, and end with this process, even if it is killed. The loop wakes when a child ends, a signal comes or a pause is
+over.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +27,8 @@ from shared.sockets import Waker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from loader_server.machine.nursery import Nursery, Nursling
 
 __all__ = ["Child", "Supervisor", "SupervisorSettings"]
 
@@ -68,8 +69,7 @@ class Child:
     listen: str
     #: Where else it may listen if it cannot start there any more; empty: nowhere.
     spare_listen: str = ""
-    process: subprocess.Popen[bytes] | None = None
-    pidfd: int = -1
+    process: Nursling | None = None
     started_s: float = 0.0
     restarts: int = 0
     pause_s: float = _FIRST_PAUSE_S
@@ -82,8 +82,9 @@ class Child:
 class Supervisor:
     """`start` returns when all are ready; `run` keeps them running until `stop`."""
 
-    def __init__(self, settings: SupervisorSettings) -> None:
+    def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
         self.settings = settings
+        self._nursery = nursery
         self.log = Log("supervisor")
         self.coordinator = Child("coordinator", self._coordinator_command, settings.listen)
         anywhere = at_any_port(settings.listen)
@@ -105,8 +106,8 @@ class Supervisor:
 
     def _base(self, role: str, listen: str) -> list[str]:
         insecure = ["--insecure"] if self.settings.insecure else []
-        own = ["--listen", listen, "--parent", str(os.getpid()), "--log-level", self.settings.log_level]
-        return [sys.executable, "-m", "loader_server", role, str(self.settings.job_path), *own, *insecure]
+        own = ["--listen", listen, "--parent", str(self._nursery.pid), "--log-level", self.settings.log_level]
+        return [role, str(self.settings.job_path), *own, *insecure]
 
     def _coordinator_command(self, listen: str) -> list[str]:
         return [*self._base("coordinator", listen), *self._metrics(0)]
@@ -152,7 +153,8 @@ class Supervisor:
         self._stopping = True
         for group in (self.workers, [self.coordinator]):
             for child in group:
-                _signal(child, signal.SIGTERM)
+                if child.process is not None:
+                    child.process.send_signal(signal.SIGTERM)
             until_s = time.monotonic() + self.settings.drain_timeout_s
             for child in group:
                 self._reap(child, until_s)
@@ -160,9 +162,7 @@ class Supervisor:
     def _reap(self, child: Child, until_s: float) -> None:
         if child.process is None:
             return
-        try:
-            child.process.wait(max(0.0, until_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if child.process.wait(max(0.0, until_s - time.monotonic())) is None:
             self.log.warning("killed, for it did not end in time", child=child.name)
             child.process.kill()
             child.process.wait()
@@ -170,12 +170,11 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         reading, writing = os.pipe()
-        command = [*child.command(child.listen), "--ready-fd", str(writing)]
-        # In a session of its own, because it is for us to pass on Ctrl-C at the terminal, in good order.
-        child.process = subprocess.Popen(command, pass_fds=[writing], start_new_session=True, stdin=subprocess.DEVNULL)
-        os.close(writing)
+        try:
+            child.process = self._nursery.start(child.command(child.listen), keep=writing)
+        finally:
+            os.close(writing)
         child.ready, child.served = reading, False
-        child.pidfd = os.pidfd_open(child.process.pid)
         child.started_s = time.monotonic()
 
     def _wait_until_ready(self, children: Sequence[Child]) -> None:
@@ -209,7 +208,7 @@ class Supervisor:
     def _wait_for_events(self) -> None:
         """Wait until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
         now_s = time.monotonic()
-        alive = [child.pidfd for child in self.children if child.pidfd >= 0]
+        alive = [child.process.fileno() for child in self.children if child.process is not None]
         starting = [child.ready for child in self.children if child.ready >= 0]
         pauses = [child.again_s - now_s for child in self.children if child.process is None]
         select.select([*alive, *starting, self._waker.fileno()], [], [], max(0.0, min(pauses)) if pauses else None)
@@ -220,15 +219,14 @@ class Supervisor:
         for child in self.children:
             if child.ready >= 0 and select.select([child.ready], [], [], 0)[0]:
                 self._read_ready(child, now_s)
-            if child.process is not None and child.process.poll() is not None:
-                self._note_death(child, now_s)
+            code = child.process.wait(0) if child.process is not None else None
+            if code is not None:
+                self._note_death(child, code, now_s)
             if child.process is None and now_s >= child.again_s and not self._stopping:
                 child.restarts += 1
                 self._start(child)
 
-    def _note_death(self, child: Child, now_s: float) -> None:
-        assert child.process is not None
-        code = child.process.returncode
+    def _note_death(self, child: Child, code: int, now_s: float) -> None:
         self._forget(child)
         healthy = now_s - child.started_s > _HEALTHY_S
         child.again_s = now_s if healthy else now_s + child.pause_s
@@ -240,22 +238,12 @@ class Supervisor:
     @staticmethod
     def _forget(child: Child) -> None:
         child.process = None
-        for handle in (child.pidfd, child.ready):
-            if handle >= 0:
-                os.close(handle)
-        child.pidfd = child.ready = -1
+        if child.ready >= 0:
+            os.close(child.ready)
+            child.ready = -1
 
 
 def _cause(code: int) -> str:
     if code == -deadline.SIGNAL:
         return "a sample missed its build_timeout; the stacks above say where"
     return how_it_ended(code)
-
-
-def _signal(child: Child, number: int) -> None:
-    """Signal a child through its pidfd, because its process id may belong to another process by now."""
-    if child.pidfd >= 0:
-        try:
-            signal.pidfd_send_signal(child.pidfd, number)
-        except ProcessLookupError:
-            return

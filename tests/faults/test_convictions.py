@@ -42,8 +42,8 @@ def test_a_worker_that_is_killed_while_the_data_changed_convicts_nobody(
     manifest = tmp_path / "csv.csv"
     before = manifest.read_text()
     with running(job) as loaders:
-        # Each want that a killed worker held is tried in five child processes.
-        with trainer_client.connect(loaders.endpoint, prefetch=3) as feed, feed.open() as reading:
+        # Each want that a killed worker held is tried in five child processes; with five open it surely held one.
+        with trainer_client.connect(loaders.endpoint, prefetch=5) as feed, feed.open() as reading:
             change(job)
             got = [next(reading) for _ in range(4)]  # so that wants are open
             loaders.workers()[0].kill()

@@ -104,7 +104,7 @@ class Loaders:
 
     def _children(self, role: str) -> list[psutil.Process]:
         children = []
-        for child in psutil.Process(self.process.pid).children():
+        for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 if role in child.cmdline():
                     children.append(child)

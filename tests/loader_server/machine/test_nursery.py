@@ -1,0 +1,178 @@
+"""The process that a machine's loaders are forked from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.support.loaders import ROOT, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Owns a nursery whose children report what they find and then end as they are told. Takes a request a line.
+OWNER = """
+import json, os, signal, sys, threading
+import numpy as np
+from loader_server.machine.nursery import Nursery
+from shared.errors import StokerError
+
+def child(arguments):
+    how, _, ready = arguments
+    facts = {
+        "session": os.getsid(0) == os.getpid(),
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")),
+        "ready": int(ready),
+        "parent": os.getppid(),
+        "drawn": int(np.random.randint(2**31)),
+        "interrupted_by_ctrl_c": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    }
+    os.write(int(ready), json.dumps(facts).encode())
+    exec(how)
+
+nursery = Nursery(child)
+print(json.dumps({"nursery": nursery.pid}), flush=True)
+for line in sys.stdin:
+    reading, writing = os.pipe()
+    try:
+        one = nursery.start([json.loads(line)], keep=writing)
+    except StokerError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        continue
+    os.close(writing)
+    facts = json.loads(os.read(reading, 65536))
+    ended = one.wait(0.3 if "pause" in line else None)
+    one.send_signal(0) if ended is None else None
+    print(json.dumps({"pid": one.pid, "ended": ended, **facts}), flush=True)
+nursery.close()
+"""
+
+
+class Owner:
+    """A process with a nursery; it has to be one without threads."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        )
+        self.nursery = psutil.Process(self._read()["nursery"])
+
+    def ask(self, how: str) -> dict[str, Any]:
+        """Have a child do this, and say what came of it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(how) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return told
+
+
+@contextmanager
+def owner() -> Iterator[Owner]:
+    """An owner for the length of a block."""
+    made = Owner()
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('a sentence')", 1),
+        ("raise ValueError", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 5)", -signal.SIGRTMIN - 5),
+    ],
+)
+def test_how_a_child_ends_is_told(how: str, code: int, owned: Owner) -> None:
+    """As of any process."""
+    assert owned.ask(how)["ended"] == code
+
+
+@pytest.fixture(scope="module")
+def owned() -> Iterator[Owner]:
+    """One owner for all tests that leave it as it was."""
+    with owner() as made:
+        yield made
+
+
+def test_a_child_has_what_it_is_given_and_nothing_else(owned: Owner) -> None:
+    """No socket of its owner, no pipe of another child; Ctrl-C at the terminal does not reach it."""
+    facts = owned.ask("pass")
+    assert facts["descriptors"] == [0, 1, 2, 3]
+    assert facts["ready"] == 3
+    assert facts["stdin"] == os.devnull
+    assert facts["session"]
+    assert facts["interrupted_by_ctrl_c"]
+    assert facts["parent"] == owned.nursery.pid
+
+
+def test_children_draw_different_numbers(owned: Owner) -> None:
+    """Code that uses numpy's own generator would augment all workers' samples alike."""
+    assert len({owned.ask("pass")["drawn"] for _ in range(4)}) == 4
+
+
+def test_what_threads_of_a_child_have_begun_is_finished(owned: Owner) -> None:
+    """As in any process: it ends with its last thread."""
+    how = "threading.Timer(0.05, lambda: os._exit(7)).start()"
+    assert owned.ask(how)["ended"] == 7
+
+
+def test_signals_that_reach_the_whole_group_end_no_nursery() -> None:
+    """Ctrl-C and a service manager's SIGTERM go to all processes: the owner decides in which order they end."""
+    with owner() as made:
+        made.nursery.send_signal(signal.SIGINT)
+        made.nursery.send_signal(signal.SIGTERM)
+        assert made.ask("sys.exit(3)")["ended"] == 3
+
+
+def test_it_ends_with_its_owner() -> None:
+    """Even if that is killed."""
+    with owner() as made:
+        made.process.kill()
+        wait_until(lambda: not made.nursery.is_running() or made.nursery.status() == "zombie", "the nursery has ended")
+
+
+def test_without_it_there_is_an_error() -> None:
+    """Somebody killed it: the children that it had are gone, and no others can be started."""
+    with owner() as made:
+        made.nursery.kill()
+        assert "got: the end of the one that forks" in made.ask("pass")["error"].replace("got ", "got: ")
+
+
+def test_children_of_a_killed_nursery_have_ended() -> None:
+    """Their owner learns of it as of any end; loaders end with their parent (see processes)."""
+    with owner() as made:
+        told = made.ask(f"os.kill({made.nursery.pid}, signal.SIGKILL)\nsignal.pause()")
+        assert told["ended"] == -signal.SIGKILL
+        psutil.Process(told["pid"]).kill()
+
+
+_THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+def test_a_process_with_threads_refuses() -> None:
+    """A fork of it may hang."""
+    said = subprocess.run(
+        [sys.executable, "-c", _THREADED + OWNER], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "AssertionError" in said.stderr
