@@ -3,7 +3,7 @@
 Rules: the same want gives the same bytes, whoever builds it, however often; each value is written once, into its
 place; a sample that cannot be used keeps its row, masked; reading errors are retried, then raised, and never mask. A
 source that can write whole batches at once does so, as long as nothing has to be done to single samples and none is
-suspected or known to kill its decoder. Each step has the deadline that is handed in. No sockets here.
+suspected to kill its decoder. Each step has the deadline that is handed in. No sockets here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from loader_server.building.culprits import KnownCulprits
 from loader_server.building.packed_rows import places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
+from loader_server.sources.source import gather_rows
 from loader_server.transforms.blame import undecoded
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError, StokerError
@@ -26,10 +27,9 @@ from shared.wire.layout import Layout, layout_of
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.building.quarantine import Quarantine
@@ -61,9 +61,13 @@ class Prepared:
     samples: NDArray[np.int64]
     shape: BucketShape
     layout: Layout
+    #: Bytes of the payload between tensors.
+    gaps: tuple[slice, ...]
     #: The bytes of each sample, None for a culprit; None instead of all if the source writes the whole batch at once.
     raw: Sequence[bytes | None] | None
     read_us: int
+    #: Rows of culprits in a batch that is written at once.
+    culprits: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,15 @@ class Builder:
         self._lock = threading.Lock()
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
-        self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout]] = {}
+        self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
         gathers = stream.source.gathers and not stream.chain.steps and not stream.packed
         self._gathering: Source | None = stream.source if gathers else None
+        #: What it writes.
+        self._gathered = [key for field in stream.chain.fields for key in (field.key, f"{field.key}_length")]
 
     def reads(self, want: Want) -> bool:
         """Whether preparing this want may wait for a disk."""
-        return self._gathering is None or want.attempt > 0 or bool(self.culprits.keys)
+        return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has."""
@@ -153,25 +159,35 @@ class Builder:
                 remedy="Trainer and worker disagree on the plan: report this.",
             )
         planned = epoch.batch(want.number)
-        shape, layout = self._laid_out(planned.shape)
+        shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
-        raw = None if self._is_gathered(want, samples) else self._read(samples.tolist(), begin)
-        return Prepared(planned, samples, shape, layout, raw, (time.perf_counter_ns() - began_ns) // 1000)
+        raw, culprits = None, list[int]()
+        if self._gathering is None or want.attempt > 0:  # a suspect has to be tried alone
+            raw = self._read(samples.tolist(), begin)
+        else:
+            culprits = self._read_around(self._gathering, samples, begin)
+        read_us = (time.perf_counter_ns() - began_ns) // 1000
+        return Prepared(planned, samples, shape, layout, gaps, raw, read_us, culprits)
 
-    def _is_gathered(self, want: Want, samples: NDArray[np.int64]) -> bool:
-        """A batch with a sample that may kill its decoder is built sample by sample, to be tried and masked."""
-        if self._gathering is None or want.attempt > 0:
-            return False
-        return not self.culprits.keys or not any(map(self.is_culprit, samples.tolist()))
+    def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
+        """Read what is missing for gathering all but the culprits, whose rows are returned."""
+        culprits = list[int]()
+        if self.culprits.keys:
+            culprits = [row for row, sample in enumerate(samples.tolist()) if self.is_culprit(sample)]
+        if source.reads_ahead:
+            missing = source.unread(np.delete(samples, culprits) if culprits else samples)
+            read_patiently(source.read, missing.tolist(), begin)
+        return culprits
 
-    def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout]:
-        """The complete shape of a batch, and its layout: worked out once for each shape that the plan uses."""
+    def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout, tuple[slice, ...]]:
+        """The complete shape of a batch, and its layout with the gaps: worked out once for each shape of the plan."""
         known = self._layouts.get(id(planned))
         if known is None or known[0] is not planned:
             if len(self._layouts) >= _LAYOUTS_KEPT:
                 self._layouts.clear()
             shape = self.stream.shape(planned)
-            known = self._layouts[id(planned)] = (planned, shape, layout_of(self.stream.fields, shape))
+            layout = layout_of(self.stream.fields, shape)
+            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(_gaps(layout)))
         return known[1:]
 
     def _read(self, samples: Sequence[int], begin: Callable[[int], None]) -> list[bytes | None]:
@@ -199,13 +215,14 @@ class Builder:
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
         batch = _BatchInHand(want.epoch, convicted)
         if self._gathering is not None and prepared.raw is None:
-            rows = self._gather(self._gathering, prepared.samples, arrays)
+            rows = self._gather(self._gathering, prepared, arrays, batch)
         elif self.stream.packed:
             rows = self._pack(prepared, arrays, batch)
         else:
             rows = self._fill(prepared, arrays, batch)
         self._deadline.begin(time.perf_counter_ns())
-        self._clear_gaps(prepared.layout, payload)
+        for gap in prepared.gaps:
+            payload[gap] = 0
         round_in_place(payload, prepared.layout, self.stream.float32)
         key = self.stream.settings.length
         space, length = arrays[key].shape[:2]
@@ -222,13 +239,25 @@ class Builder:
             masked_cells=(space - rows) * length,
         )
 
-    def _gather(self, source: Source, samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Let the source write all rows at once; returns how many are valid: all that have a sample."""
-        source.gather(samples, {key: array[: len(samples)] for key, array in arrays.items()})
-        arrays["weight"][: len(samples)] = 1
-        arrays["tag"][: len(samples)] = samples
-        self._leave_empty(arrays, len(samples))
-        return len(samples)
+    def _gather(
+        self, source: Source, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+    ) -> int:
+        """Let the source write all rows at once, but those of culprits; returns how many are valid."""
+        samples, end = prepared.samples, len(prepared.samples)
+        own = {key: arrays[key][:end] for key in self._gathered if key in arrays}
+        arrays["weight"][:end] = 1
+        arrays["tag"][:end] = samples
+        if prepared.culprits:
+            rows = np.delete(np.arange(end), prepared.culprits)
+            gather_rows(source, samples[rows], rows, own)
+            for row in prepared.culprits:
+                sample = int(samples[row])
+                self._note_masked(sample, _kills(source.name(sample)), batch)
+                self._mask(arrays, row, sample)
+        elif end:
+            source.gather(samples, own)
+        self._leave_empty(arrays, end)
+        return end - batch.masked
 
     def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
         """Write row after row; returns how many are valid."""
@@ -247,6 +276,8 @@ class Builder:
     @staticmethod
     def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
         """Clear the rows from here on, which hold no sample."""
+        if rows == len(arrays["tag"]):
+            return
         for array in arrays.values():
             array[rows:] = 0
         arrays["tag"][rows:] = -1
@@ -291,12 +322,15 @@ class Builder:
                 if len(values[key]) > most:
                     raise self._too_long(key, most, len(values[key]), (batch.epoch, sample, raw))
         except SampleError as error:
-            name = self.stream.source.name(sample)
-            self._quarantine.note(self.stream.name, sample, name, error)
-            batch.mask(name, error)
+            self._note_masked(sample, error, batch)
             values = None
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
+
+    def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
+        name = self.stream.source.name(sample)
+        self._quarantine.note(self.stream.name, sample, name, error)
+        batch.mask(name, error)
 
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
         """Which transform it was is found out by doing it once more."""
@@ -330,12 +364,13 @@ class Builder:
             array[row] = 0
         arrays["tag"][row] = sample
 
-    @staticmethod
-    def _clear_gaps(layout: Layout, payload: NDArray[np.uint8]) -> None:
-        """Clear the bytes between tensors, because they are part of the payload and of its digest."""
-        ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
-        for tensor, end in zip(layout.tensors, ends, strict=True):
-            payload[tensor.offset + tensor.nbytes : end] = 0
+
+def _gaps(layout: Layout) -> Iterator[slice]:
+    """The bytes between tensors, because they are part of the payload and of its digest."""
+    ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
+    for tensor, end in zip(layout.tensors, ends, strict=True):
+        if tensor.offset + tensor.nbytes < end:
+            yield slice(tensor.offset + tensor.nbytes, end)
 
 
 def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:

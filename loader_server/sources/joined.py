@@ -17,7 +17,7 @@ import numpy as np
 
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.index.probe import refuse_other_fields
-from loader_server.sources.source import Source
+from loader_server.sources.source import Source, gather_rows
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
 
@@ -82,7 +82,7 @@ class SourceSet:
     @property
     def segments(self) -> NDArray[np.int64]:
         """Where each segment starts, and the number of samples: none has samples of two members."""
-        shifted = (one.index.segments + start for one, start in zip(self._opened, self._starts, strict=False))
+        shifted = (one.source.segments + start for one, start in zip(self._opened, self._starts, strict=False))
         return np.unique(np.concatenate(list(shifted)))
 
     @property
@@ -217,18 +217,31 @@ class JoinedSource(Source):
 
     @property
     def gathers(self) -> bool:
-        """Whether all members do, and make the same."""
-        return all(one.gathers and len(one.fields) == len(self._fields) for one in self._sources)
+        """Whether all members do."""
+        return all(one.gathers for one in self._sources)
+
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        """Whether a member does."""
+        return any(one.reads_ahead for one in self._sources)
+
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of each member."""
+        asked = self._by_member(samples)
+        found = [self._sources[place].unread(own) + self._starts[place] for place, _, own in asked]
+        return np.concatenate(found) if found else samples
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """OpenedSource by member, into arrays of its own, and from there into their rows."""
+        """Member by member, into arrays of its own, and from there into their rows."""
+        for place, rows, own in self._by_member(samples):
+            gather_rows(self._sources[place], own, rows, out)
+
+    def _by_member(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Each member that is asked, the places of its samples among these, and their numbers there."""
         of = np.searchsorted(self._starts, samples, side="right") - 1
         for place in np.unique(of).tolist():
             rows = np.flatnonzero(of == place)
-            own = {key: np.empty_like(array[: len(rows)]) for key, array in out.items()}
-            self._sources[place].gather(samples[rows] - self._starts[place], own)
-            for key in (*(field.key for field in self._fields), *(f"{f.key}_length" for f in self._fields if f.padded)):
-                out[key][rows] = own[key]
+            yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
         """As the member calls it."""

@@ -15,17 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from loader_server.sources.files import Files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from shared.wire.layout import Field
 
-__all__ = ["BadRow", "Found", "Indexed", "Inventory", "Source"]
+__all__ = ["SEGMENT_SAMPLES", "BadRow", "Found", "Indexed", "Inventory", "Source", "gather_rows"]
+
+#: Samples of a segment, where the format suggests nothing else.
+SEGMENT_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,13 @@ class Source:
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
     @property
+    def segments(self) -> NDArray[np.int64]:
+        """Where each segment begins, and the number of samples: samples that windows keep together, because they are
+        best read together.
+        """
+        return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """The first sample of each part that a mixture may weigh: its files, if it has several."""
         return (0,)
@@ -182,10 +193,17 @@ class Source:
         return False
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the fields of these samples, one a row, their lengths (`<key>_length`), and zeros behind them: the
-        bytes that decoding each would give. `out` has as many rows as there are samples.
+        """Write those fields of these samples that `out` has, one a row, their lengths (`<key>_length`), and zeros
+        behind them: the bytes that decoding each would give. `out` has as many rows as there are samples.
         """
         raise NotImplementedError
+
+    #: Whether `gather` works on what `read` brought into memory, sample with neighbours.
+    reads_ahead: ClassVar[bool] = False
+
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002 - for those who read ahead
+        """Of these samples those to `read` before they are gathered: one for each piece that is not in memory."""
+        return np.empty(0, np.int64)
 
     def name(self, sample: int) -> str:
         """What people call the sample."""
@@ -215,3 +233,13 @@ class Source:
     def close(self) -> None:
         """Give back what is open, if anything is."""
         self.files.close()
+
+
+def gather_rows(
+    source: Source, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
+) -> None:
+    """Gather these samples into some of the rows."""
+    own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
+    source.gather(samples, own)
+    for key, array in own.items():
+        out[key][rows] = array

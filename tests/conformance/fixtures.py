@@ -130,6 +130,28 @@ def synthetic(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
 
 
+def numpy_arrays(folder: Path) -> SourceCase:
+    """A ragged array, a ragged one of vectors, rows of vectors, and numbers."""
+    lengths, random = np.arange(40) % 7, np.random.default_rng(3)
+    offsets = np.append(0, np.cumsum(lengths))
+    arrays = {
+        "tokens_values": random.integers(1, 99, offsets[-1], np.uint16),
+        "tokens_offsets": offsets,
+        "frames_values": random.random((80, 3), np.float32),
+        "frames_offsets": np.arange(41, dtype=np.uint32) * 2,
+        "speaker": random.random((40, 2)),
+        "label": np.arange(40) % 3 == 0,
+    }
+    (folder / "data").mkdir()
+    for name, array in arrays.items():
+        np.save(folder / "data" / name, array)
+
+    def change() -> None:
+        np.save(folder / "data" / "label", ~arrays["label"])
+
+    return SourceCase(spec=spec_of("numpy", folder, paths=["data"]), change=change, bad={})
+
+
 class Words:
     """A user's own class, over a file of words."""
 
@@ -168,6 +190,7 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "tfrecord": tfrecord,
     "parallel": parallel,
     "jsonl": jsonl,
+    "numpy": numpy_arrays,
     "synthetic": synthetic,
     "package.module:Class": map_style,
 }

@@ -127,6 +127,16 @@ def test_no_module_hides_a_name_that_authors_import(package: ModuleType) -> None
     assert {module.name for module in pkgutil.iter_modules(package.__path__)} & {*package.__all__} == set()
 
 
+def test_numpy_arrays(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    arrays = {"tokens_values": np.arange(12), "tokens_offsets": np.arange(5) * 3, "label": np.arange(4)}
+    for name, array in arrays.items():
+        np.save(tmp_path / "data" / name, array)
+    made = job(tmp_path, example("toml", 'source = "numpy"'))
+    assert index_streams(made, ["train"])["train"].samples == 4
+    assert [field.key for field in made.open("train").chain.fields] == ["label", "tokens"]
+
+
 def test_a_source_imports_all_from_one_place() -> None:
     for name in loader_server.sources.__all__:
         assert hasattr(loader_server.sources, name)

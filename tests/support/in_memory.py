@@ -34,7 +34,7 @@ class MemorySource:
     on_read: dict[int, Callable[[], object]] = field(default_factory=dict)
     on_decode: dict[int, Callable[[], object]] = field(default_factory=dict)
     fields = RAW
-    gathers = False
+    gathers = reads_ahead = False
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         for sample in samples:

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
     from loader_server.transforms.chain import Chain
 
-__all__ = ["FORMAT", "SEGMENT_SAMPLES", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
+__all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
 
 #: Raise it whenever the folder's content changes its meaning.
 FORMAT = 1
-SEGMENT_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +81,6 @@ class Index:
     def samples(self) -> int:
         """How many there are."""
         return self.meta.samples
-
-    @property
-    def segments(self) -> NDArray[np.int64]:
-        """Where each segment starts, and the number of samples."""
-        return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
     def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
         """The length of every padded field that a chain makes, which must be the one that was measured."""

@@ -79,9 +79,10 @@ class Bench:
         """Of these builds."""
         for build in builds:
             self.thread.submit(build)
-        for _ in builds:
+        done: list[Outcome] = []
+        while len(done) < len(builds):
             assert self.woken.acquire(timeout=20)
-        done = self.thread.take_outcomes()
+            done += self.thread.take_outcomes()
         assert [outcome.build for outcome in done] == list(builds)
         assert self.thread.load == 0
         return done
@@ -122,6 +123,22 @@ def test_jobs_end_in_their_order_built_into_their_places(
         assert (outcome.sent, outcome.sealed, outcome.error, outcome.convictions) == (None, None, None, ())
         tags = made.builder.prepare(outcome.build.want).layout.arrays(outcome.payload)["tag"]
         assert tags.tolist() == [4 * number, 4 * number + 1, 4 * number + 2, 4 * number + 3, -1]
+
+
+def test_outcomes_of_small_builds_are_told_together_and_none_is_kept_back(bench: Callable[..., Bench]) -> None:
+    gate, begun = threading.Event(), threading.Event()
+    made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(20))}))
+    for number in range(4):
+        made.thread.submit(made.build(number))
+    assert begun.wait(20)
+    gate.set()
+    woken = 0
+    while made.thread.load:
+        assert made.woken.acquire(timeout=20)
+        woken += 1
+        made.thread.take_outcomes()
+    assert 1 <= woken <= 4
+    assert not made.woken.acquire(blocking=False)
 
 
 def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import os
@@ -299,15 +300,39 @@ def found(builder: Builder, identity: str) -> frozenset[int]:
     return builder.culprits.keys
 
 
-def test_a_batch_is_gathered_unless_a_worker_died_of_it_or_it_holds_a_culprit(make: Callable[..., Builder]) -> None:
+def test_a_batch_is_gathered_unless_a_worker_died_of_it(make: Callable[..., Builder]) -> None:
     builder = make(GatheringSource())
     assert not builder.reads(memory_want())
     assert builder.prepare(memory_want()).raw is None
+    assert builder.reads(memory_want(attempt=1))
     assert builder.prepare(memory_want(attempt=1)).raw == [b"\1", b"\2", b"\3", b"\4"]
+
+
+def test_culprits_in_a_batch_that_is_gathered_keep_their_rows_masked(
+    make: Callable[..., Builder], tmp_path: Path
+) -> None:
+    builder = make(GatheringSource(on_decode={5: raising(AssertionError()), 7: raising(AssertionError())}))
+    for sample in (5, 7):
+        builder.culprits.find(f"file-{sample}")
+    built, arrays = build(builder, memory_want(1))
+    assert arrays["tokens"].tolist() == [[5, 5, 5, 5, 0, 0], [0] * 6, [7, 7, 7, 7, 7, 0], [0] * 6, [0] * 6]
+    assert arrays["tokens_length"].tolist() == [4, 0, 5, 0, 0]
+    assert arrays["third"].tolist() == pytest.approx([4 / 3, 0, 2, 0, 0])
+    assert (arrays["weight"].tolist(), arrays["tag"].tolist()) == ([1, 0, 1, 0, 0], [4, 5, 6, 7, -1])
+    assert (built.rows, built.masked, built.reason) == (2, 2, "sample-5: kills_decoder: " + built.reason[25:])
+    assert quarantined(tmp_path) == [(5, "kills_decoder"), (7, "kills_decoder")]
+
+
+def test_what_gathering_lacks_is_read_before_but_for_culprits(make: Callable[..., Builder]) -> None:
+    read: list[int] = []
+    source = GatheringSource(on_read={sample: functools.partial(read.append, sample) for sample in range(16)})
+    source.reads_ahead, source.unread = True, lambda samples: samples[1::2]
+    builder = make(source)
     builder.culprits.find("file-5")
+    begun: list[int] = []
     assert builder.reads(memory_want())
-    assert builder.prepare(memory_want()).raw is None
-    assert builder.prepare(memory_want(1)).raw == [b"\5", None, b"\7", b"\x08"]
+    assert builder.prepare(memory_want(1), begun.append).raw is None
+    assert (read, begun) == ([6], [6])
 
 
 # --- the deadline ---

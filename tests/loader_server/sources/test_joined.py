@@ -103,7 +103,7 @@ def test_bytes_are_read_in_the_order_that_is_asked_for(stream: Stream) -> None:
 def test_segments_never_hold_samples_of_two_sources_and_parts_are_the_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loader_server.sources.index.folder.SEGMENT_SAMPLES", 6)
+    monkeypatch.setattr("loader_server.sources.source.SEGMENT_SAMPLES", 6)
     stream = opened(job(tmp_path, MANIFEST, LINES, stream="weights = [1, 3]"))
     assert stream.table.segments.tolist() == [0, 6, *range(8, 80, 6), 80]
 
@@ -146,6 +146,19 @@ def test_sources_that_write_whole_batches_do_so_together(tmp_path: Path) -> None
         value = decoded(source, sample)["tokens"]
         assert out["tokens_length"][row] == len(value)
         assert out["tokens"][row].tolist() == [*value.tolist(), *[0] * (longest - len(value))]
+
+
+def test_what_has_to_be_read_before_is_asked_of_each_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = (TOKENS.format(samples=30, length=5), TOKENS.format(samples=50, length=9))
+    source = opened(job(tmp_path, *sources, transforms="", length="tokens")).source
+    assert not source.reads_ahead
+    first, second = source._sources
+    monkeypatch.setattr(type(first), "reads_ahead", True)
+    first.unread = lambda samples: samples[samples < 5]
+    second.unread = lambda samples: samples[:1]
+    assert source.reads_ahead
+    assert source.unread(np.array([40, 3, 29, 4, 79])).tolist() == [3, 4, 40]
+    assert source.unread(np.array([], np.int64)).tolist() == []
 
 
 def test_sources_that_read_samples_do_not_gather(stream: Stream) -> None:

@@ -40,6 +40,13 @@ def test_nothing_has_to_be_read_and_all_is_one_part(bare: Bare) -> None:
     bare.close()
 
 
+def test_segments_are_of_4096_samples_and_nothing_has_to_be_read_before_gathering(bare: Bare) -> None:
+    assert bare.segments.tolist() == [0, 3]
+    bare.open(Indexed(samples=8193, numbers={}, strings={}))
+    assert bare.segments.tolist() == [0, 4096, 8192, 8193]
+    assert (bare.reads_ahead, bare.unread(np.array([1, 2])).tolist()) == (False, [])
+
+
 @pytest.mark.parametrize("sample", [-1, 3])
 def test_a_number_that_no_sample_has_is_refused(bare: Bare, sample: int) -> None:
     with pytest.raises(IndexError, match=f"expected a sample from 0 to 2, got {sample}"):

@@ -87,15 +87,8 @@ def test_an_index_knows_lengths_and_segments(corpus):
     assert lengths(index, corpus)["audio"].tolist() == [len(u.audio) for u in made]
     assert lengths(index, corpus)["audio_rate"].tolist() == [8000] * 6
     assert lengths(index, corpus)["text"].tolist() == [len(u.text) for u in made]
-    assert index.segments.tolist() == [0, 6]
     assert index.fingerprint == report.fingerprint
     assert len(index.fingerprint) == 32
-
-
-def test_segments_are_of_4096_samples(corpus, monkeypatch):
-    make_index(request(corpus))
-    monkeypatch.setattr("loader_server.sources.index.folder.SEGMENT_SAMPLES", 4)
-    assert open_index(corpus.parent / "index").segments.tolist() == [0, 4, 6]
 
 
 def test_the_index_is_the_same_whatever_the_number_of_processes(corpus, monkeypatch, users):

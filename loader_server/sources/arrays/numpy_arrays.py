@@ -1,0 +1,174 @@
+"""The numpy source: arrays in `.npy` files or one `.npz`, whose rows are samples, ragged ones by values and offsets.
+
+Rules: arrays are mapped and shared between the processes of a host; a batch is gathered from them at once. Where no
+array is ragged, the first axis of each sample counts as its length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.gathering import joined_parts, parted, write_padded
+from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
+from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.source import Found, Indexed, Inventory, Source
+from shared.config import setting, texts
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["NumpySettings", "NumpySource"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpySettings:
+    """What a stream with source = "numpy" says besides."""
+
+    paths: tuple[str, ...] = setting(
+        texts, "the files of one data set, .npy or .npz, or folders of them, relative to the job file"
+    )
+    keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
+
+
+class NumpySource(Source):
+    """Rows of arrays. Columns: of each sample its row, and the lengths of the padded keys."""
+
+    Settings = NumpySettings
+    piece_rows = 2**20
+    settings: NumpySettings
+
+    _opened: tuple[ArrayColumn, ...] = ()
+
+    @property
+    def _columns(self) -> tuple[ArrayColumn, ...]:
+        if not self._opened:
+            self._opened = tuple(open_columns(self.files, self._found_paths(), self.settings.keys))
+        return self._opened
+
+    def _found_paths(self) -> list[str]:
+        return self.files.found(self.settings.paths, ".npy", ".npz")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """A value for each array."""
+        padded = all(column.offsets is None for column in self._columns)
+        return tuple(column.field(padded=padded) for column in self._columns)
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """As many rows as the arrays have."""
+        total = self._columns[0].samples
+        kinds = [[field.key, field.dtype, list(field.shape)] for field in self.fields]
+        return Inventory(
+            total=total,
+            pieces=lambda rows: (range(start, min(start + rows, total)) for start in range(0, total, rows)),
+            origin=noted_origin(self.files, self._found_paths()),
+            about={"arrays": kinds},
+        )
+
+    def probe(self, piece: range) -> Found:
+        """The lengths of these rows: of a ragged array the differences of its offsets."""
+        numbers = {"row": np.arange(piece.start, piece.stop)}
+        for column, field in zip(self._columns, self.fields, strict=True):
+            if field.padded:
+                numbers[f"length_{field.key}"] = self._lengths_of(column, piece)
+        return Found(rows=piece, numbers=numbers)
+
+    def _lengths_of(self, column: ArrayColumn, piece: range) -> NDArray[np.int64]:
+        if column.offsets is None:
+            return np.full(len(piece), column.values.shape[1])
+        offsets = column.offsets[piece.start : piece.stop + 1].astype(np.int64)
+        lengths = offsets[1:] - offsets[:-1]
+        if len(lengths) and lengths.min() < 0:
+            raise DataError(
+                expected=f'offsets of "{column.key}" that never fall',
+                got=f"a fall after number {piece.start + int(lengths.argmin())}",
+                where=self._where,
+                remedy="Offsets say where each sample's values begin: write them anew.",
+            )
+        return lengths
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Map the arrays, if they are those that were indexed."""
+        refuse_other_files(self.files, indexed)
+        self.indexed = indexed
+        self._rows = indexed.numbers["row"]
+        self._known = "; ".join(f"{one['path']}, {one['bytes']} bytes, {one['digest']}" for one in indexed.origin)
+        self._lengths = self.lengths
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of all keys, one key after another."""
+        columns = self._columns
+        for sample in samples:
+            row = int(self._rows[self.checked(sample)])
+            yield joined_parts([_values_of(column, row).tobytes() for column in columns])
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """An array of one's own for each key."""
+        self.checked(sample)
+        fields, values = self.fields, dict[str, Any]()
+        for field, part in zip(fields, parted(raw, len(fields)), strict=True):
+            shape = tuple(-1 if axis is None else axis for axis in field.shape)
+            values[field.key] = np.frombuffer(part, field.dtype).reshape(shape).copy()
+        return values
+
+    @property
+    def gathers(self) -> bool:
+        """Batches are written at once."""
+        return True
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Take all rows of a batch at once."""
+        rows = self._rows[samples]
+        for column in self._columns:
+            key, values = column.key, column.values
+            if key not in out:
+                continue
+            if key not in self._lengths:
+                np.take(values, rows, axis=0, out=out[key], mode="clip")
+                continue
+            lengths = out[f"{key}_length"][:] = self._lengths[key][samples]
+            if column.offsets is None:
+                starts, values = rows * values.shape[1], values.reshape(-1, *values.shape[2:])
+            else:
+                starts = column.offsets[rows].astype(np.int64)
+            write_padded(values, starts, lengths, out[key])
+
+    def name(self, sample: int) -> str:
+        """The paths as the job file names them, and the row."""
+        return f"{', '.join(self.settings.paths)}, row {self._rows[self.checked(sample)]}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The files and the row."""
+        return self._where, int(self._rows[sample])
+
+    def identity(self, sample: int) -> str:
+        """What is known of the files, and the row."""
+        return f"{self._known}, row {self._rows[sample]}"
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        self._opened = ()
+        super().close()
+
+    @property
+    def _where(self) -> str:
+        return ", ".join(map(self.files.where, self.settings.paths))
+
+
+def _values_of(column: ArrayColumn, row: int) -> NDArray[Any]:
+    """The values of one sample."""
+    if column.offsets is None:
+        return np.asarray(column.values[row])
+    return column.values[int(column.offsets[row]) : int(column.offsets[row + 1])]

@@ -1,0 +1,158 @@
+"""Arrays in `.npy` and `.npz` files, mapped into memory, and which of them belong together.
+
+Rules: an array `<key>` has a sample a row; `<key>_values` with `<key>_offsets` (or just `values` with `offsets`) is a
+ragged one, whose sample i has the values from offset i to before offset i + 1. Arrays are mapped, and nothing of them
+is read, but for compressed members of an `.npz`, which are unpacked into memory. Pickles are never loaded.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import DataError
+from shared.wire.layout import DTYPES, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.files import Files
+
+__all__ = ["ArrayColumn", "open_columns"]
+
+#: Files that a message names.
+_MOST_NAMED = 3
+
+#: In a local header of a zip file: where the sizes of name and extra field stand, and where the name begins.
+_NAME_SIZE_AT, _NAME_AT = 26, 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayColumn:
+    """One key of all samples: a row of `values` each, or where there are offsets the values between two of them."""
+
+    key: str
+    values: NDArray[Any]
+    offsets: NDArray[np.integer] | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def field(self, *, padded: bool) -> Field:
+        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        inner = self.values.shape[1:]
+        if self.offsets is not None:
+            return Field(key=self.key, dtype=str(self.values.dtype), shape=(None, *inner))
+        shape = (None, *inner[1:]) if padded and inner else inner
+        return Field(key=self.key, dtype=str(self.values.dtype), shape=shape)
+
+
+def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
+    """The columns of these keys, or all, equally long."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for path in paths:
+        for name, array in _arrays_of(files, path).items():
+            if name in arrays:
+                raise _unusable(files.where(path), f'one array "{name}"', "another one", "Keys are called like arrays.")
+            arrays[name] = array
+    where = ", ".join(map(files.where, paths[:_MOST_NAMED]))
+    columns = {column.key: column for column in _paired(arrays, where)}
+    for key in wanted:
+        if key not in columns:
+            raise _unusable(where, f'an array "{key}"', ", ".join(f'"{one}"' for one in columns), "Mend `keys`.")
+    chosen = [columns[key] for key in wanted or columns]
+    for column in chosen:
+        _refuse_unusable(column, where)
+        if column.samples != chosen[0].samples:
+            expected = f'{chosen[0].samples} samples of "{column.key}", as of "{chosen[0].key}"'
+            raise _unusable(where, expected, str(column.samples), "Arrays of one data set are equally long.")
+    return chosen
+
+
+def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
+    files.facts(path)
+    try:
+        with files.local(path) as file:  # what is mapped stays, whatever becomes of the file's name
+            if file.suffix != ".npz":
+                return {file.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
+            with zipfile.ZipFile(file) as archive:
+                members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
+                return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", str(error)) from None
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    # Indexing costs several times as much with numpy's memmap class.
+    return array.view(np.ndarray)
+
+
+def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as stream:
+        if member.compress_type != zipfile.ZIP_STORED:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(stream)
+        skipped = stream.tell()
+    if dtype.hasobject:
+        raise ValueError("Python objects, which only unpickling could load")
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    start, order = _start_of(file, member) + skipped, "F" if fortran else "C"
+    return _plain(np.memmap(file, dtype, "r", start, shape, order))  # type: ignore[call-overload]
+
+
+def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
+    """Where the member's bytes begin: its local header is as long as it says itself."""
+    with file.open("rb") as stream:
+        stream.seek(member.header_offset)
+        header = stream.read(_NAME_AT)
+    sizes = np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT)
+    return member.header_offset + _NAME_AT + int(sizes.sum())
+
+
+def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]:
+    columns = []
+    for name, array in arrays.items():
+        stem = name.removesuffix("values")
+        offsets = arrays.get(f"{stem}offsets") if name.endswith("values") else None
+        if offsets is not None:
+            columns.append(ArrayColumn(key=stem.rstrip("_") or name, values=array, offsets=offsets))
+        elif not (name.endswith("offsets") and f"{name.removesuffix('offsets')}values" in arrays):
+            columns.append(ArrayColumn(key=name, values=array))
+    for column in columns:
+        if not column.values.ndim:
+            raise _unusable(where, f'an array "{column.key}" with a row a sample', "a single number")
+    return columns
+
+
+def _refuse_unusable(column: ArrayColumn, where: str) -> None:
+    if str(column.values.dtype) not in DTYPES:
+        expected = f'"{column.key}" of a dtype of {", ".join(sorted(DTYPES))}'
+        raise _unusable(where, expected, str(column.values.dtype), "Convert it by astype, or leave it out by `keys`.")
+    offsets = column.offsets
+    if offsets is None:
+        return
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+        expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
+        raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+    if (int(offsets[0]), int(offsets[-1])) != (0, len(column.values)):
+        expected = f'offsets of "{column.key}" from 0 to its {len(column.values)} values'
+        got = f"from {offsets[0]} to {offsets[-1]}"
+        raise _unusable(where, expected, got, "Values and offsets are of different data: write both anew.")
+
+
+def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
+    remedy = (
+        remedy or "Write it anew by numpy.save or numpy.savez, or mend `paths`, which are relative to the job file."
+    )
+    return DataError(expected=expected, got=got, where=where, remedy=remedy)

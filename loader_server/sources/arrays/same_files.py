@@ -1,0 +1,53 @@
+"""The files that an index was made from: what is noted of them, and refusing others.
+
+Rules: sizes are compared each time, and where a file has another time of change, so is a digest of samples of its bytes
+(both ends, where formats keep their tables, and places between): a copy is the same file, another one of equal size is
+not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loader_server.sources.files import Files
+    from loader_server.sources.source import Indexed
+
+__all__ = ["noted_origin", "refuse_other_files"]
+
+#: A digest is of so many pieces of so many bytes.
+_PIECES, _PIECE_BYTES = 64, 4096
+
+
+def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """What is noted of these files, for `Inventory(origin=…)`."""
+    return [{**facts, "digest": _digest(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
+
+
+def refuse_other_files(files: Files, indexed: Indexed) -> None:
+    """Refuse files that are not those that the index was made from; a source calls it in `open`."""
+    files.refuse_changed(indexed.origin, indexed.place)
+    for facts in indexed.origin:
+        path, same = facts["path"], files.facts(facts["path"]).version == facts["version"]
+        if not same and _digest(files, path, facts["bytes"]) != facts["digest"]:
+            raise DataError(
+                expected="the file that the index was made from",
+                got="another one of the same size",
+                where=f"{files.where(path)}, index {indexed.place}",
+                remedy="The file has changed: run loader-server index.",
+            )
+
+
+def _digest(files: Files, path: str, nbytes: int) -> str:
+    starts = np.linspace(0, max(nbytes - _PIECE_BYTES, 0), _PIECES).astype(np.int64)
+    digest = xxhash.xxh3_64()
+    for start in np.unique(starts).tolist():
+        digest.update(files.read(path, start, min(_PIECE_BYTES, nbytes - start)))
+    return digest.hexdigest()
