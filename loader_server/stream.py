@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.planning import Plan, PlanSettings
+from loader_server.planning import LEFT_OUT, Plan, PlanSettings
 from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
+from loader_server.sources.row_filter import RowFilter
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
@@ -56,6 +57,8 @@ class StreamRecipe:
     sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
     base: Path
+    #: Which samples take part; None: all.
+    filter: RowFilter | None = None
 
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
         """Its transforms, over raw samples of these fields; or only those before one of them."""
@@ -163,8 +166,16 @@ class JobFile:
                 where=where,
                 remedy="Leave epoch_parts out; to evaluate on less, name less data.",
             )
+        rule = RowFilter.read(settings.filter, where) if settings.filter else None
         return StreamRecipe(
-            name=name, where=where, settings=settings, plan=plan, sources=sources, tables=tables, base=self.base
+            name=name,
+            where=where,
+            settings=settings,
+            plan=plan,
+            sources=sources,
+            tables=tables,
+            base=self.base,
+            filter=rule,
         )
 
     def _sources(self, settings: StreamSettings, asked: Sequence[Any], where: str) -> tuple[SourceSpec, ...]:
@@ -209,18 +220,26 @@ def _named_transforms(table: Mapping[str, Any]) -> set[str]:
 class _Lengths:
     """The planner's view of the samples: lengths after the transforms."""
 
-    def __init__(self, joined: SourceSet, chain: Chain, sources: tuple[int, ...]) -> None:
+    def __init__(self, joined: SourceSet, chain: Chain, recipe: StreamRecipe, sources: tuple[int, ...]) -> None:
         self._joined = joined
         self._chain = chain
+        self._bucketed = recipe.settings.length
+        self._filter = rule = recipe.filter
+        if rule is not None:
+            joined.refuse_unknown(rule, chain)
         self.keys = tuple(field.key for field in chain.fields if field.padded)
         #: Sources that are mixed travel in segments of their own.
         self.segments = np.union1d(joined.segments, np.array(sources, np.int64))
         # What shapes lengths is part of every batch's identity; what only changes values is not, so that a mended
         # augmentation can go on from a checkpoint.
-        self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping)
+        filtered = () if rule is None else (f"filter {rule.said}",)
+        self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping, *filtered)
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        return self._joined.lengths(self._chain, key, start, stop)
+        lengths = self._joined.lengths(self._chain, key, start, stop)
+        if self._filter is None or key != self._bucketed:
+            return lengths
+        return np.where(self._joined.passing(self._filter, self._chain, start, stop), lengths, LEFT_OUT)
 
 
 class Stream:
@@ -238,8 +257,8 @@ class Stream:
         self.chain = joined.bound(recipe.chain(self.source.fields))
         joined.refuse_lacking(recipe.settings.length, self.chain)
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
-        self.table = _Lengths(joined, self.chain, sources)
         _check_key(recipe, self.chain.fields)
+        self.table = _Lengths(joined, self.chain, recipe, sources)
         self.plan = Plan.make(
             self.table,
             recipe.plan,

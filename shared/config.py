@@ -375,6 +375,11 @@ class StreamSettings:
     )
     length: str = setting(text, "the key whose length decides the bucket")
     transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
+    filter: str = setting(
+        text,
+        "a condition on lengths and columns, such as 'text / audio < 0.3': samples that do not meet it are left out",
+        default="",
+    )
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
     evaluation: bool = setting(
         flag, "the same epoch each time it is opened; true where `like` is used, unless said otherwise", default=False

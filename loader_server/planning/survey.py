@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["LengthTable", "Progress", "Survey", "bucket_of", "surveyed"]
+__all__ = ["LEFT_OUT", "LengthTable", "Progress", "Survey", "bucket_of", "surveyed"]
 
 Progress = Callable[[int, int], None]
 
+#: In place of a length: the sample takes no part.
+LEFT_OUT = -1
+
 #: Samples whose lengths are in memory at once.
 _BLOCK = 2**18
-#: Why samples are dropped, in the order in which the reasons are looked for.
-_REASONS = ("empty", "too_short", "too_long")
+#: Why samples are dropped. The stream's filter came later than the others, but is asked first.
+_REASONS = ("empty", "too_short", "too_long", "filtered")
+_FILTERED = _REASONS.index("filtered")
 #: The arrays of a survey.
 _KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above")
 
@@ -55,7 +59,9 @@ class LengthTable(Protocol):
         """The sample number at which each segment starts, and the number of samples at the end."""
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        """The lengths, after transforms, of samples `start` to `stop` (excluded)."""
+        """The lengths, after transforms, of samples `start` to `stop` (excluded); the bucketed one of a sample that the
+        stream's filter leaves out is `LEFT_OUT`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,7 @@ class Survey:
     others: Mapping[str, Integers]
     #: Samples of each segment in each bucket.
     counts: NDArray[np.int32]
-    #: Samples dropped, by reason: empty, too_short, too_long.
+    #: Samples dropped, by reason: empty, too_short, too_long, filtered.
     dropped: Integers
     #: The lengths that occur among planned samples, and how many samples have each; long ones share bins.
     lengths: Integers
@@ -103,7 +109,7 @@ class Survey:
 
     def dropped_by_reason(self) -> dict[str, int]:
         """The reasons that occurred, and how many samples each took."""
-        return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=True) if count}
+        return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=False) if count}
 
 
 def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None) -> Survey:
@@ -181,9 +187,9 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     too_long = np.zeros(len(own), bool) if limits.longest is None else own > limits.longest
     for key, budget in limits.budgets.items():
         too_long |= lengths[key] > budget
-    return np.select([own <= 0, own < limits.min_length, too_long], range(len(_REASONS)), len(_REASONS)).astype(
-        np.int64
-    )
+    reasons = (_FILTERED, *range(_FILTERED))
+    found = np.select([own < 0, own == 0, own < limits.min_length, too_long], reasons, len(_REASONS))
+    return np.asarray(found, np.int64)
 
 
 def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSettings, Limits, int]) -> Integers:
@@ -263,7 +269,7 @@ def _nothing_left(table: LengthTable, dropped: Integers) -> DataError:
         expected="at least one sample to plan",
         got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
         where="plan",
-        remedy="Check min_length, max_length and limits, and that the source is the right one.",
+        remedy="Check min_length, max_length, limits and filter, and that the source is the right one.",
     )
 
 

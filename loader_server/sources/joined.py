@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.index.folder import Index
+    from loader_server.sources.row_filter import RowFilter
     from loader_server.transforms.chain import Chain
     from shared.wire.layout import Field
 
 __all__ = ["JoinedSource", "OpenedSource", "SourceSet"]
+
+_T = TypeVar("_T", np.int64, np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +132,22 @@ class SourceSet:
 
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
         """The lengths after a chain that was bound, of the samples from `start` to before `stop`."""
-        pieces = []
+        return _together([_lengths(one, chain, *own)[key] for one, own in self._between(start, stop)], np.int64)
+
+    def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of these samples a filter lets through: it goes by lengths after the chain, raw ones, and columns."""
+        return _together([_passing(rule, one, chain, own) for one, own in self._between(start, stop)], np.bool_)
+
+    def refuse_unknown(self, rule: RowFilter, chain: Chain) -> None:
+        """Refuse a filter that asks for what one of the sources has not."""
+        for one in self._opened:
+            rule.refuse_unknown({**one.source.columns, **one.source.lengths, **_lengths(one, chain, 0, 1)}, one.where)
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[OpenedSource, tuple[int, int]]]:
+        """Each member with samples from `start` to before `stop`, and which of its own these are."""
         for one, first, end in zip(self._opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
-                pieces.append(_lengths(one, chain, max(start - first, 0), min(stop, end) - first)[key])
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+                yield one, (max(start - first, 0), min(stop, end) - first)
 
     def close(self) -> None:
         """Give back what is open."""
@@ -173,6 +185,20 @@ def _lengths(one: OpenedSource, chain: Chain, start: int, stop: int) -> Mapping[
     if chain.measured:
         return {key: column[start:stop] for key, column in one.index.measured_lengths(chain).items()}
     return chain.lengths({key: column[start:stop] for key, column in one.source.lengths.items()})
+
+
+def _together(pieces: Sequence[NDArray[_T]], kind: type[_T]) -> NDArray[_T]:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.zeros(0, kind)
+
+
+def _passing(rule: RowFilter, one: OpenedSource, chain: Chain, own: tuple[int, int]) -> NDArray[np.bool_]:
+    start, stop = own
+    lengths = {**{key: column[start:stop] for key, column in one.source.lengths.items()}, **_lengths(one, chain, *own)}
+    strings = {name: one.source.columns[name] for name in rule.names if name not in lengths}
+    columns = {name: np.array([column[at] for at in range(start, stop)], object) for name, column in strings.items()}
+    return rule.passes({**lengths, **columns}, stop - start)
 
 
 class JoinedSource(Source):

@@ -172,6 +172,11 @@ class Source:
         return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
     @property
+    def columns(self) -> Mapping[str, Any]:
+        """Strings of all samples that a stream's filter may ask for, by names that people know; read like lists."""
+        return self.indexed.strings
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """The first sample of each part that a mixture may weigh: its files, if it has several."""
         return (0,)

@@ -110,6 +110,11 @@ class ManifestSource(Source):
         return {key: self._columns[column] for key, column in keys.items() if column in self._columns}
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """Paths, and the further columns of the manifests."""
+        return {"path": self._paths, **self._others}
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """Where each manifest starts that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())

@@ -1,0 +1,229 @@
+"""Which samples take part: an expression over their lengths and columns, such as `text > 9 and speaker != "ann"`.
+
+Rules: pure; what stands there is read as an expression and worked out here, so it can name columns, compare and
+calculate, and nothing else; nothing of it is ever run as code. It is worked out for many samples at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.config import nearest
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["RowFilter"]
+
+#: An array with an entry for each sample, or one value for all.
+_Value = Any
+
+_CALCULATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.divide,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_CONSTANTS = {"true": True, "false": False}
+_NUMBER = "number"
+_MOST_CHARACTERS = 10_000
+_REMEDY = (
+    'Write for instance filter = \'audio > 50 and speaker in ["ann", "bob"]\', with and, or, not, + - * /, '
+    "comparisons, and number(column) for a column of numbers."
+)
+
+
+class _Misfit(Exception):  # noqa: N818 - a verdict that never leaves this module
+    """Something in the expression that it may not hold; the reader adds the place."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """An expression that was read and found allowed; `names` are the lengths and columns that it asks for."""
+
+    said: str
+    where: str
+    names: tuple[str, ...]
+
+    @staticmethod
+    def read(said: str, where: str) -> RowFilter:
+        """SettingsError for what is no expression, or holds more than names, numbers, strings and comparisons."""
+        made = RowFilter(said, where, ())
+        try:
+            tree = _tree(said)
+            for node in ast.walk(tree):
+                _refuse_unknown(node)
+        except _Misfit as misfit:
+            raise made._misfit(str(misfit)) from None
+        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called)
+        return RowFilter(said, where, tuple(sorted(set(names) - _CONSTANTS.keys())))
+
+    def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
+        """Which of so many samples it holds for, from an array for each of its names."""
+        try:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                made = _worked_out(_tree(self.said), values)
+        except _Misfit as misfit:
+            raise self._misfit(str(misfit)) from None
+        if getattr(made, "dtype", type(made)) not in (bool, np.dtype(bool)):
+            raise self._misfit("a value that is neither true nor false")
+        return np.broadcast_to(np.asarray(made, bool), (samples,))
+
+    def refuse_unknown(self, known: Mapping[str, _Value], where: str) -> None:
+        """SettingsError where a source has not what it asks for."""
+        for name in self.names:
+            if name not in known:
+                raise SettingsError(
+                    expected=f"a length or column of {where}{nearest(name, known)}",
+                    got=f'"{name}"',
+                    where=f"{self.where}, filter",
+                    remedy=f"It has {', '.join(sorted(known)) or 'none'}.",
+                )
+
+    def _misfit(self, got: str) -> SettingsError:
+        return SettingsError(
+            expected="a condition on lengths and columns",
+            got=f"{got} in {self.said!r}",
+            where=f"{self.where}, filter",
+            remedy=_REMEDY,
+        )
+
+
+# --- reading ---
+
+
+def _tree(said: str) -> ast.expr:
+    try:
+        if len(said) > _MOST_CHARACTERS:
+            raise _Misfit(f"{len(said)} characters")
+        return ast.parse(said.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _Misfit(f"{type(error).__name__}: {getattr(error, 'msg', error)}") from None
+
+
+_PARTS: tuple[Any, ...] = (
+    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, *_CALCULATIONS),
+    *(ast.Compare, *_COMPARISONS, ast.In, ast.NotIn, ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple, ast.Call),
+)
+
+
+def _refuse_unknown(node: ast.AST) -> None:
+    if not isinstance(node, _PARTS):
+        raise _Misfit(f"{type(node).__name__}, which is not for filters,")
+    if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str):
+        raise _Misfit(f"{node.value!r}")
+    if isinstance(node, ast.List | ast.Tuple) and not (
+        node.elts and all(type(one) is ast.Constant for one in node.elts)
+    ):
+        raise _Misfit("a list of nothing, or of other things than numbers and strings,")
+    if isinstance(node, ast.Call) and not _is_number_of_name(node):
+        raise _Misfit(f"a call of {ast.unparse(node.func)}")
+
+
+def _is_number_of_name(node: ast.Call) -> bool:
+    named = isinstance(node.func, ast.Name) and node.func.id == _NUMBER
+    return named and not node.keywords and len(node.args) == 1 and isinstance(node.args[0], ast.Name)
+
+
+# --- working out ---
+
+
+def _worked_out(node: ast.expr, values: Mapping[str, _Value]) -> _Value:
+    return _HOW[type(node)](node, values)
+
+
+def _of_name(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401 - each knows its own kind of node
+    return _CONSTANTS[node.id] if node.id in _CONSTANTS else values[node.id]
+
+
+def _joined(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+    parts = [_true_or_false(_worked_out(part, values)) for part in node.values]
+    return reduce(np.logical_and if isinstance(node.op, ast.And) else np.logical_or, parts)
+
+
+def _turned(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+    value = _worked_out(node.operand, values)
+    return np.logical_not(_true_or_false(value)) if isinstance(node.op, ast.Not) else -_number(value)
+
+
+def _calculated(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+    left, right = (_number(_worked_out(side, values)) for side in (node.left, node.right))
+    return _CALCULATIONS[type(node.op)](left, right)
+
+
+def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:  # noqa: ANN401
+    sides = [_worked_out(side, values) for side in (node.left, *node.comparators)]
+    return reduce(np.logical_and, map(_pair, sides, node.ops, sides[1:], [node] * len(node.ops)))
+
+
+def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) -> _Value:
+    listed = isinstance(compare, ast.In | ast.NotIn)
+    if isinstance(right, list) != listed or isinstance(left, list):
+        raise _Misfit("a list without in, or in without a list,")
+    if {_kind(left)} != {_kind(one) for one in (right if listed else [right])}:
+        raise _Misfit(f"{ast.unparse(node)}, which compares strings with numbers,")
+    if not listed:
+        return _COMPARISONS[type(compare)](left, right)
+    found = reduce(np.logical_or, [left == one for one in right])
+    return found if isinstance(compare, ast.In) else np.logical_not(found)
+
+
+_HOW: Mapping[type[ast.expr], Callable[[Any, Mapping[str, _Value]], _Value]] = {
+    ast.Constant: lambda node, _: node.value,
+    ast.List: lambda node, _: [one.value for one in node.elts],
+    ast.Tuple: lambda node, _: [one.value for one in node.elts],
+    ast.Name: _of_name,
+    ast.Call: lambda node, values: _numbers(_worked_out(node.args[0], values)),
+    ast.BoolOp: _joined,
+    ast.UnaryOp: _turned,
+    ast.BinOp: _calculated,
+    ast.Compare: _compared,
+}
+
+
+def _kind(value: _Value) -> str:
+    if isinstance(value, str) or getattr(getattr(value, "dtype", None), "kind", "") == "O":
+        return "string"
+    return "number"
+
+
+def _number(value: _Value) -> _Value:
+    if isinstance(value, list) or _kind(value) == "string":
+        raise _Misfit("a calculation with strings")
+    return value
+
+
+def _true_or_false(value: _Value) -> _Value:
+    if getattr(value, "dtype", type(value)) not in (bool, np.dtype(bool)):
+        raise _Misfit("and, or, not of what is neither true nor false")
+    return value
+
+
+def _numbers(strings: _Value) -> NDArray[np.float64]:
+    """The numbers that strings hold; what is none compares as false."""
+    return np.array([_float(one) for one in np.atleast_1d(strings)], np.float64)
+
+
+def _float(said: object) -> float:
+    try:
+        return float(said)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return float("nan")
