@@ -28,6 +28,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
+    "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
     "lines": "loader_server.sources.text_files.lines:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
 from tests.loader_server.sources.speech.kaldi_data import table, write_features
+from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
 from tests.support.records import record, write_records
@@ -60,6 +62,20 @@ def kaldi(folder: Path) -> SourceCase:
 
     bad = {"command": 1, "no_text": 1, "only_text": 2}
     return SourceCase(spec=spec_of("kaldi", folder, paths=["a", "b"], values="features"), change=change, bad=bad)
+
+
+def lhotse(folder: Path) -> SourceCase:
+    """Cuts as Lhotse writes them, each supervision a sample."""
+    write_audio(folder)
+    shutil.copy(GOLDEN / "cuts.jsonl.gz", folder)
+
+    def change() -> None:
+        with (folder / "mono.wav").open("ab") as file:
+            file.write(b"more")
+
+    bad = {"cut_type": 2, "no_supervision": 3, "transformed": 3}
+    spec = spec_of("lhotse", folder, paths=["cuts.jsonl.gz"], sample="supervision")
+    return SourceCase(spec=spec, change=change, bad=bad)
 
 
 def lines(folder: Path) -> SourceCase:
@@ -186,6 +202,7 @@ def map_style(folder: Path) -> SourceCase:
 FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "manifest": manifest,
     "kaldi": kaldi,
+    "lhotse": lhotse,
     "lines": lines,
     "tfrecord": tfrecord,
     "parallel": parallel,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
+from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
 from tests.support.records import write_records
@@ -135,6 +137,14 @@ def test_numpy_arrays(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", 'source = "numpy"'))
     assert index_streams(made, ["train"])["train"].samples == 4
     assert [field.key for field in made.open("train").chain.fields] == ["label", "tokens"]
+
+
+def test_lhotse(tmp_path: Path) -> None:
+    write_audio(tmp_path)
+    shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
+    made = job(tmp_path, example("toml", 'source = "lhotse"'))
+    index_streams(made, ["train"])
+    assert made.open("train").samples == 6
 
 
 def test_a_source_imports_all_from_one_place() -> None:
