@@ -48,6 +48,8 @@ BUILT_INS: Mapping[str, str] = {
     "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugment",
     "normalise": "loader_server.transforms.features.normalise:Normalise",
     "characters": "loader_server.transforms.characters:Characters",
+    "sentencepiece": "loader_server.transforms.tokens.sentencepiece:SentencePiece",
+    "tokenizers": "loader_server.transforms.tokens.tokenizers:Tokenizers",
 }
 
 
@@ -250,6 +252,8 @@ def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str
                 expected=f"the package {package}, which the bytes of {name} depend on",
                 got="none of that name is installed",
                 where=where,
-                remedy=f"Run pip install {package}, or mend packages=… in the transform's declaration.",
+                remedy=f"Run `pip install 'stoker[{name}]'`."
+                if name in BUILT_INS
+                else f"Run pip install {package}, or mend packages=… in the transform's declaration.",
             ) from None
     return versions

@@ -24,6 +24,7 @@ from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
 from tests.support.records import write_records
+from tests.support.token_models import TEXTS, train_sentencepiece
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -110,6 +111,15 @@ def test_kaldi(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", 'source = "kaldi"'))
     index_streams(made, ["train"])
     assert made.open("train").samples == 3
+
+
+def test_parallel_text(tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").write_text("\n".join(TEXTS))
+        train_sentencepiece(tmp_path / f"{language}.model")
+    made = job(tmp_path, example("toml", '"parallel"'))
+    assert index_streams(made, ["train"])["train"].samples == len(TEXTS)
+    assert [field.key for field in made.open("train").chain.fields] == ["source", "target"]
 
 
 def test_json_lines(tmp_path: Path) -> None:

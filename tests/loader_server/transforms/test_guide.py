@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from loader_server import transforms
+from loader_server.building.builder import values_of
+from loader_server.commands.index import index_streams
+from loader_server.stream import JobFile
 from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import BUILT_INS
 from shared.config import tomllib
 from shared.wire.layout import Field
+from tests.support.token_models import train_sentencepiece, train_tokenizer
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "transforms.md").read_text("utf-8")
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
@@ -47,13 +51,35 @@ def test_the_function_and_its_table(my_package):
     assert [name for name in table["transforms"] if name not in own] == ["logmel"]
 
 
-@pytest.mark.parametrize("toml", [one for one in examples("toml") if "my_package" not in one and "transforms =" in one])
+@pytest.mark.parametrize(
+    "toml", [one for one in examples("toml") if "transforms =" in one and not re.search("my_package|models =", one)]
+)
 def test_built_in_transforms_in_a_row(toml):
     table = tomllib.loads(toml)["streams"]["train"]
     tables = {name: settings for name, settings in table.items() if name != "transforms"}
     sample = {"audio": np.ones(4000, np.float32), "audio_rate": 8000, "text": "two"}
     made = Chain.make(tuple(table["transforms"]), tables, "job", RAW).apply(sample, seed=1, epoch=0, number=0)
     assert {key: value.ndim for key, value in made.items()} == {"audio": 2, "text": 1}
+
+
+@pytest.mark.parametrize("toml", [one for one in examples("toml") if "models =" in one])
+def test_built_in_transforms_of_texts(toml, tmp_path):
+    (tmp_path / "train.en").write_text("the fox\nthe big cat is blue\n")
+    (tmp_path / "train.de").write_text("der Bär\nthe cat\n")
+    (tmp_path / "pages.jsonl").write_text('{"text": "the fox"}\n{"text": ""}\n')
+    for name in ("en.model", "de.model"):
+        train_sentencepiece(tmp_path / name)
+    train_tokenizer(tmp_path / "tokenizer.json")
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.replace("</s>", "<|endoftext|>"))
+    (tmp_path / "job.toml").write_text(f'[job]\nname = "x"\n{toml}')
+    job = JobFile(tmp_path / "job.toml")
+    index_streams(job, ["train"], processes=1)
+    stream = job.open("train")
+    assert stream.samples == 2
+    made = values_of(stream, 0, 0, next(iter(stream.source.read([0]))))
+    keys = [field.key for field in stream.chain.fields]
+    assert {key: len(value) for key, value in made.items()} == {key: stream.table.lengths(key, 0, 1)[0] for key in keys}
 
 
 def test_each_built_in_transform_is_in_the_table():

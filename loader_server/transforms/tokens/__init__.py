@@ -1,0 +1,1 @@
+"""Tokens: texts as the numbers that a trained tokenizer gives them."""

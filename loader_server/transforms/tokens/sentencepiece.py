@@ -1,0 +1,81 @@
+"""`sentencepiece`: texts to ids by SentencePiece models, one a key.
+
+Rules: token lengths are measured while indexing and kept; nothing is drawn. The library is imported where a model is
+loaded, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from loader_server.transforms import SettingsError, by_key, file, setting, texts, transform
+from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow_dtype, refuse_other_keys, token_dtype
+
+if TYPE_CHECKING:
+    from loader_server.transforms.tokens.token_ids import Encode
+
+__all__ = ["SentencePiece", "SentencePieceSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentencePieceSettings:
+    """The table [streams.<name>.sentencepiece]."""
+
+    models: tuple[tuple[str, str], ...] = setting(
+        by_key(file), 'the model of each key that becomes ids: `{ source = "en.model", target = "de.model" }`'
+    )
+    bos: tuple[str, ...] = setting(texts, "the keys whose ids begin with the model's <s>", default=())
+    eos: tuple[str, ...] = setting(texts, "the keys whose ids end with the model's </s>", default=())
+    dtype: str = setting(token_dtype, "of the ids: int32, int64 or uint16", default="int32")
+
+
+@transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",))
+class SentencePiece(TextEncoder):
+    """The transform: each of its keys, a string, becomes ids `[tokens]`."""
+
+    def __init__(self, settings: SentencePieceSettings) -> None:
+        models = {key: _loaded(path) for key, path in settings.models}
+        for name, keys in (("bos", settings.bos), ("eos", settings.eos)):
+            refuse_other_keys(name, keys, models)
+        for (key, model), (_, path) in zip(models.items(), settings.models, strict=True):
+            refuse_narrow_dtype(settings.dtype, model.get_piece_size(), path)
+            _refuse_lacking("bos", key in settings.bos, model.bos_id(), path)
+            _refuse_lacking("eos", key in settings.eos, model.eos_id(), path)
+        encode: dict[str, Encode] = {
+            key: partial(model.encode, out_type=int, add_bos=key in settings.bos, add_eos=key in settings.eos)
+            for key, model in models.items()
+        }
+        super().__init__(encode, settings.dtype)
+
+
+def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
+    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - an extra
+
+    try:
+        model = SentencePieceProcessor(model_file=path)
+    except (OSError, RuntimeError) as error:
+        raise _no_model(path, str(error)) from None
+    if not model.get_piece_size():
+        raise _no_model(path, "a file without any piece")
+    return model
+
+
+def _no_model(path: str, got: str) -> SettingsError:
+    return SettingsError(
+        expected="a SentencePiece model",
+        got=got,
+        where=f"models, {path}",
+        remedy="Name the .model file that SentencePiece's trainer wrote.",
+    )
+
+
+def _refuse_lacking(name: str, wanted: bool, token: int, path: str) -> None:  # noqa: FBT001 - a fact, not a switch
+    if wanted and token < 0:
+        raise SettingsError(
+            expected=f"a model with a piece for {name}",
+            got=f"none in {path}",
+            where=name,
+            remedy=f"Leave {name} out, or train the model with --{name}_id.",
+        )

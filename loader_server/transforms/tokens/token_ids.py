@@ -1,0 +1,70 @@
+"""What transforms have in common that make numbers of texts by a trained model: a model for each key, ids as an array.
+
+Rules: the bytes depend only on the text, the model's content, the settings and the library's version; a key that
+samples do not have is an error of the job file, not of every sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from loader_server.transforms import SettingsError, choice
+from shared.config import nearest
+
+__all__ = ["Encode", "TextEncoder", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
+
+Encode: TypeAlias = Callable[[str], "list[int]"]
+
+#: The parser of a setting that says of which dtype ids are.
+token_dtype = choice("int32", "int64", "uint16")
+
+
+class TextEncoder:
+    """Replaces each text by its ids."""
+
+    def __init__(self, encode: Mapping[str, Encode], dtype: str) -> None:
+        self._encode = tuple(encode.items())
+        self._dtype = np.dtype(dtype)
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
+        """Replace the texts."""
+        for key, encode in self._encode:
+            if key not in sample:
+                raise _lacking(key, sample)
+            sample[key] = np.array(encode(sample[key]), self._dtype)
+
+
+def _lacking(key: str, sample: Mapping[str, Any]) -> SettingsError:
+    texts = [f'"{name}"' for name, value in sample.items() if isinstance(value, str)]
+    return SettingsError(
+        expected=f'a text "{key}" in every sample{nearest(key, sample)}',
+        got=f"samples with the texts {', '.join(texts)}" if texts else "samples without a text",
+        where="models",
+        remedy="Its keys are those of the texts that become numbers.",
+    )
+
+
+def refuse_other_keys(setting: str, keys: Iterable[str], models: Mapping[str, object]) -> None:
+    """Refuse a setting for a key that has no model."""
+    for key in keys:
+        if key not in models:
+            raise SettingsError(
+                expected=f"keys of models ({', '.join(models)}){nearest(key, models)}",
+                got=f'"{key}"',
+                where=setting,
+                remedy="Name one of these, or add its model.",
+            )
+
+
+def refuse_narrow_dtype(dtype: str, ids: int, model: str) -> None:
+    """Refuse a dtype that cannot hold all ids of a model."""
+    if ids - 1 > np.iinfo(dtype).max:
+        raise SettingsError(
+            expected=f"a dtype that holds the {ids} ids of {model}",
+            got=f'"{dtype}"',
+            where="dtype",
+            remedy='Write dtype = "int32".',
+        )
