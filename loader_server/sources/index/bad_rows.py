@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,8 @@ class BadRowsWriter:
     def append(self, rows: Iterable[BadRow]) -> None:
         """Write rows after those that are there."""
         for row in rows:
-            line = json.dumps(asdict(row), ensure_ascii=False) + "\n"
+            facts = {"where": row.where, "line": row.line, "reason": row.reason, "detail": row.detail}
+            line = json.dumps(facts, ensure_ascii=False) + "\n"
             self.size += self._file.write(line.encode("utf-8", "backslashreplace"))
 
     def sync(self) -> None:

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["AUDIO_COLUMNS", "OFFSET_COLUMN", "TEXT_COLUMNS", "Columns", "ManifestRow", "columns_of", "read_rows"]
+__all__ = [
+    "AUDIO_COLUMNS",
+    "OFFSET_COLUMN",
+    "TEXT_COLUMNS",
+    "Columns",
+    "ManifestRow",
+    "columns_of",
+    "named_paths",
+    "read_rows",
+]
 
 #: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first that is there counts.
 AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
@@ -124,6 +133,29 @@ def _refused(row: ManifestRow, manifest: Path) -> BadRow | None:
     if "\0" in row.path:
         return BadRow(str(manifest), row.line, "malformed", "expected a path, got one with a zero byte")
     return None
+
+
+def named_paths(manifest: Path) -> Iterator[str]:
+    """What stands in any column that may name an audio file: quickly, and of bad rows too."""
+    if not _is_csv(manifest):
+        for _, cells in _json_cells(manifest):
+            yield from () if isinstance(cells, BadRow) else (cells[name] for name in AUDIO_COLUMNS if name in cells)
+        return
+    with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = _lists(csv.reader(file))
+        places = [place for place, name in enumerate(next(rows, [])) if name.strip() in AUDIO_COLUMNS]
+        for row in rows:
+            yield from (row[place] for place in places if place < len(row))
+
+
+def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Rows; the one of an error is passed over."""
+    while True:
+        try:
+            yield from reader
+        except csv.Error:
+            continue
+        return
 
 
 def _is_csv(manifest: Path) -> bool:

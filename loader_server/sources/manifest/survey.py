@@ -5,7 +5,6 @@ Rules: a manifest may be larger than memory; a row that stands there twice is ba
 
 from __future__ import annotations
 
-import os
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 import xxhash
 
 from loader_server.sources.lists import absent_list, list_facts
-from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, read_rows
+from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
@@ -164,12 +163,11 @@ def named_files(paths: Sequence[str], base: Path) -> Iterator[str]:
     """The manifests, and every file that they name."""
     for path in paths:
         manifest = base / path
-        folder = str(manifest.parent)
+        folder = manifest.parent.as_posix()
         yield str(manifest)
         try:
-            for row in read_rows(manifest, 0, columns_of(manifest), ()):
-                if isinstance(row, ManifestRow):
-                    yield os.path.join(folder, row.path)  # noqa: PTH118 - a Path a row costs more than the rest
+            for name in named_paths(manifest):
+                yield name if name.startswith("/") else f"{folder}/{name}"
         except OSError as error:
             raise absent_list(manifest, "manifest", error) from None
 

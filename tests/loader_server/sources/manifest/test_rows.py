@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loader_server.sources.manifest.rows import Columns, columns_of, read_rows
+from loader_server.sources.manifest.rows import Columns, columns_of, named_paths, read_rows
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
@@ -90,3 +90,21 @@ def test_bad_rows_have_line_and_reason(tmp_path, name, content, expected):
 def test_a_manifest_that_says_nothing_of_audio_is_refused(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message):
         columns_of(written(tmp_path, name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "m.csv",
+            "text,audio\nx,a.wav\nshort\nx,b.wav,too,long\n\nx,\xff.wav\n" + 'x,"' + "l" * 200_000 + '"\nx,c.wav\n',
+        ),
+        (
+            "m.jsonl",
+            '{"audio":"a.wav"}\nno object\n{"text":"x"}\n{"audio":"b.wav"}\n[]\n{"audio":"\xff.wav"}\n{"audio":"c.wav"}',
+        ),
+    ],
+)
+def test_the_files_that_rows_name_are_told_quickly_those_of_bad_rows_too(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    assert list(named_paths(tmp_path / name)) == ["a.wav", "b.wav", "\udcff.wav", "c.wav"]

@@ -1,0 +1,209 @@
+"""Indexing at scale: many recordings, many missing ones, nothing changed, and opening the index of 100 million samples.
+
+`python -m tests.benchmarks.indexing [--only PART] [--scale 0.01] [--json]`. Each part runs in processes of its own, so
+that the peak memory is the part's; data are made in a temporary folder that goes again. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.index.columns import bytes_with_header
+from loader_server.sources.index.folder import FORMAT, Meta, meta_json
+from loader_server.stream import JobFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PROCESSES = 2
+#: Samples whose columns are written at a time.
+_BLOCK = 2**20
+
+
+# --- data ---
+
+
+def _job(folder: Path, stream: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(f'[job]\nname = "scale"\n\n[streams.train]\n{stream}\n')
+    return path
+
+
+def _manifest_job(folder: Path, names: Callable[[int], str], rows: int) -> Path:
+    with (folder / "train.csv").open("w") as file:
+        file.write("audio,text\n")
+        file.writelines(f"{names(row)},text {row}\n" for row in range(rows))
+    said = 'source = "manifest"\npaths = ["train.csv"]\ntransforms = ["logmel", "characters"]\n'
+    return _job(folder, said + 'length = "audio"\nbudget = "60 s"')
+
+
+def recordings(folder: Path, rows: int) -> Path:
+    """So many WAV files of some milliseconds, a thousand a folder: only their headers are looked at."""
+    import io  # noqa: PLC0415 - for this part alone
+
+    import soundfile  # noqa: PLC0415
+
+    made = []
+    for frames in range(80, 180):
+        with io.BytesIO() as file:
+            soundfile.write(file, np.zeros(frames, np.float32), 8000, format="WAV", subtype="PCM_16")
+            made.append(file.getvalue())
+    for row in range(rows):
+        if row % 1000 == 0:
+            (folder / f"{row // 1000:05d}").mkdir()
+        (folder / _name(row)).write_bytes(made[row % len(made)])
+    return _manifest_job(folder, _name, rows)
+
+
+def _name(row: int) -> str:
+    return f"{row // 1000:05d}/{row:09d}.wav"
+
+
+def missing(folder: Path, rows: int) -> Path:
+    """A manifest of recordings of which all but one are missing."""
+    job = recordings(folder, 1)
+    with (folder / "train.csv").open("a") as file:
+        file.writelines(f"missing/{row:09d}.wav,text {row}\n" for row in range(rows))
+    return job
+
+
+def indexed(folder: Path, samples: int) -> Path:
+    """A job whose index is there: of lines of text in a file that is mostly hole, with lengths that differ."""
+    job = _job(
+        folder,
+        'source = "lines"\npaths = ["c.txt"]\ntransforms = ["characters"]\nlength = "text"\nbudget = "4096 characters"',
+    )
+    (folder / "c.txt").write_bytes(b"x")
+    index = JobFile(job).index_folder("train")
+    columns = index / "columns-made"
+    columns.mkdir(parents=True)
+    names = ["file", "line", "offset", "bytes", "digest", "length_text"]
+    for name in names:
+        _column(columns / f"{name}.npy", samples, real=name == "length_text")
+    meta = Meta(
+        format=FORMAT,
+        source="lines",
+        settings={"paths": ["c.txt"]},
+        origin=[{"path": "c.txt", "bytes": 1, "version": 0}],
+        folder=columns.name,
+        samples=samples,
+        numbers=names,
+        strings=[],
+        measured=[],
+        fields=[],
+        recipe="",
+        bad={},
+        fingerprint="0" * 32,
+        about={},
+    )
+    (index / "meta.json").write_text(meta_json(meta))
+    return job
+
+
+def _column(path: Path, samples: int, *, real: bool) -> None:
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (samples,)})
+        pool = np.random.default_rng(0).integers(20, 200, _BLOCK)
+        for start in range(0, samples if real else 0, _BLOCK):
+            file.write(pool[: samples - start].tobytes())
+        file.truncate(bytes_with_header(8 * samples))
+
+
+# --- what is measured, in a process of its own ---
+
+
+def _peak_mb() -> float:
+    """Of this process alone: getrusage would count what the parent had when it forked."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def index(job: Path) -> dict[str, float]:
+    """What `loader-server index` does, and what it takes."""
+    from loader_server.commands.index import index_streams  # noqa: PLC0415 - it counts
+
+    read, began = JobFile(job), time.perf_counter()
+    (report,) = index_streams(read, ["train"], processes=_PROCESSES).values()
+    took = time.perf_counter() - began
+    return {"rows": report.rows, "s": took, "peak_mb": _peak_mb(), "unchanged": report.unchanged} | _cpu()
+
+
+def _cpu() -> dict[str, float]:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {"cpu_s": sum(one.ru_utime + one.ru_stime for one in used)}
+
+
+def open_index_of(job: Path) -> dict[str, float]:
+    """Open the index, and then all of the stream, whose plan is kept."""
+    from loader_server.sources.index.folder import open_index  # noqa: PLC0415 - it counts
+
+    read, began = JobFile(job), time.perf_counter()
+    samples = open_index(read.index_folder("train")).samples
+    opened = time.perf_counter() - began
+    mb = _peak_mb()
+    began = time.perf_counter()
+    stream = read.open("train")
+    took = time.perf_counter() - began
+    assert stream.samples == samples
+    return {"samples": samples, "index_s": opened, "index_mb": mb, "stream_s": took, "stream_mb": _peak_mb()} | _cpu()
+
+
+def _alone(what: str, job: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.indexing", "--alone", what, str(job)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _wav_headers(folder: Path, scale: float) -> dict[str, Any]:
+    job = recordings(folder, int(100_000 * scale))
+    return {"wav_headers": _alone("index", job), "wav_headers_again": _alone("index", job)}
+
+
+def _bad_rows(folder: Path, scale: float) -> dict[str, Any]:
+    return {"bad_rows": _alone("index", missing(folder, int(10_000_000 * scale)))}
+
+
+def _open(folder: Path, scale: float) -> dict[str, Any]:
+    job = indexed(folder, int(100_000_000 * scale))
+    return {"open_first": _alone("open", job), "open": _alone("open", job)}
+
+
+_PARTS = {"wav_headers": _wav_headers, "bad_rows": _bad_rows, "open": _open}
+
+
+def main() -> None:
+    """Measure, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=_PARTS, help="this part alone")
+    parser.add_argument("--scale", type=float, default=1.0, help="a part of the 100 000, 10 and 100 million rows")
+    parser.add_argument("--json", action="store_true", help="no lines for people")
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.alone:
+        what, job = asked.alone
+        print(json.dumps({"index": index, "open": open_index_of}[what](Path(job))))
+        return
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "load": os.getloadavg()[0]}
+    for name in [asked.only] if asked.only else _PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            found |= _PARTS[name](Path(folder), asked.scale)
+        if not asked.json:
+            print({key: value for key, value in found.items() if key.startswith(name)})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
