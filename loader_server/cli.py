@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_add_demo, _add_index, _add_plan, _add_run, _add_status),
+        *(_add_demo, _add_index, _add_plan, _add_show, _add_run, _add_status),
         *(_add_coordinator, _add_worker, _add_forgive, _add_keys),
     ):
         command = add(commands)
@@ -176,6 +176,65 @@ def _show_plan(options: argparse.Namespace) -> int:
             find=options.find,
             other=_read_job(options.diff) if options.diff else None,
             plot=options.plot,
+            as_json=options.json,
+        ),
+    )
+    return 0
+
+
+# --- show ---
+
+
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = (
+        "Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms drew. "
+        "No job has to run."
+    )
+    command = _command(commands, "show", _show_batch, about, "loader-server show job.toml train --epoch 3 --batch 41")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("stream", nargs="?", default="train", help="the stream (default: train)")
+    command.add_argument("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)")
+    command.add_argument("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)")
+    command.add_argument(
+        "--group",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="batches of one shape in a row; 0: as the job has it, or 1",
+    )
+    command.add_argument(
+        "--sample", default="", metavar="NAME", help="say in which batches of the epoch this sample is"
+    )
+    command.add_argument(
+        "--png", type=Path, metavar="FILE", help="draw the batch: spectrograms, waves, tokens, padding"
+    )
+    command.add_argument(
+        "--wav", type=_number, default=-1, metavar="ROW", help="write this row as sound, into the current folder"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
+    return number
+
+
+def _show_batch(options: argparse.Namespace) -> int:
+    from loader_server.commands import show
+
+    show.show(
+        _read_job(options.job),
+        show.ShowQuestion(
+            stream=options.stream,
+            epoch=options.epoch,
+            batch=options.batch,
+            group=options.group,
+            sample=options.sample,
+            png=options.png,
+            wav=options.wav,
             as_json=options.json,
         ),
     )

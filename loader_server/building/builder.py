@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.building.quarantine import Quarantine
+    from loader_server.building.quarantine import MaskedLog
     from loader_server.machine.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
@@ -114,7 +114,7 @@ def _unwatched(_sample: int) -> None:
 class Builder:
     """Builds batches of one stream."""
 
-    def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline) -> None:
+    def __init__(self, stream: Stream, quarantine: MaskedLog, deadline: Deadline) -> None:
         self.stream = stream
         #: Samples that kill the process that decodes them: masked unread.
         self.culprits = KnownCulprits(stream.name)

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shared.logs import Log
 
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
     from shared.errors import SampleError
 
-__all__ = ["Quarantine"]
+__all__ = ["MaskedLog", "Quarantine"]
+
+
+class MaskedLog(Protocol):
+    """Whom a builder tells of the samples that it masks."""
+
+    def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
+        """A sample's row was masked."""
 
 
 class Quarantine:

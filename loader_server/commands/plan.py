@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from loader_server.stream import JobFile, Stream
 
-__all__ = ["PlanQuestion", "show"]
+__all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
 
 #: How many names are searched for one that is close to an unknown name.
 _COMPARED = 20_000
@@ -44,19 +44,19 @@ class PlanQuestion:
 
 def show(job: JobFile, asked: PlanQuestion) -> None:
     """Print the plan of one stream; with `find` where a sample is; with `other` what differs there."""
-    stream = _open(job, asked.stream)
+    stream = open_stream(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
     if asked.plot is not None:
         plan_report.plot(stream.plan, asked.plot)
     if asked.find:
-        answer = _found(stream, asked)
-        tables = (_places_table(answer),)
+        answer = found(stream, asked.find, asked.group, asked.epoch)
+        tables = (places_table(answer),)
     else:
         answer = _facts(stream, asked)
         tables = plan_report.tables(answer)
     if asked.other is not None:
-        other = _facts(_open(asked.other, asked.stream), asked)
+        other = _facts(open_stream(asked.other, asked.stream), asked)
         changed = plan_report.diff(answer, other)
         answer = {path: list(values) for path, values in changed.items()}
         tables = (plan_report.diff_table(changed),)
@@ -66,13 +66,14 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
         Console().print(*tables, sep="\n")
 
 
-def _open(job: JobFile, name: str) -> Stream:
+def open_stream(job: JobFile, name: str) -> Stream:
+    """Open it, with a progress bar where its plan takes long."""
     if name not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
             got=name,
             where=str(job.path),
-            remedy="Name it with --stream.",
+            remedy="Name one of these.",
         )
     with progress_bar(f"plan {name}") as progress:
         return job.open(name, progress)
@@ -83,22 +84,24 @@ def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
     return {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
 
 
-def _found(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
+def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
+    """Where the sample of this name is in an epoch."""
     source = stream.source
-    sample = next((one for one in range(source.samples) if source.name(one) == asked.find), None)
+    sample = next((one for one in range(source.samples) if source.name(one) == name), None)
     if sample is None:
         names = islice((source.name(one) for one in range(source.samples)), _COMPARED)
         raise SettingsError(
-            expected="the name of a sample" + nearest(asked.find, names),
-            got=asked.find,
+            expected="the name of a sample" + nearest(name, names),
+            got=name,
             where=f"index of {stream.name}",
             remedy="Names are as the source has them: for recordings, paths as the manifest has them.",
         )
-    answer = plan_report.find(stream.plan, sample, asked.group, asked.epoch)
-    return {"name": asked.find, **answer}
+    answer = plan_report.find(stream.plan, sample, group, epoch)
+    return {"name": name, **answer}
 
 
-def _places_table(answer: dict[str, Any]) -> Table:
+def places_table(answer: dict[str, Any]) -> Table:
+    """What was found, for people."""
     table = Table("batch", "row", "group", "bucket", "shape", "with samples")
     table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
     for seat in answer["seats"]:

@@ -124,10 +124,12 @@ class Chain:
         return {field.key: _checked(field, made, self.where) for field in self.fields}
 
     def stages(
-        self, sample: dict[str, Any], key: tuple[int, int, int]
+        self, sample: dict[str, Any], key: tuple[int, int, int], rng: np.random.Generator | None = None
     ) -> Iterator[tuple[NamedTransform, dict[str, Any]]]:
-        """Each transform and what it makes of the sample; the key is seed, epoch and number."""
-        rng = generator_for(*key) if self.draws else None  # making one takes 33 µs
+        """Each transform and what it makes of the sample; the key is seed, epoch and number, and `rng` what stands for
+        their generator.
+        """
+        rng = rng or (generator_for(*key) if self.draws else None)  # making one takes 33 µs
         for step in self.steps:
             sample = _apply(step, sample, rng, self.where)
             yield step, sample

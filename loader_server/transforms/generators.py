@@ -6,19 +6,58 @@ gets one that refuses, so that no transform can draw the same numbers for every 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shared.errors import SettingsError
 from shared.hashing import key_of
 
-__all__ = ["RefusingGenerator", "generator_for"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Drawn", "RecordingGenerator", "RefusingGenerator", "generator_for"]
 
 
 def generator_for(seed: int, epoch: int, sample: int) -> np.random.Generator:
     """The generator of one sample in one epoch: the same whoever builds it, however often."""
-    return np.random.Generator(np.random.Philox(key=key_of("augment", seed, epoch, sample)))
+    return np.random.Generator(_bits_for(seed, epoch, sample))
+
+
+def _bits_for(seed: int, epoch: int, sample: int) -> np.random.BitGenerator:
+    return np.random.Philox(key=key_of("augment", seed, epoch, sample))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A call of a generator: what was asked for, and what it gave."""
+
+    method: str
+    got: Any
+
+
+class RecordingGenerator(np.random.Generator):
+    """Gives the numbers that `generator_for` gives, and keeps them in `drawn`: for who wants to see them."""
+
+    def __init__(self, seed: int, epoch: int, sample: int) -> None:
+        super().__init__(_bits_for(seed, epoch, sample))
+        self.drawn: list[Drawn] = []
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - as objects have it
+        value = super().__getattribute__(name)
+        public = not name.startswith("_") and name not in ("drawn", "bit_generator")
+        return _recorded(name, value, self.drawn) if public and callable(value) else value
+
+
+def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
+    def call(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - as numpy has it
+        got = method(*args, **named)
+        # A copy: transforms go on with what they drew. `shuffle` gives nothing, and changes what it gets.
+        drawn.append(Drawn(name, np.array(args[0] if got is None and args else got)))
+        return got
+
+    return call
 
 
 class RefusingGenerator(np.random.Generator):

@@ -23,7 +23,9 @@ def job(tmp_path: Path) -> Path:
     return write_job(tmp_path, samples=40)
 
 
-@pytest.mark.parametrize("command", ["index", "plan", "run", "status", "coordinator", "worker", "forgive", "keys"])
+@pytest.mark.parametrize(
+    "command", ["index", "plan", "show", "run", "status", "coordinator", "worker", "forgive", "keys"]
+)
 def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = _run(capsys, command, "--help")
     assert code == 0

@@ -101,7 +101,7 @@ def test_a_manifest_that_says_nothing_of_audio_is_refused(tmp_path, name, conten
         ),
         (
             "m.jsonl",
-            '{"audio":"a.wav"}\nno object\n{"text":"x"}\n{"audio":"b.wav"}\n[]\n{"audio":"\xff.wav"}\n{"audio":"c.wav"}',
+            '{"audio":"a.wav"}\nno object\n{"text":"x"}\n{"audio":"b.wav"}\n1\n{"audio":"\xff.wav"}\n{"audio":"c.wav"}',
         ),
     ],
 )

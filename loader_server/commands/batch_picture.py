@@ -1,0 +1,122 @@
+"""A batch as a picture: a column a padded key and a strip a row, spectrograms, waves or tokens, with their padding.
+
+Rules: what is drawn are the numbers of the batch. Padding is hatched, so that it is not taken for zeros of the data; a
+masked row is named in red with the reason. matplotlib is imported only to draw.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.commands.shown_batch import ShownBatch, ShownSample
+    from shared.wire.layout import Field
+
+__all__ = ["draw"]
+
+#: Rows that a picture has room for.
+_MOST_ROWS = 24
+#: Tokens of a row that are written out.
+_MOST_TOKENS = 40
+_WIDTH_INCHES = 7.0
+_STRIP_INCHES = 0.75
+_MOST_NAME = 34
+
+
+def draw(batch: ShownBatch, path: Path) -> None:
+    """Write a PNG file."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws needs it
+    except ImportError:
+        raise SettingsError(
+            expected="matplotlib",
+            got="none installed",
+            where="show --png",
+            remedy="pip install matplotlib, and try again.",
+        ) from None
+    fields = [field for field in batch.stream.fields if _is_drawn(field)]
+    rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
+    figure = Figure(figsize=(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows), layout="constrained")
+    axes = figure.subplots(rows, len(fields), squeeze=False, sharex="col")
+    for column, field in enumerate(fields):
+        axes[0, column].set_title(_title(batch, field), fontsize=10)
+        axes[-1, column].set_xlabel("steps" if field.per_second is None else f"steps, {field.per_second:g} a second")
+        for row in range(rows):
+            _draw_row(axes[row, column], batch, field, row)
+    for row in range(rows):
+        _label(axes[row, 0], [one for one in batch.samples if one.row == row], row)
+    figure.suptitle(_headline(batch, rows), fontsize=11)
+    figure.savefig(path, format="png", dpi=110)
+
+
+def _is_drawn(field: Field) -> bool:
+    return field.padded and len(field.shape) <= 2
+
+
+def _headline(batch: ShownBatch, rows: int) -> str:
+    of, total = batch.of, len(batch.arrays["weight"])
+    more = f", the first {rows} of {total} rows" if rows < total else ""
+    return f"{batch.stream.name}, epoch {of.epoch}, batch {of.number} of {batch.batches}, bucket {batch.bucket}{more}"
+
+
+def _title(batch: ShownBatch, field: Field) -> str:
+    array = batch.arrays[field.key]
+    cells = array.shape[0] * array.shape[1]
+    filled = int(batch.arrays[f"{field.key}_length"].sum()) if f"{field.key}_length" in batch.arrays else cells
+    return f"{field.key}  {array.dtype} {list(array.shape)}, {1 - filled / cells:.1%} padding"
+
+
+def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:  # noqa: ANN401 - matplotlib's
+    array = batch.arrays[field.key]
+    lengths = batch.arrays.get(f"{field.key}_length")
+    length = array.shape[1] if lengths is None else int(lengths[row])
+    own = array[row, :length]
+    axes.set_yticks([])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.tick_params(labelsize=7)
+    if own.ndim == 2 and own.size:
+        _draw_image(axes, own.T, array)
+    elif np.issubdtype(array.dtype, np.floating) and own.size:
+        axes.plot(own, linewidth=0.5, color="tab:blue")
+        axes.set_ylim(*_span(array))
+    elif own.size:
+        _draw_tokens(axes, own, array)
+    if length < array.shape[1]:
+        axes.axvspan(length - 0.5, array.shape[1] - 0.5, facecolor="0.93", edgecolor="0.75", hatch="////", linewidth=0)
+    axes.set_xlim(-0.5, array.shape[1] - 0.5)
+
+
+def _draw_image(axes: Any, values: NDArray[Any], batch: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+    low, high = _span(batch)
+    axes.imshow(values, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
+
+
+def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:  # noqa: ANN401 - matplotlib's
+    axes.imshow(tokens[None], aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=max(1, batch.max()))
+    if batch.shape[1] <= _MOST_TOKENS:
+        for step, token in enumerate(tokens.tolist()):
+            colour = "black" if token > 0.7 * batch.max() else "white"  # the largest are yellow
+            axes.text(step, 0, str(token), ha="center", va="center", fontsize=6, color=colour)
+
+
+def _span(batch: NDArray[Any]) -> tuple[float, float]:
+    """The range of colours or heights: one for all rows, so that they can be compared."""
+    finite = batch[np.isfinite(batch)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _label(axes: Any, here: list[ShownSample], row: int) -> None:  # noqa: ANN401 - matplotlib's
+    bad = [one.error for one in here if one.error is not None]
+    names = ", ".join(one.name for one in here) or "no sample"
+    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {bad[0].reason}" if bad else "")
+    colour = "tab:red" if bad else "0.6" if not here else "black"
+    axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7, color=colour)

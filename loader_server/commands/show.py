@@ -1,0 +1,217 @@
+"""`loader-server show`: any batch of a job, looked at, as a table, as JSON, as a picture and as sound.
+
+A minibatch is a number, so it needs no job that runs. Rules: what is printed is made of one dict of plain facts. The
+batch is built in `shown_batch`, and drawn in `batch_picture`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import wave
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from loader_server.commands.batch_picture import draw
+from loader_server.commands.plan import found, open_stream, places_table
+from loader_server.commands.recall import recall
+from loader_server.commands.shown_batch import BatchNumber, ShownBatch, ShownSample, built_batch
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loader_server.stream import JobFile
+    from loader_server.transforms.generators import Drawn
+
+__all__ = ["ShowQuestion", "show"]
+
+#: Characters of a text, and values of a draw, that the table has room for.
+_SHOWN_TEXT = 60
+_SHOWN_VALUES = 4
+_LEAST_NAME = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowQuestion:
+    """What is to be looked at: `group` 0 is the job's own, `wav` a row, -1 for none."""
+
+    stream: str
+    epoch: int
+    batch: int
+    group: int
+    sample: str
+    png: Path | None
+    wav: int
+    as_json: bool
+
+
+def show(job: JobFile, asked: ShowQuestion) -> None:
+    """Print one batch, or where a sample is; write the picture and the sound that are asked for."""
+    stream = open_stream(job, asked.stream)
+    remembered = recall(job)
+    group = asked.group or job.settings.group or remembered.groups.get(asked.stream, 1)
+    try:
+        if asked.sample:
+            places = found(stream, asked.sample, group, asked.epoch)
+            _print(places, [places_table(places)], as_json=asked.as_json)
+            return
+        of = BatchNumber(epoch=asked.epoch, number=asked.batch, group=group)
+        batch = built_batch(stream, of, remembered.culprits)
+    finally:
+        stream.close()
+    facts = _facts(batch)
+    if asked.png is not None:
+        draw(batch, asked.png)
+        facts["png"] = str(asked.png)
+    if asked.wav >= 0:
+        facts["wav"] = _write_sound(batch, asked.wav)
+    _print(facts, _tables(facts), as_json=asked.as_json)
+
+
+def _print(facts: dict[str, Any], tables: list[Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        Console().print(*tables, sep="\n", soft_wrap=True)
+
+
+# --- facts ---
+
+
+def _facts(batch: ShownBatch) -> dict[str, Any]:
+    stream, reasons = batch.stream, Counter(one.error.reason for one in batch.samples if one.error is not None)
+    weight = batch.arrays["weight"]
+    return {
+        "stream": stream.name,
+        "epoch": batch.of.epoch,
+        "batch": batch.of.number,
+        "batches": batch.batches,
+        "group": batch.of.group,
+        "bucket": batch.bucket,
+        "plan": stream.digest,
+        "digest": f"{batch.digest:016x}",
+        "shapes": {field.key: list(batch.arrays[field.key].shape) for field in stream.chain.fields},
+        "rows": {
+            "all": len(weight),
+            "valid": batch.rows,
+            "empty": len(weight) - len({one.row for one in batch.samples}),
+        },
+        "masked": dict(sorted(reasons.items())),
+        "samples": [_sample_facts(batch, one) for one in batch.samples],
+    }
+
+
+def _sample_facts(batch: ShownBatch, one: ShownSample) -> dict[str, Any]:
+    packed = batch.stream.packed
+    keys = [field.key for field in batch.stream.chain.fields if field.padded]
+    return {
+        "row": one.row,
+        "offset": one.offset,
+        "sample": one.number,
+        "name": one.name,
+        "place": one.place,
+        "lengths": {} if packed else {key: int(batch.arrays[f"{key}_length"][one.row]) for key in keys},
+        "texts": dict(one.texts),
+        "masked": None if one.error is None else {"reason": one.error.reason, "error": str(one.error)},
+        "drawn": [_draw_facts(step, drawn) for step, drawn in one.drawn],
+    }
+
+
+def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
+    """A few of the values; of many, what they are like."""
+    got = np.asarray(drawn.got)
+    facts: dict[str, Any] = {"transform": step, "method": drawn.method, "shape": list(got.shape)}
+    facts["first"] = got.ravel()[:_SHOWN_VALUES].tolist()
+    if got.size > _SHOWN_VALUES and np.issubdtype(got.dtype, np.number):
+        facts |= {"mean": float(got.mean()), "deviation": float(got.std())}
+    return facts
+
+
+# --- for people ---
+
+
+def _tables(facts: dict[str, Any]) -> list[Any]:
+    keys = list(facts["samples"][0]["lengths"]) if facts["samples"] else []
+    texts = list(dict.fromkeys(key for one in facts["samples"] for key in one["texts"]))
+    title = "{stream}, epoch {epoch}, batch {batch} of {batches} (bucket {bucket}, groups of {group})".format(**facts)
+    table = Table("row", "sample", title=title, caption=_caption(facts), box=SIMPLE, caption_justify="left")
+    table.add_column("name", overflow="fold", min_width=_LEAST_NAME)
+    for name in (*(f"{key}\nsteps" for key in keys), *texts, "drawn", "masked"):
+        table.add_column(name)
+    for one in facts["samples"]:
+        cells = [f"{one['row']}" + (f" at {one['offset']}" if one["offset"] else ""), str(one["sample"]), one["name"]]
+        cells += [str(one["lengths"][key]) for key in keys]
+        cells += [_shortened(one["texts"].get(key, "")) for key in texts]
+        table.add_row(
+            *cells, "\n".join(map(_drawn_text, one["drawn"])), one["masked"]["reason"] if one["masked"] else ""
+        )
+    lines = [f"masked, row {one['row']}: {one['masked']['error']}" for one in facts["samples"] if one["masked"]]
+    lines += [f"{what}: {facts[what]}" for what in ("png", "wav") if what in facts]
+    return [table, *lines]
+
+
+def _caption(facts: dict[str, Any]) -> str:
+    shapes = ", ".join(f"{key} {' x '.join(map(str, shape))}" for key, shape in facts["shapes"].items())
+    masked = ", ".join(f"{count} {reason}" for reason, count in facts["masked"].items()) or "none"
+    rows = "{all} rows, {valid} valid, {empty} without a sample".format(**facts["rows"])
+    return f"{shapes}; {rows}; masked: {masked}; digest {facts['digest']}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_TEXT else text[: _SHOWN_TEXT - 1] + "…"
+
+
+def _drawn_text(drawn: dict[str, Any]) -> str:
+    """Of many values, how many."""
+    what = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
+    if "mean" in drawn:
+        return f"{what} x {math.prod(drawn['shape'])}"
+    return f"{what} " + ", ".join(
+        f"{value:.4g}" if isinstance(value, float) else str(value) for value in drawn["first"]
+    )
+
+
+# --- sound ---
+
+
+def _write_sound(batch: ShownBatch, row: int) -> str:
+    """The last of the row that is a sound: what is trained on, or what features were made of."""
+    here = [one for one in batch.samples if one.row == row]
+    if not here:
+        last = max((one.row for one in batch.samples), default=-1)
+        raise SettingsError(
+            expected=f"a row from 0 to {last}, which has a sample",
+            got=str(row),
+            where="--wav",
+            remedy="Name another row.",
+        )
+    sound, of = here[0].sound, batch.of
+    if sound is None:
+        raise SettingsError(
+            expected="a row that is a sound, or was made of one",
+            got=here[0].error.reason if here[0].error else "a sample without a value that has a rate",
+            where=f"--wav, {here[0].name}",
+            remedy="Look at it with --png or --json.",
+        )
+    path = Path(f"{batch.stream.name}-epoch{of.epoch}-batch{of.number}-row{row}.wav")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sound.rate)
+        file.writeframes(_as_int16(sound.values).tobytes())
+    return f"{path} ({sound.when}, {len(sound.values) / sound.rate:.2f} s)"
+
+
+def _as_int16(sound: NDArray[Any]) -> NDArray[np.int16]:
+    """Full scale is 1 for floats; louder than that is cut off."""
+    if sound.dtype == np.int16:
+        return sound
+    return np.round(np.clip(sound.astype(np.float64), -1, 1) * (2**15 - 1)).astype("<i2")

@@ -1,0 +1,210 @@
+"""One batch of a plan, built here as a worker builds it, with all that can be said of its samples.
+
+Rules: the bytes are the builder's own, so what is seen is what is trained on; texts and draws come from decoding and
+transforming each sample once more with the same generator, which keeps what it gives. A sample that the job convicted
+is not decoded. Nothing is written: no quarantine log, no journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.building.builder import Builder
+from loader_server.building.culprits import culprit_key
+from loader_server.building.read_ahead import read_patiently
+from loader_server.machine.deadline import Deadline
+from loader_server.transforms.generators import RecordingGenerator
+from shared.errors import SampleError, SettingsError
+from shared.wire.messages import Want
+from shared.wire.parts import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.building.builder import Prepared
+    from loader_server.stream import Stream
+    from loader_server.transforms.generators import Drawn
+
+__all__ = ["BatchNumber", "ShownBatch", "ShownSample", "Sound", "built_batch"]
+
+#: A key with fewer steps a second than this is no sound.
+_LOWEST_RATE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNumber:
+    """Which batch, of groups of how many."""
+
+    epoch: int
+    number: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """What can be heard of a sample: `when` says after which transform."""
+
+    values: NDArray[Any]
+    rate: int
+    when: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSample:
+    """A sample of a batch: its row, and where in that it begins; the strings of the raw sample; what the transforms
+    drew, with their names; the last of it that is a sound. Of a masked sample these are there as far as it came.
+    """
+
+    row: int
+    offset: int
+    number: int
+    name: str
+    place: str
+    error: SampleError | None
+    texts: Mapping[str, str]
+    drawn: Sequence[tuple[str, Drawn]]
+    sound: Sound | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownBatch:
+    """A batch with its samples in the order of their rows; `digest` is that of its bytes."""
+
+    stream: Stream
+    of: BatchNumber
+    batches: int
+    bucket: int
+    arrays: Mapping[str, NDArray[Any]]
+    samples: tuple[ShownSample, ...]
+    rows: int
+    digest: int
+
+
+class _Masked:
+    """The samples that were masked, and why."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, SampleError] = {}
+
+    def note(self, _stream: str, sample: int, _name: str, error: SampleError) -> None:
+        self.errors[sample] = error
+
+
+def built_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
+    """Build it; SettingsError where there is no batch of this number."""
+    masked = _Masked()
+    builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
+    builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
+    batches = builder.batches(of.epoch, of.group)
+    if of.number >= batches:
+        raise SettingsError(
+            expected=f"a batch from 0 to {batches - 1}: what epoch {of.epoch} has in groups of {of.group}",
+            got=str(of.number),
+            where="--batch",
+            remedy="loader-server plan says how many there are.",
+        )
+    want = _want(stream, of)
+    prepared = builder.prepare(want)
+    payload = np.zeros(prepared.layout.nbytes, np.uint8)
+    built = builder.build(want, prepared, payload)
+    return ShownBatch(
+        stream=stream,
+        of=of,
+        batches=batches,
+        bucket=prepared.planned.bucket,
+        arrays=prepared.layout.arrays(payload),
+        samples=tuple(_samples(stream, of, prepared, masked.errors)),
+        rows=built.rows,
+        digest=built.digest,
+    )
+
+
+def _want(stream: Stream, of: BatchNumber) -> Want:
+    return Want(
+        job="",
+        stream=stream.name,
+        epoch=of.epoch,
+        number=of.number,
+        empty=False,
+        group=of.group,
+        plan_digest=stream.digest,
+        attempt=0,
+        trainer=0,
+        worker=0,
+        ticket=Ticket(0, 1),
+        in_slot=False,
+        urgent=False,
+    )
+
+
+def _samples(
+    stream: Stream, of: BatchNumber, prepared: Prepared, errors: Mapping[int, SampleError]
+) -> Iterable[ShownSample]:
+    planned = prepared.planned
+    samples = prepared.samples.tolist()
+    rows = range(len(samples)) if planned.rows is None else planned.rows.tolist()
+    offsets = [0] * len(samples) if planned.offsets is None else planned.offsets.tolist()
+    for row, offset, number in zip(rows, offsets, samples, strict=True):
+        inner = _InsideSample(stream, of.epoch, number)
+        error = errors.get(number)
+        if error is None or error.reason != "kills_decoder":
+            inner.look()
+        where, line = stream.source.place(number)
+        yield ShownSample(
+            row=row,
+            offset=offset,
+            number=number,
+            name=stream.source.name(number),
+            place=f"{where}, line {line}",
+            error=error,
+            texts=inner.texts,
+            drawn=inner.drawn,
+            sound=inner.sound,
+        )
+
+
+class _InsideSample:
+    """What is seen of one sample on its way through decoding and transforms, as far as it comes."""
+
+    def __init__(self, stream: Stream, epoch: int, number: int) -> None:
+        self._stream = stream
+        self._key = (stream.seed, epoch, number)
+        self.texts: dict[str, str] = {}
+        self.drawn: list[tuple[str, Drawn]] = []
+        self.sound: Sound | None = None
+
+    def look(self) -> None:
+        """Decode and transform it."""
+        source, number = self._stream.source, self._key[2]
+        (raw,) = read_patiently(source.read, [number], bool)
+        # Why it is masked, if it is, is known from building it.
+        with contextlib.suppress(Exception):
+            sample = source.decode(number, raw)
+            self.texts = {key: value for key, value in sample.items() if isinstance(value, str)}
+            self.sound = _sound_in(sample, "as the source has it")
+            self._transform(sample)
+
+    def _transform(self, sample: dict[str, Any]) -> None:
+        rng, steps = RecordingGenerator(*self._key), self._stream.chain.steps
+        stages = self._stream.chain.stages(sample, self._key, rng)
+        for step in steps:
+            try:
+                _, made = next(stages)
+            finally:
+                self.drawn += [(step.name, drawn) for drawn in rng.drawn[len(self.drawn) :]]
+            self.sound = _sound_in(made, f"after {step.name}") or self.sound
+
+
+def _sound_in(sample: Mapping[str, Any], when: str) -> Sound | None:
+    """A copy of the first value that has a rate: transforms may change it in place."""
+    for key, value in sample.items():
+        rate = int(sample.get(f"{key}_rate", 0))
+        if rate >= _LOWEST_RATE and np.ndim(value) == 1:
+            return Sound(np.array(value), rate, f'"{key}" {when}')
+    return None
