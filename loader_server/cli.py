@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job
 from shared.command import allow_many_files, run_command
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from loader_server.machine.nursery import Nursery
-    from loader_server.stream import JobFile
 
 __all__ = ["main"]
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_add_demo, _add_index, _add_plan, _add_show, _add_run, _add_status),
+        *(_add_demo, add_index, add_plan, add_show, _add_run, _add_status),
         *(_add_coordinator, _add_worker, _add_forgive, _add_keys),
     ):
         command = add(commands)
@@ -51,24 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    about: str,
-    example: str,
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
-    command.set_defaults(run=run)
-    return command
-
-
 # --- demo ---
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Train a small model on made-up recordings, from nothing to the end, in under three minutes."
-    command = _command(commands, "demo", _run_demo, about, "loader-server demo --keep digits")
+    command = command_named(commands, "demo", _run_demo, about, "loader-server demo --keep digits")
     command.add_argument(
         "--keep", type=Path, default=Path(".demo"), metavar="DIR", help="folder for corpus, job file and model (.demo)"
     )
@@ -111,142 +99,12 @@ def _whole(text: str) -> int:
     return number
 
 
-# --- index ---
-
-
-def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Make the index of each stream's source: where each sample is, and how long it is."
-    command = _command(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
-    command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
-    command.add_argument("--force", action="store_true", help="make them anew, also where nothing has changed")
-    command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
-    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    return command
-
-
-def _make_indexes(options: argparse.Namespace) -> int:
-    from loader_server.commands import index, statistics
-
-    job = _read_job(options.job)
-    names = options.stream or list(job.recipes)
-    made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
-    reports = index.index_streams(
-        job,
-        names,
-        strict=options.strict,
-        processes=options.processes,
-        force=options.force,
-    )
-    index.show(reports, made, as_json=options.json)
-    return 0
-
-
-# --- plan ---
-
-
-def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Show what the settings amount to: buckets, rows, padding, steps, and what is dropped."
-    command = _command(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("--stream", default="train", help="the stream (default: train)")
-    command.add_argument(
-        "--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1"
-    )
-    command.add_argument("--epoch", type=int, default=0, help="the epoch (default: 0)")
-    command.add_argument("--find", default="", metavar="NAME", help="say in which batch this sample is")
-    command.add_argument("--diff", type=Path, metavar="JOB", help="say what differs in another job file")
-    command.add_argument("--plot", type=Path, metavar="PNG", help="draw the lengths and the buckets' boundaries")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    return command
-
-
-def _show_plan(options: argparse.Namespace) -> int:
-    from loader_server.commands import plan
-
-    job = _read_job(options.job)
-    plan.show(
-        job,
-        plan.PlanQuestion(
-            stream=options.stream,
-            group=options.group or job.settings.group or 1,
-            epoch=options.epoch,
-            find=options.find,
-            other=_read_job(options.diff) if options.diff else None,
-            plot=options.plot,
-            as_json=options.json,
-        ),
-    )
-    return 0
-
-
-# --- show ---
-
-
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = (
-        "Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms drew. "
-        "No job has to run."
-    )
-    command = _command(commands, "show", _show_batch, about, "loader-server show job.toml train --epoch 3 --batch 41")
-    command.add_argument("job", type=Path, help="the job file")
-    command.add_argument("stream", nargs="?", default="train", help="the stream (default: train)")
-    command.add_argument("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)")
-    command.add_argument("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)")
-    command.add_argument(
-        "--group",
-        type=_number,
-        default=0,
-        metavar="N",
-        help="batches of one shape in a row; 0: as the job has it, or 1",
-    )
-    command.add_argument(
-        "--sample", default="", metavar="NAME", help="say in which batches of the epoch this sample is"
-    )
-    command.add_argument(
-        "--png", type=Path, metavar="FILE", help="draw the batch: spectrograms, waves, tokens, padding"
-    )
-    command.add_argument(
-        "--wav", type=_number, default=-1, metavar="ROW", help="write this row as sound, into the current folder"
-    )
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    return command
-
-
-def _number(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
-    return number
-
-
-def _show_batch(options: argparse.Namespace) -> int:
-    from loader_server.commands import show
-
-    show.show(
-        _read_job(options.job),
-        show.ShowQuestion(
-            stream=options.stream,
-            epoch=options.epoch,
-            batch=options.batch,
-            group=options.group,
-            sample=options.sample,
-            png=options.png,
-            wav=options.wav,
-            as_json=options.json,
-        ),
-    )
-    return 0
-
-
 # --- run ---
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Run the loader side of one machine: a coordinator, and one worker per core."
-    command = _command(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
+    command = command_named(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
@@ -273,7 +131,7 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     from shared.endpoints import check_endpoint
     from shared.metrics.scrape_targets import remove_dead_targets
 
-    job = _read_job(options.job)
+    job = read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
     index.index_missing(job)
@@ -316,7 +174,7 @@ def _on_stop(stop: Callable[[], None]) -> None:
 
 def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Run only the coordinator, which knows who is alive and how far the job is."
-    command = _command(
+    command = command_named(
         commands,
         "coordinator",
         _run_coordinator,
@@ -331,7 +189,7 @@ def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Run one worker: it builds the batches that trainers ask for."
-    command = _command(
+    command = command_named(
         commands,
         "worker",
         _run_worker,
@@ -371,7 +229,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     if options.parent:
         end_with_parent(options.parent)
     allow_many_files()
-    job = _read_job(options.job)
+    job = read_job(options.job)
     listen = options.listen or job.settings.listen
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
     coordinator = open_coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
@@ -399,7 +257,7 @@ def _run_worker(options: argparse.Namespace) -> int:
     allow_many_files()
     keep_freed_memory(trim_bytes=_KEPT_BYTES, mmap_bytes=_KEPT_BYTES)
     let_deadlines_end_us()
-    job = _read_job(options.job)
+    job = read_job(options.job)
     listen = options.listen or at_any_port(job.settings.listen)
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
     worker = Worker(
@@ -429,7 +287,7 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     about = (
         "Show how a running job is doing: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
     )
-    command = _command(commands, "status", _show_status, about, "loader-server status tcp://127.0.0.1:7400 --json")
+    command = command_named(commands, "status", _show_status, about, "loader-server status tcp://127.0.0.1:7400 --json")
     command.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
     command.add_argument("--keys", default="", help="folder with the job's keys")
     command.add_argument("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer")
@@ -452,7 +310,7 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "List the samples that are known to kill the process that decodes them, or have some used again. "
         "Run it on the coordinator's machine, whether or not the coordinator runs."
     )
-    command = _command(commands, "forgive", _list_or_forgive, about, "loader-server forgive job.toml --all")
+    command = command_named(commands, "forgive", _list_or_forgive, about, "loader-server forgive job.toml --all")
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument(
         "identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"
@@ -467,7 +325,7 @@ def _list_or_forgive(options: argparse.Namespace) -> int:
     from loader_server.commands import forgive
 
     forgive.run(
-        _read_job(options.job),
+        read_job(options.job),
         forgive.ForgiveOptions(
             identities=options.identity, every=options.all, stream=options.stream, as_json=options.json
         ),
@@ -477,7 +335,7 @@ def _list_or_forgive(options: argparse.Namespace) -> int:
 
 def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "Make a folder of keys, for loaders and trainers that talk across machines."
-    command = _command(commands, "keys", _make_keys, about, "loader-server keys ./keys")
+    command = command_named(commands, "keys", _make_keys, about, "loader-server keys ./keys")
     command.add_argument("folder", type=Path, help="the folder to make")
     return command
 
@@ -497,11 +355,3 @@ def _make_keys(options: argparse.Namespace) -> int:
     make_keys(options.folder)
     print(_KEYS_MADE.format(folder=options.folder))
     return 0
-
-
-def _read_job(path: Path) -> JobFile:
-    from loader_server.stream import JobFile
-
-    job = JobFile(path)
-    job.make_importable()
-    return job

@@ -15,6 +15,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
@@ -32,6 +33,8 @@ __all__ = ["FileFacts", "Files", "changed"]
 
 #: Local files that one source has open at a time.
 _MOST_OPEN = 64
+#: Files that are in memory by name while all are looked at.
+_STAMPED_AT_A_TIME = 1024
 #: Remote files that are looked at at a time.
 _MOST_ASKED = 16
 #: Where remote files are kept if nothing else is said.
@@ -142,19 +145,13 @@ class Files:
         file that got another place or owner counts as changed, which costs another look at it. Unseen stays one that
         keeps its size and is written twice within one tick of the file system's clock, some milliseconds.
         """
-        state, names = xxhash.xxh3_128(), list(paths)
-        remote = dict(zip(urls := [path for path in names if is_url(path)], self._facts_of(urls), strict=True))
-        for path in names:
-            facts = str(remote[path]) if path in remote else self._local_stamp(path)
-            state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
+        state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
+        while block := list(islice(names, _STAMPED_AT_A_TIME)):
+            remote = dict(zip(urls := [path for path in block if is_url(path)], self._facts_of(urls), strict=True))
+            for path in block:
+                facts = str(remote[path]) if path in remote else _local_stamp(base, path)
+                state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
-
-    def _local_stamp(self, path: str) -> str:
-        try:
-            status = os.stat(os.path.join(self._base, path))  # noqa: PTH116, PTH118 - they come by the hundred thousand
-        except (OSError, ValueError) as error:
-            return type(error).__name__
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of
@@ -262,6 +259,14 @@ class _Handle:
     def __del__(self) -> None:
         if self.number >= 0:
             os.close(self.number)
+
+
+def _local_stamp(base: str, path: str) -> str:
+    try:
+        status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 - paths come by the hundred thousand
+    except (OSError, ValueError) as error:
+        return type(error).__name__
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def _below(folder: Path) -> Iterable[str]:

@@ -64,6 +64,10 @@ class NumpySource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._found_paths())
+
     def survey(self) -> Inventory:
         """As many rows as the arrays have."""
         total = self._columns[0].samples

@@ -112,6 +112,10 @@ class TFRecordSource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._paths)
+
     def survey(self) -> Inventory:
         """Follow all headers, and count."""
         _ = self._checksum

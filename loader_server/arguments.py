@@ -1,0 +1,174 @@
+"""Arguments of commands: what all have in common, and those of the commands that look at data: index, plan and show.
+
+Rules: what a command does is imported when it runs, so that `--help` and the others start without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loader_server.stream import JobFile
+
+__all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job"]
+
+
+def command_named(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    about: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    """A command, with what it is for and an example of it."""
+    command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
+    command.set_defaults(run=run)
+    return command
+
+
+def read_job(path: Path) -> JobFile:
+    """Read a job file, whose folder may hold modules that it names."""
+    from loader_server.stream import JobFile
+
+    job = JobFile(path)
+    job.make_importable()
+    return job
+
+
+# --- index ---
+
+
+def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`loader-server index`."""
+    about = "Make the index of each stream's source: where each sample is, and how long it is."
+    command = command_named(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
+    command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
+    command.add_argument("--force", action="store_true", help="make them anew, also where nothing has changed")
+    command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
+    command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    return command
+
+
+def _make_indexes(options: argparse.Namespace) -> int:
+    from loader_server.commands import index, statistics
+
+    job = read_job(options.job)
+    names = options.stream or list(job.recipes)
+    made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
+    reports = index.index_streams(
+        job,
+        names,
+        strict=options.strict,
+        processes=options.processes,
+        force=options.force,
+    )
+    index.show(reports, made, as_json=options.json)
+    return 0
+
+
+# --- plan ---
+
+
+def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`loader-server plan`."""
+    about = "Show what the settings amount to: buckets, rows, padding, steps, and what is dropped."
+    command = command_named(commands, "plan", _show_plan, about, "loader-server plan job.toml --plot lengths.png")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--stream", default="train", help="the stream (default: train)")
+    command.add_argument(
+        "--group", type=int, default=0, help="batches of one shape in a row; 0: as the job file says, or 1"
+    )
+    command.add_argument("--epoch", type=int, default=0, help="the epoch (default: 0)")
+    command.add_argument("--find", default="", metavar="NAME", help="say in which batch this sample is")
+    command.add_argument("--diff", type=Path, metavar="JOB", help="say what differs in another job file")
+    command.add_argument("--plot", type=Path, metavar="PNG", help="draw the lengths and the buckets' boundaries")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _show_plan(options: argparse.Namespace) -> int:
+    from loader_server.commands import plan
+
+    job = read_job(options.job)
+    plan.show(
+        job,
+        plan.PlanQuestion(
+            stream=options.stream,
+            group=options.group or job.settings.group or 1,
+            epoch=options.epoch,
+            find=options.find,
+            other=read_job(options.diff) if options.diff else None,
+            plot=options.plot,
+            as_json=options.json,
+        ),
+    )
+    return 0
+
+
+# --- show ---
+
+
+def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`loader-server show`."""
+    about = (
+        "Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms drew. "
+        "No job has to run."
+    )
+    command = command_named(
+        commands, "show", _show_batch, about, "loader-server show job.toml train --epoch 3 --batch 41"
+    )
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("stream", nargs="?", default="train", help="the stream (default: train)")
+    command.add_argument("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)")
+    command.add_argument("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)")
+    command.add_argument(
+        "--group",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="batches of one shape in a row; 0: as the job has it, or 1",
+    )
+    command.add_argument(
+        "--sample", default="", metavar="NAME", help="say in which batches of the epoch this sample is"
+    )
+    command.add_argument(
+        "--png", type=Path, metavar="FILE", help="draw the batch: spectrograms, waves, tokens, padding"
+    )
+    command.add_argument(
+        "--wav", type=_number, default=-1, metavar="ROW", help="write this row as sound, into the current folder"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    return command
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
+    return number
+
+
+def _show_batch(options: argparse.Namespace) -> int:
+    from loader_server.commands import show
+
+    show.show(
+        read_job(options.job),
+        show.ShowQuestion(
+            stream=options.stream,
+            epoch=options.epoch,
+            batch=options.batch,
+            group=options.group,
+            sample=options.sample,
+            png=options.png,
+            wav=options.wav,
+            as_json=options.json,
+        ),
+    )
+    return 0
