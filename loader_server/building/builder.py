@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.building.culprits import KnownCulprits
+from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import gather_rows
@@ -124,6 +125,7 @@ class Builder:
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
+        self._ahead = LookAhead(stream.source)
         gathers = stream.source.gathers and not stream.chain.steps and not stream.packed
         self._gathering: Source | None = stream.source if gathers else None
         #: What it writes.
@@ -161,11 +163,13 @@ class Builder:
         planned = epoch.batch(want.number)
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
+        self.stream.source.expect(samples)
         raw, culprits = None, list[int]()
         if self._gathering is None or want.attempt > 0:  # a suspect has to be tried alone
             raw = self._read(samples.tolist(), begin)
         else:
             culprits = self._read_around(self._gathering, samples, begin)
+        self._ahead.after(epoch, (want.epoch, want.group), want.number)
         read_us = (time.perf_counter_ns() - began_ns) // 1000
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, culprits)
 

@@ -49,6 +49,8 @@ class Files:
         #: Where remote files are kept: may be set before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         self._handles: dict[str, _Handle] = {}
+        #: Names the data set that was opened.
+        self._data_set = ""
         #: The version of each remote file that is read.
         self._versions: dict[str, FileFacts] = {}
 
@@ -158,6 +160,7 @@ class Files:
         a local file has another time, so that size alone tells: a source keeps digests of what it reads.
         """
         known = list(origin)
+        self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())
         for said, now in zip(known, self._facts_of([one["path"] for one in known]), strict=True):
             same = now.bytes == said["bytes"] and (not is_url(said["path"]) or now.version == said["version"])
             if not same:
@@ -235,10 +238,25 @@ class Files:
         """What the file was when it was looked at first."""
         return self._versions.get(url) or self.facts(url)
 
+    # --- what comes soon ---
+
+    @property
+    def are_remote(self) -> bool:
+        """Whether any of them is, of those that were looked at."""
+        return bool(self._versions)
+
+    def looks_ahead(self) -> bool:
+        """Whether it is for this process to expect more."""
+        return self.are_remote and self._remote.looks_ahead(self._data_set)
+
     def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
         """These bytes (path, from where, how many) will be read soon: begin to fetch what of them is remote."""
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
+
+    def expect_local(self, paths: Iterable[str]) -> None:
+        """These files will be asked for by `local` soon: begin to fetch the remote ones."""
+        self._remote.expect_whole((path, self._version(path)) for path in paths if is_url(path))
 
     def close(self) -> None:
         """Close what is open once nobody reads it any more; it opens again when it is read."""

@@ -236,6 +236,16 @@ class JoinedSource(Source):
                 raw[source] = iter(source.read(asked[source]))
             yield next(raw[source])
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Each member is told of its own."""
+        of = np.searchsorted(self._starts, samples, side="right") - 1
+        for place in np.unique(of).tolist():
+            self._sources[place].expect(samples[of == place] - self._starts[place])
+
+    def looks_ahead(self) -> bool:
+        """Whether any member does."""
+        return any(one.looks_ahead() for one in self._sources)
+
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """As the member does."""
         source, own = self._at(sample)

@@ -188,6 +188,15 @@ class Source:
         """
         return (b"" for _ in samples)
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """These will be read soon: a source of files that may be remote says which bytes they are (`files.expect`), or
+        which files are needed whole (`files.expect_local`).
+        """
+
+    def looks_ahead(self) -> bool:
+        """Whether this process should say now what else will be read soon."""
+        return self.files.looks_ahead()
+
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The raw sample; SampleError where whole bytes cannot be decoded."""
         raise NotImplementedError

@@ -33,8 +33,17 @@ class MemorySource:
     samples: int = 16
     on_read: dict[int, Callable[[], object]] = field(default_factory=dict)
     on_decode: dict[int, Callable[[], object]] = field(default_factory=dict)
+    #: What it was told will be read soon, and whether it wants to hear of later ones.
+    expected: list[int] = field(default_factory=list)
+    far_away: bool = False
     fields = RAW
     gathers = reads_ahead = False
+
+    def expect(self, samples: np.ndarray) -> None:
+        self.expected += samples.tolist()
+
+    def looks_ahead(self) -> bool:
+        return self.far_away
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         for sample in samples:

@@ -61,6 +61,16 @@ class DiskCache:
         os.close(handle)  # evicted between opening and locking it
         return None
 
+    def lead(self, what: str) -> int | None:
+        """An open file that one process at a time gets, until it is closed: None if another one has it."""
+        self._prepare()
+        path = self._underway / f"lead-{what}"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if _locked(handle, wait=False) and _is_at(path, handle):
+            return handle
+        os.close(handle)
+        return None
+
     def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
         """See that there is such an entry: `fill` writes it into an open file. Somebody else who is at it is waited
         for, or False is returned at once.

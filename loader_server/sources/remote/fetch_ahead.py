@@ -34,6 +34,11 @@ class FetchAhead(Generic[T]):
         self._underway: set[T] = set()
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
+    @property
+    def waiting(self) -> int:
+        """How many are expected and not there yet."""
+        return len(self._underway)
+
     def expect(self, wanted: Iterable[T]) -> None:
         """These will be needed soon."""
         if not self._threads:

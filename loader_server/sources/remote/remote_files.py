@@ -40,6 +40,12 @@ _MOST_OPEN = 256
 _USED_AGAIN_S = 60.0
 #: How often an entry may be evicted under the hands of whoever reads it.
 _MOST_EVICTIONS = 20
+#: Blocks whose place is remembered.
+_MOST_SEEN = 65_536
+#: Blocks that wait to be fetched, before nobody looks ahead for more.
+_MOST_WAITING = 32
+#: How soon a process asks again whether it shall look ahead for all.
+_LEAD_AGAIN_S = 2.0
 #: What sequential readers want ahead of them, and at a time.
 _BLOCKS_AHEAD = 2
 _READER_BYTES = 2**20
@@ -92,6 +98,11 @@ class RemoteFiles:
         #: Whether a server gives files as a whole only; one thread asks it.
         self._whole: dict[str, bool] = {}
         self._asking = threading.Lock()
+        #: Blocks that were in the cache when they were expected.
+        self._seen: dict[_Block, None] = {}
+        #: An open file, if this process looks ahead for all.
+        self._lead: int | None = None
+        self._ask_again_s = 0.0
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
@@ -121,6 +132,7 @@ class RemoteFiles:
             if len(raw) == nbytes:
                 return raw
             self._parts.pop(block, None)
+            self._seen.pop(block, None)
         raise self._cache.too_small(block.stop - block.start)
 
     def _open(self, block: _Block) -> _OpenPart:
@@ -175,26 +187,45 @@ class RemoteFiles:
             if held is not None:
                 handle, path = held
                 return LocalFile(path, partial(os.close, handle))
-            self._bring_whole(whole)
-
-    def _bring_whole(self, whole: _Block, *, patient: bool = True) -> None:
-        self._cache.make(whole.key, whole.stop, lambda handle: self._fill(whole, handle, patient=patient), wait=patient)
+            self._bring(whole)
 
     # --- what comes soon ---
+
+    def looks_ahead(self, data_set: str) -> bool:
+        """Whether more of this should be expected: one process of a machine does so for all that use the cache."""
+        return self._ahead.waiting < _MOST_WAITING and self._leads(data_set)
+
+    def _leads(self, data_set: str) -> bool:
+        now_s = time.monotonic()
+        if self._lead is None and now_s >= self._ask_again_s:
+            self._ask_again_s = now_s + _LEAD_AGAIN_S
+            self._lead = self._cache.lead(data_set)
+        return self._lead is not None
 
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
         """These bytes (URL, version, from where, how many) will be read soon."""
         blocks = dict.fromkeys(block for extent in extents for block in _blocks_of(*extent))
-        self._ahead.expect(block for block in blocks if block not in self._parts)
+        self._ahead.expect(block for block in blocks if block not in self._seen)
+
+    def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
+        """These files will be needed on the disk soon."""
+        wholes = (_Block(url, facts, 0, facts.bytes) for url, facts in files)
+        self._ahead.expect(block for block in wholes if block not in self._seen)
 
     def _fetch_ahead(self, block: _Block) -> None:
         if not self._cache.has(block.key):
             self._bring(block, patient=False)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen[block] = None
 
     def close(self) -> None:
         """Close what is open, once nobody reads it any more."""
         self._ahead.close()
         self._parts.clear()
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            os.close(lead)
 
 
 class _RemoteReader(io.RawIOBase):

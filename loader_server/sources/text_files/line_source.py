@@ -110,6 +110,12 @@ class LineSource(Source):
         """Where each file starts that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their lines."""
+        if self.files.are_remote:
+            files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
+            self.files.expect(zip((self._paths[file] for file in files), offsets, sizes, strict=True))
+
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each line."""
         known = [self.checked(sample) for sample in samples]

@@ -167,6 +167,15 @@ def test_a_number_past_the_epoch_is_refused(make: Callable[..., Builder]) -> Non
         make().prepare(memory_want(4))
 
 
+def test_a_source_is_told_what_is_read_now_and_what_comes_later(make: Callable[..., Builder]) -> None:
+    near, far = MemorySource(), MemorySource(far_away=True)
+    for source in (near, far):
+        source.on_read = {4: lambda source=source: source.expected.append(-1)}
+        make(source).prepare(memory_want(1))
+    assert near.expected == [4, 5, 6, 7, -1]
+    assert far.expected == [4, 5, 6, 7, -1, *range(8, 16)]
+
+
 def test_whoever_watches_is_told_each_sample_before_it_is_read(make: Callable[..., Builder]) -> None:
     events: list[object] = []
     source = MemorySource(on_read={5: lambda: events.append("read")})

@@ -176,6 +176,21 @@ def test_what_nobody_is_at_is_swept_away_by_the_next_process(tmp_path: Path) -> 
     assert on_disk(DiskCache(tmp_path, 1000)) == 20
 
 
+def test_one_leads_until_it_ends(tmp_path: Path) -> None:
+    first, second = DiskCache(tmp_path, 100), DiskCache(tmp_path, 100)
+    handle, other = first.lead("a"), second.lead("b")
+    assert handle is not None
+    assert other is not None
+    assert second.lead("a") is None
+    DiskCache(tmp_path, 100)._prepare()
+    assert second.lead("a") is None, "sweeping leaves it alone"
+    os.close(handle)
+    os.close(other)
+    again = second.lead("a")
+    assert again is not None
+    os.close(again)
+
+
 def test_books_that_are_lost_are_made_again(tmp_path: Path) -> None:
     put(DiskCache(tmp_path, 100), "aa1", 60)
     (tmp_path / "ledger").unlink()

@@ -183,3 +183,26 @@ def test_a_full_disk_is_named(tmp_path: Path, ranged: StoreProxy) -> None:
         with pytest.raises(ReadError, match=r"disk/cache: expected a folder.*got No space left on device"):
             files.local(f"{ranged.url}/a.tar")
         files.close()
+
+
+def test_one_process_looks_ahead_for_all_and_not_too_far(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, first, second = f"{ranged.url}/a.tar", files_of(tmp_path), files_of(tmp_path)
+    assert not first.looks_ahead(), "nothing is remote yet"
+    for files in (first, second):
+        files.refuse_changed(files.origin([url]), tmp_path)
+    assert (first.looks_ahead(), second.looks_ahead()) == (True, False)
+    ranged.open.clear()
+    first.expect([(url, 0, 100_000)])
+    assert first.looks_ahead(), "thirteen wait"
+    first._remote.expect((f"{url}{n}", first._version(url), 0, 5) for n in range(20))
+    assert not first.looks_ahead()
+    ranged.open.set()
+    first.close()
+
+
+def test_whole_files_are_expected_too(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    files.expect_local([url, "local.txt"])
+    with files.local(url) as path:
+        assert path.read_bytes() == DATA
+    assert ranged.fetched() == len(DATA) + 1

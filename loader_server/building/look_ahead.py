@@ -1,0 +1,43 @@
+"""Tells a source which samples come after those that were just read, so that it can fetch what lies far away.
+
+Rules: one process of a machine does so for all, and only while the source asks for more; nothing is told twice. What
+is told is a hint: nobody waits for it, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loader_server.planning import EpochPlan
+    from loader_server.sources.source import Source
+
+__all__ = ["LookAhead"]
+
+#: Batches: about as many as are trained on in a minute.
+_MOST_AHEAD = 512
+
+
+class LookAhead:
+    """Looks ahead in the epochs of one stream."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        #: The first batch that was not told yet, of the epoch that was looked at last.
+        self._told: tuple[tuple[int, int], int] = ((-1, -1), 0)
+
+    def after(self, epoch: EpochPlan, which: tuple[int, int], number: int) -> None:
+        """A batch was read: tell what comes behind it, unless another thread is at it."""
+        if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            told = self._told[1] if self._told[0] == which else 0
+            for later in range(max(number + 1, told), min(number + _MOST_AHEAD, epoch.batches)):
+                if not self._source.looks_ahead():
+                    break
+                self._source.expect(epoch.batch(later).samples)
+                self._told = (which, later + 1)
+        finally:
+            self._lock.release()
