@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
+from tests.support.behind import BEATS, SLOW, Behind
+from tests.support.fleet import fleet
+from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.loaders import Loaders
 
@@ -23,3 +26,23 @@ def read() -> Callable[..., list[tuple[int, int]]]:
             return [(batch.number, batch.digest) for batch in feed]
 
     return read_epoch
+
+
+@pytest.fixture(scope="module")
+def fleet_with_relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    """One for all tests of a module, each of which gets it whole as `behind`."""
+    job = write_job(tmp_path_factory.mktemp("job"), samples=400, transforms=SLOW, job=BEATS)
+    with fleet(job, "near") as one, one.join_behind_proxy("far") as proxy:
+        with trainer_client.connect(one.endpoint, stream="dev") as feed:
+            calm = [(batch.number, batch.digest) for batch in feed]
+        assert len(calm) > 25
+        yield Behind(one, proxy, calm)
+
+
+@pytest.fixture
+def behind(fleet_with_relay: Behind) -> Iterator[Behind]:
+    """Two workers, one of them behind a relay, which is mended afterwards."""
+    yield fleet_with_relay
+    fleet_with_relay.proxy.heal()
+    for way in fleet_with_relay.proxy.ways.values():
+        way.change, way.seen = lambda parts: [parts], None

@@ -1,0 +1,132 @@
+"""Messages that come when nobody expects them any more, twice, out of order or late."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import trainer_client
+from shared.metrics import names
+from shared.wire import messages as m
+from tests.support.behind import TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
+from tests.support.loaders import wait_until
+from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds
+from tests.support.scraping import fetch_metrics, read_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@pytest.mark.fault(23)
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("shared_memory", WAYS)
+def test_batches_that_are_sent_once_more_later_are_dropped_and_counted(behind, tmp_path, shared_memory):
+    behind.proxy.ways[DOWN].seen = []
+    with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value):
+        assert read_epoch(feed)[0] == behind.calm
+        old = [parts for parts in behind.proxy.ways[DOWN].seen if m.Pushed in kinds(parts)]
+        assert old
+        before = value(names.STALE_BATCHES)
+
+        def at(count: int) -> None:
+            if count % 4 == 1:
+                behind.proxy.inject(DOWN, old)
+
+        assert read_epoch(feed, at)[0] == behind.calm
+        wait_until(lambda: value(names.STALE_BATCHES) >= before + len(old), "they were counted")
+
+
+@pytest.mark.fault(23)
+@pytest.mark.fault(24)
+def test_wants_that_are_sent_once_more_later_are_dropped_by_the_worker_and_counted(behind, tmp_path):
+    behind.proxy.ways[UP].seen = []
+    (far,) = (
+        one
+        for one in read_targets(behind.fleet.job.parent / ".stoker/tones/targets").values()
+        if one.get("worker") == "far"
+    )
+
+    def stale() -> float:
+        return sum(
+            value for (name, _), value in fetch_metrics(far["address"]).items() if name == names.STALE_WANTS.name
+        )
+
+    with metered(behind.fleet.endpoint, tmp_path) as (feed, _):
+        assert read_epoch(feed)[0] == behind.calm
+        old = [parts for parts in behind.proxy.ways[UP].seen if m.Want in kinds(parts)]
+        assert old
+        before = stale()
+        assert read_epoch(feed, lambda count: behind.proxy.inject(UP, old) if count == 3 else None)[0] == behind.calm
+        wait_until(lambda: stale() >= before + len(old), "they were counted")
+        assert read_epoch(feed)[0] == behind.calm
+
+
+# --- twice, out of order, late ---
+
+
+def _twice(parts: Parts) -> Iterable[Parts]:
+    return [parts, parts]
+
+
+class _Swapped:
+    """Each second message before the one that came before it; but no Ping before a Want. What a Pong does not list is
+    free to be lent again, and that is safe because a connection keeps the order in which things were said.
+    """
+
+    def __init__(self) -> None:
+        self._held: Parts | None = None
+
+    def __call__(self, parts: Parts) -> Iterable[Parts]:
+        held, self._held = (self._held, None) if self._held is not None else (None, parts)
+        if held is None:
+            return []
+        return [held, parts] if m.Ping in kinds(parts) else [parts, held]
+
+
+class _Late:
+    """Each up to a tenth of the heartbeat timeout late, now and then one beyond it."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random(5)
+
+    def __call__(self, parts: Parts) -> Iterable[Parts]:
+        rare = self._chance.random() < 0.02
+        threading.Event().wait(TIMEOUT_S * (1.5 if rare else 0.1 * self._chance.random()))
+        return [parts]
+
+
+_CHANGES = {"twice": lambda: _twice, "swapped": _Swapped, "late": _Late}
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("shared_memory", WAYS)
+@pytest.mark.parametrize("change", _CHANGES)
+def test_messages_of_a_worker_that_come_twice_swapped_or_late_change_nothing(behind, tmp_path, change, shared_memory):
+    for way in behind.proxy.ways.values():
+        way.change = _CHANGES[change]()
+    with metered(behind.fleet.endpoint, tmp_path, shared_memory=shared_memory) as (feed, _):
+        built = behind.fleet.worker("far")["built"]
+        for _ in range(2):
+            assert read_epoch(feed)[0] == behind.calm
+        wait_until(lambda: behind.fleet.worker("far")["built"] > built, "it had part in this")
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("change", _CHANGES)
+def test_messages_of_the_coordinator_that_come_twice_swapped_or_late_change_nothing(behind: Behind, change) -> None:
+    with Proxy(behind.fleet.endpoint) as proxy:
+        for way in proxy.ways.values():
+            way.change = _CHANGES[change]()
+        with trainer_client.connect(proxy.endpoint) as feed:
+            numbers = []
+            for epoch in range(2):
+                assert feed.epoch == epoch
+                for batch in feed:
+                    numbers.append((epoch, batch.number))
+                    feed.trained()
+            batches = len(numbers) // 2
+            assert numbers == [(epoch, number) for epoch in range(2) for number in range(batches)]
+            wait_until(lambda: trained(behind.fleet) == [(2, 0)], "the coordinator knows that two epochs are done")
