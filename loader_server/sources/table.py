@@ -29,6 +29,7 @@ SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
     "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
+    "webdataset": "loader_server.sources.records.webdataset:WebDatasetSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
     "lines": "loader_server.sources.text_files.lines:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
 from tests.support.records import record, write_records
+from tests.support.shards import npy, tar_of, write_shard
 from tests.support.sources import spec_of
 
 if TYPE_CHECKING:
@@ -141,6 +143,26 @@ def jsonl(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("jsonl", folder, paths=["a.jsonl", "b.jsonl"]), change=change, bad=counts)
 
 
+def webdataset(folder: Path) -> SourceCase:
+    """Samples of two shards, of all kinds of members, some unusable, and a shard that is cut short."""
+
+    def members(number: int, mtime: int = 1) -> list[tuple[str, bytes]]:
+        array = npy(np.full((number % 5, 3), number, np.float32))
+        return [(f"a/{number}.npy", array), (f"a/{number}.txt", b"x" * number), (f"a/{number}.cls", b"%d" % number)]
+
+    write_shard(folder / "a.tar", [one for number in range(11) for one in members(number)])
+    more = [*members(11), ("a/../12.npy", b""), *members(13)[:2], ("14.npy", b"?"), ("14.txt", b""), ("14.cls", b"1")]
+    whole = tar_of([*more, *members(15), ("a/16.npy", b"x" * 999)])
+    (folder / "b.tar").write_bytes(whole[: whole.rindex(b"x" * 999) + 9])
+
+    def change() -> None:
+        with (folder / "a.tar").open("r+b") as file:
+            file.write(tar_of(members(0), mtime=2)[: 2 * tarfile.BLOCKSIZE])
+
+    bad = {"broken_file": 1, "missing_member": 1, "undecodable": 1, "unsafe_name": 1}
+    return SourceCase(spec=spec_of("webdataset", folder, paths=["*.tar"]), change=change, bad=bad)
+
+
 def synthetic(folder: Path) -> SourceCase:
     """Features; there are no data that could change."""
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
@@ -205,6 +227,7 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "lhotse": lhotse,
     "lines": lines,
     "tfrecord": tfrecord,
+    "webdataset": webdataset,
     "parallel": parallel,
     "jsonl": jsonl,
     "numpy": numpy_arrays,

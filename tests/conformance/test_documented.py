@@ -24,6 +24,7 @@ from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
 from tests.support.records import write_records
+from tests.support.shards import write_shard
 from tests.support.token_models import TEXTS, train_sentencepiece
 
 if TYPE_CHECKING:
@@ -155,6 +156,17 @@ def test_lhotse(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", 'source = "lhotse"'))
     index_streams(made, ["train"])
     assert made.open("train").samples == 6
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    clips = (make_corpus(tmp_path, samples=4, style="csv", suffix="flac").parent / "clips").iterdir()
+    texts = {clip: clip.with_suffix(".txt").name for clip in clips}
+    members = [one for clip, text in texts.items() for one in ((clip.name, clip.read_bytes()), (text, b"a"))]
+    write_shard(tmp_path / "shards" / "train-0.tar", members)
+    made = job(tmp_path, example("toml", "shards/train-*.tar"))
+    assert index_streams(made, ["train"])["train"].samples == 4
+    assert [field.key for field in made.open("train").chain.fields] == ["audio", "text"]
 
 
 def test_a_source_imports_all_from_one_place() -> None:

@@ -23,7 +23,15 @@ from shared.errors import SampleError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["AVERAGED", "AudioHeader", "audio_versions", "decoded_audio", "decoded_stretch", "header_of"]
+__all__ = [
+    "AVERAGED",
+    "AudioHeader",
+    "audio_versions",
+    "decoded_audio",
+    "decoded_stretch",
+    "header_of",
+    "header_of_bytes",
+]
 
 #: What stands for all channels in a channel's place.
 AVERAGED = -1
@@ -99,13 +107,24 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
         raise _unusable("empty_file", "audio", "an empty file", path)
     if plain := plain_header(os.pread(handle, HEADER_BYTES, 0), status.st_size):
         return *plain, 1
+    return _header_by_libsndfile(handle, path)
+
+
+def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
+    """Frames, their rate, and channels of a file's bytes."""
+    if plain := plain_header(raw, len(raw)):
+        return *plain, 1
+    return _header_by_libsndfile(io.BytesIO(raw), where)
+
+
+def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
     try:
-        with soundfile.SoundFile(handle, closefd=False) as sound:
+        with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
     except _UNREADABLE as error:
-        raise _undecodable(path, error) from None
+        raise _undecodable(where, error) from None
     if frames == 0:
-        raise _unusable("empty_audio", "audio", "a file of zero samples", path)
+        raise _unusable("empty_audio", "audio", "a file of zero samples", where)
     return frames, rate, channels
 
 

@@ -1,0 +1,110 @@
+"""Members of a tar file as samples, grouped as WebDataset groups them. Pure.
+
+Rules: the key of `a/b.seg.png` is `a/b`, its suffix `seg.png` in small letters; members of one key that follow each
+other are a sample. A member that cannot be used makes its sample a bad one, and what cannot be read any more is one bad
+sample at the end; what WebDataset itself says of a shard (`__…__`) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loader_server.sources.records.tar_members import BrokenTar, members_of
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+
+    from loader_server.sources.records.tar_members import TarMember
+
+__all__ = ["TarSample", "refuse_no_tar", "samples_of"]
+
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+_OF_THE_SHARD = re.compile(r"__[^/]*__(?:$|/)")
+#: How compressed files begin.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(slots=True)
+class TarSample:
+    """Members by suffix; `reason` and `detail` say why they cannot be used, if they cannot. Its first header begins at
+    `at`.
+    """
+
+    key: str
+    at: int
+    members: dict[str, TarMember] = field(default_factory=dict)
+    reason: str = ""
+    detail: str = ""
+
+    def refuse(self, reason: str, detail: str) -> None:
+        """It cannot be used; the first reason counts."""
+        if not self.reason:
+            self.reason, self.detail = reason, detail
+
+
+def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
+    """All samples from this header on, the broken end of the file as one of them."""
+    sample: TarSample | None = None
+    try:
+        for member in members_of(data, at):
+            if _OF_THE_SHARD.match(member.name):
+                continue
+            key, suffix = _parted(member.name)
+            if sample is None or sample.key != key:
+                if sample is not None:
+                    yield sample
+                sample = TarSample(key, member.header)
+            _add(sample, suffix, member)
+    except BrokenTar as error:
+        if sample is not None:
+            yield sample
+        sample = TarSample("", error.at)
+        sample.refuse("broken_file", f"{error}: nothing from byte {error.at} on can be read")
+    if sample is not None:
+        yield sample
+
+
+def _parted(name: str) -> tuple[str, str]:
+    found = _NAME.fullmatch(name)
+    return (found[1], found[2].lower()) if found else (name, "")
+
+
+def _add(sample: TarSample, suffix: str, member: TarMember) -> None:
+    name = ascii(member.name)
+    if member.kind:
+        sample.refuse(member.kind, f"expected a plain file, got {name}")
+    elif member.name.startswith("/") or ".." in member.name.split("/"):
+        sample.refuse("unsafe_name", f"expected a name inside of the archive, got {name}")
+    elif not _is_utf8(member.name):
+        sample.refuse("not_utf8", f"expected a name in UTF-8, got {name}")
+    elif not suffix:
+        sample.refuse("no_suffix", f"expected a name such as 000017.flac, got {name}")
+    elif suffix in sample.members:
+        sample.refuse("duplicate_member", f"expected one member with this suffix, got {name} again")
+    sample.members.setdefault(suffix, member)
+
+
+def _is_utf8(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
+    """DataError for a file that does not even begin as a tar file does."""
+    try:
+        next(members_of(data), None)
+    except BrokenTar as error:
+        if error.cut:
+            return
+        kind = next((kind for start, kind in _COMPRESSED.items() if data[: len(start)] == start), "")
+        raise DataError(
+            expected="a tar file that is not compressed" if kind else "a tar file",
+            got=f"one that is compressed by {kind}" if kind else f"another one: {error}",
+            where=where,
+            remedy="Members of a compressed file cannot be read in any order: unpack it once (gunzip, zstd -d)."
+            if kind
+            else "Name tar shards in `paths` of the stream.",
+        ) from None

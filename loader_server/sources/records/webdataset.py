@@ -1,0 +1,270 @@
+"""The webdataset source: tar shards, in which members of one key are a sample.
+
+Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order;
+a sample whose headers are no longer the indexed ones is refused. All members are read that the first samples have,
+or those that the job names; a sample that lacks one is a bad row.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from loader_server.sources.files import changed
+from loader_server.sources.records.mapped_files import MappedFiles
+from loader_server.sources.records.member_formats import MemberForm, form_of_member
+from loader_server.sources.records.tar_members import BLOCK
+from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, samples_of
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from shared.config import setting, texts
+from shared.errors import DataError, SampleError
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["ShardPiece", "WebDatasetSettings", "WebDatasetSource"]
+
+#: Samples whose members are taken, if the job file does not name them.
+_FIRST_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebDatasetSettings:
+    """What a stream with source = "webdataset" says besides."""
+
+    paths: tuple[str, ...] = setting(texts, "tar shards, folders of them, and patterns such as train-*.tar")
+    members: tuple[str, ...] = setting(
+        texts,
+        'the members to read, by suffix: ["flac", "txt"]; left out: those of the first samples',
+        default=(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPiece:
+    """Samples of one shard, the `file`th, from the header at byte `at` on. `number` is that of the first one in its
+    shard, from 0, and `row` that among all.
+    """
+
+    path: str
+    file: int
+    at: int
+    rows: int
+    number: int
+    row: int
+
+
+class WebDatasetSource(Source):
+    """Samples of shards. Columns: of each the shard (counted from 0), its number in it, a digest of its headers, where
+    each member begins and how many bytes it has, lengths, and the key.
+    """
+
+    Settings = WebDatasetSettings
+    piece_rows = 1024
+    settings: WebDatasetSettings
+    _rates: Mapping[str, int] = {}
+
+    def __init__(self, settings: WebDatasetSettings, base: Path) -> None:
+        super().__init__(settings, base)
+        self._mapped = MappedFiles(self.files)
+
+    @functools.cached_property
+    def _origin(self) -> list[dict[str, Any]]:
+        return self.files.origin(self.files.found(self.settings.paths, ".tar"))
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        return [facts["path"] for facts in self._origin]
+
+    @functools.cached_property
+    def _forms(self) -> tuple[MemberForm, ...]:
+        """Of each member that is read, by the first sample that has it and can be used."""
+        first = [self._first_samples(path) for path in self._paths]
+        forms: dict[str, MemberForm] = {}
+        for data, sample in islice(chain.from_iterable(first), _FIRST_SAMPLES):
+            for suffix in self.settings.members or sample.members:
+                if suffix not in forms and suffix in sample.members:
+                    forms |= _known_form(suffix, _bytes_of(data, sample, suffix))
+        self._refuse_lacking(forms)
+        return tuple(forms[suffix] for suffix in sorted(forms))
+
+    def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
+        data = self._mapped[path]
+        refuse_no_tar(data, self.files.where(path))
+        return ((data, sample) for sample in samples_of(data) if not sample.reason)
+
+    def _refuse_lacking(self, forms: Mapping[str, MemberForm]) -> None:
+        lacking = [suffix for suffix in self.settings.members if suffix not in forms]
+        if forms and not lacking:
+            return
+        raise DataError(
+            expected=f"members that end in .{lacking[0]}" if lacking else "members such as 000017.flac",
+            got=f"none among the first {_FIRST_SAMPLES} samples",
+            where=", ".join(self.settings.paths),
+            remedy='Name other shards, or the members that there are: members = ["flac", "txt"].',
+        )
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Audio, numbers and arrays."""
+        found = (form.field(self._rates.get(form.key, 0)) for form in self._forms)
+        return tuple(field for field in found if field is not None)
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Follow the headers of all shards, and count samples."""
+        forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
+        total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
+        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about={"members": forms})
+
+    def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
+        """Where so many samples begin, and how many these are."""
+        samples = samples_of(self._mapped[path])
+        while block := list(islice(samples, rows)):
+            yield block[0].at, len(block)
+
+    def _pieces(self, rows: int) -> Iterator[ShardPiece]:
+        row = 0
+        for file, path in enumerate(self._paths):
+            number = 0
+            for at, count in self._blocks(path, rows):
+                yield ShardPiece(path, file, at, count, number, row)
+                number, row = number + count, row + count
+
+    def probe(self, piece: ShardPiece) -> Found:
+        """Look at the samples, and decode what has a length."""
+        data, where = self._mapped[piece.path], self.files.where(piece.path)
+        good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
+        for number, sample in enumerate(islice(samples_of(data, piece.at), piece.rows)):
+            try:
+                looked = self._look(data, sample)
+            except SampleError as error:
+                told = f"expected {error.expected}, got {error.got}" if error.expected else error.got
+                bad[piece.row + number] = BadRow(where, piece.number + number, error.reason, told)
+                continue
+            good.append([piece.row + number, piece.file, piece.number + number, *looked])
+            keys.append(sample.key)
+        columns = np.array(good, np.int64).reshape(len(good), 1 + len(self._columns_made)).T
+        numbers = dict(zip(self._columns_made, columns[1:], strict=True))
+        return Found(rows=columns[0].tolist(), numbers=numbers, strings={"key": keys}, bad=bad)
+
+    @functools.cached_property
+    def _columns_made(self) -> list[str]:
+        places = [f"{name}_{number}" for number in range(len(self._forms)) for name in ("at", "bytes")]
+        lengths = [f"length_{key}" for form in self._forms for key in form.lengths]
+        return ["file", "number", "digest", *places, *lengths]
+
+    def _look(self, data: mmap.mmap | bytes, sample: TarSample) -> list[int]:
+        """The columns of a sample, from its digest on; SampleError where it cannot be used."""
+        if sample.reason:
+            raise SampleError(reason=sample.reason, expected="", got=sample.detail, where="", remedy="")
+        places, lengths = list[int](), list[int]()
+        for form in self._forms:
+            member = sample.members.get(form.suffix)
+            if member is None:
+                got = f"only {', '.join(sorted(sample.members))} of {sample.key!a}"
+                raise _lacking(f"a member .{form.suffix}", got)
+            places += (member.offset, member.size)
+            if form.kind != "bytes":
+                lengths += form.look(data[member.offset : member.offset + member.size], sample.key)
+        return [_digest(data, places[::2]), *places, *lengths]
+
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+        """The one rate of all recordings, by what they are called, or 0."""
+        rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
+        return {"rates": {key: int(found[0]) if (found == found[0]).all() else 0 for key, found in rates.items()}}
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the shards have the sizes that they had."""
+        self.files.refuse_changed(indexed.origin, indexed.place)
+        self.indexed = indexed
+        self._columns = indexed.numbers
+        self._keys = indexed.strings["key"]
+        self._paths = [facts["path"] for facts in indexed.origin]
+        members = indexed.about["members"]
+        self._forms = tuple(
+            MemberForm(suffix, dtype, None if shape is None else tuple(shape))
+            for suffix, (dtype, shape) in members.items()
+        )
+        self._rates = indexed.about["rates"]
+        self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each shard starts that has samples."""
+        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of all members, one after the other."""
+        return map(self._read, samples)
+
+    def _read(self, sample: int) -> bytes:
+        columns, sample = self._columns, self.checked(sample)
+        data = self._mapped[self._paths[columns["file"][sample]]]
+        places = [(int(columns[at][sample]), int(columns[size][sample])) for at, size in self._places]
+        if _digest(data, [at for at, _ in places]) != columns["digest"][sample]:
+            raise changed("the headers that were indexed", "others", f"{self.name(sample)} in {self.place(sample)[0]}")
+        return b"".join(data[at : at + size] for at, size in places)
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """The value of each member."""
+        values, start = dict[str, Any](), 0
+        for form, (_, size) in zip(self._forms, self._places, strict=True):
+            stop = start + int(self._columns[size][sample])
+            values |= form.decode(raw[start:stop], self._keys[sample])
+            start = stop
+        return values
+
+    def name(self, sample: int) -> str:
+        """The shard as the job file names it, and the key."""
+        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._keys[sample]}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The shard, and the sample's number in it, from 0."""
+        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["number"][sample])
+
+    def identity(self, sample: int) -> str:
+        """The shard, the key, and a digest of the headers, with sizes and times in them."""
+        return f"{self.name(sample)}, headers {int(self._columns['digest'][sample]) % 2**64:016x}"
+
+    def close(self) -> None:
+        """Unmap the shards."""
+        self._mapped.close()
+        super().close()
+
+
+def _known_form(suffix: str, raw: bytes) -> dict[str, MemberForm]:
+    """Its form by its suffix, if these bytes say it."""
+    try:
+        return {suffix: form_of_member(suffix, raw)}
+    except SampleError:
+        return {}
+
+
+def _bytes_of(data: mmap.mmap | bytes, sample: TarSample, suffix: str) -> bytes:
+    member = sample.members[suffix]
+    return data[member.offset : member.offset + member.size]
+
+
+def _digest(data: mmap.mmap | bytes, offsets: Sequence[int]) -> int:
+    """Of the headers of these members."""
+    headers = b"".join(data[offset - BLOCK : offset] for offset in offsets)
+    return int.from_bytes(xxhash.xxh3_64_digest(headers), "big", signed=True)
+
+
+def _lacking(expected: str, got: str) -> SampleError:
+    return SampleError(reason="missing_member", expected=expected, got=got, where="", remedy="")
