@@ -22,11 +22,12 @@ from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.row_filter import RowFilter
+from loader_server.sources.side_source import SourceName
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from loader_server.transforms.own_code import own_code
-from shared.config import Job, StreamSettings, parse_job, read_tables, setting, text
+from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import BucketShape, Field, fields_of_batch
@@ -67,13 +68,6 @@ class StreamRecipe:
             names = names[: names.index(before)]
             tables = {name: table for name, table in tables.items() if name in table_names(names)}
         return Chain.make(names, tables, self.where, raw, self.base)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SourceName:
-    """What the table of each of several sources says besides the source's own settings."""
-
-    source: str = setting(text, "the kind of source")
 
 
 class JobFile:
@@ -185,7 +179,7 @@ class JobFile:
         found = []
         for place, table in enumerate(settings.sources, 1):
             name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
-            _, own = read_tables((_SourceName, source_class(name, here).Settings), table, here)
+            _, own = read_tables((SourceName, source_class(name, here).Settings), table, here)
             found.append(self._spec(name, own, f"{here} ({name})"))
         return tuple(found)
 

@@ -96,7 +96,7 @@ def _made(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
             where=f"{job.recipes[name].where}, {_NAME}",
             remedy="Mend the transforms before it, or the data.",
         )
-    _write(path, statistics_text(gatherer.chain.recipe, total.moments))
+    _write(path, statistics_text(gatherer.chain.steady_recipe, total.moments))
     bad = dict(sorted(total.bad.items()))
     return StatisticsReport(path=path, stream=name, samples=total.samples, steps=total.moments.steps, bad=bad)
 

@@ -91,6 +91,11 @@ class Chain:
         return any(step.outputs is None for step in self.steps)
 
     @property
+    def steady_recipe(self) -> str:
+        """The recipe of the transforms that draw nothing."""
+        return _steady_recipe(self.steps)
+
+    @property
     def shaping(self) -> Iterator[str]:
         """The identities of the transforms that change lengths, and so which batch a sample is in."""
         return (step.identity for step in self.steps if step.outputs is not None and step.outputs.lengths)
@@ -201,10 +206,15 @@ def _recipe(steps: Sequence[NamedTransform]) -> str:
     return fingerprint(*(part for step in steps for part in (step.name, step.identity)))
 
 
+def _steady_recipe(steps: Sequence[NamedTransform]) -> str:
+    """Without those that draw: an evaluation stream that does not augment goes by the statistics of training."""
+    return _recipe([step for step in steps if not step.draws])
+
+
 def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransform], where: str) -> None:
-    """A transform that goes by statistics of the data says what these were made of: the recipe of those before it."""
+    """A transform that goes by statistics of the data says what these were made of."""
     made_of = getattr(step.call, "made_of", None)
-    if made_of is not None and made_of != _recipe(before):
+    if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
             expected=f"statistics of what {', '.join(one.name for one in before) or 'the source'} now makes",
             got="those of other transforms, or of other settings of these",

@@ -45,6 +45,8 @@ BUILT_INS: Mapping[str, str] = {
     "mfcc": "loader_server.transforms.audio.mfcc:Mfcc",
     "waveform": "loader_server.transforms.audio.waveform:Waveform",
     "speed_perturb": "loader_server.transforms.audio.speed_perturb:SpeedPerturb",
+    "noise": "loader_server.transforms.audio.noise:RecordedNoise",
+    "reverberation": "loader_server.transforms.audio.reverberation:Reverberation",
     "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugment",
     "normalise": "loader_server.transforms.features.normalise:Normalise",
     "characters": "loader_server.transforms.characters:Characters",

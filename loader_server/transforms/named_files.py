@@ -1,4 +1,4 @@
-"""Files that a transform's settings name, such as a vocabulary or a model: where they are, and what is in them.
+"""Files that a transform's settings name, a vocabulary or a source of noises: where they are, and what is in them.
 
 Rules: a file is looked for below the job file's folder. It counts by its content: a copy of another name or in another
 place is the same, so machines may keep it where they like, and one that has changed makes another transform.
@@ -6,12 +6,13 @@ place is the same, so machines may keep it where they like, and one that has cha
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from loader_server.sources.side_source import SideSource
 from shared.config import FileName
 from shared.errors import SettingsError
 
@@ -27,8 +28,8 @@ def with_paths(settings: Any, base: Path) -> Any:  # noqa: ANN401 - each transfo
     """The settings, with the path of each file for its name."""
     if settings is None:
         return None
-    values = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    found = {name: _each_file(value, lambda file: type(file)(base / file)) for name, value in values.items()}
+    values = _said(settings)
+    found = {name: _each_file(value, lambda file: _below(file, base)) for name, value in values.items()}
     return settings if found == values else replace(settings, **found)
 
 
@@ -39,17 +40,27 @@ def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - eac
     """
     if settings is None:
         return ""
-    values = [(name, value) for name, value in asdict(settings).items() if value is not None]
+    values = [(name, value) for name, value in _said(settings).items() if value is not None]
     return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in values))
 
 
-def _each_file(value: Any, change: Callable[[FileName], str]) -> Any:  # noqa: ANN401 - whatever a setting is
-    if isinstance(value, FileName):
+def _said(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - each transform has its own
+    return {one.name: getattr(settings, one.name) for one in fields(settings)}
+
+
+def _below(file: FileName | SideSource, base: Path) -> FileName | SideSource:
+    return file.below(base) if isinstance(file, SideSource) else type(file)(base / file)
+
+
+def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - whatever a setting is
+    if isinstance(value, FileName | SideSource):
         return change(value)
     return tuple(_each_file(one, change) for one in value) if isinstance(value, tuple) else value
 
 
-def _digest(path: FileName, where: str) -> str:
+def _digest(path: FileName | SideSource, where: str) -> str:
+    if isinstance(path, SideSource):
+        return path.digest(f"{where}, recordings")
     state = xxhash.xxh3_128()
     try:
         with Path(path).open("rb") as file:

@@ -62,7 +62,7 @@ class Normalise:
     def __init__(self, settings: NormaliseSettings) -> None:
         self._key = settings.key
         self._scales = settings.variance
-        #: The recipe of the transforms before it; None where it needs no statistics.
+        #: The recipe of the transforms before it that draw nothing; None where it needs no statistics.
         self.made_of: str | None = None
         self._known: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
         if settings.statistics is not None:

@@ -98,6 +98,15 @@ def test_statistics_of_other_transforms_are_refused(written):
         chain(written(recipe="another"))
 
 
+def test_transforms_that_draw_do_not_count(written):
+    path = written()
+    tables = {"normalise": {"statistics": path.name}}
+    made = Chain.make(("spec_augment", "normalise"), tables, "job", RAW, path.parent)
+    assert made.steady_recipe == chain(path).steady_recipe
+    with pytest.raises(SettingsError, match="expected statistics of what spec_augment, logmel now makes"):
+        Chain.make(("spec_augment", "logmel", "normalise"), tables, "job", RAW, path.parent)
+
+
 def test_statistics_that_are_not_there_yet(tmp_path):
     with pytest.raises(
         SettingsError,

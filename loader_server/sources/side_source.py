@@ -1,0 +1,123 @@
+"""A source beside a stream's own, which a transform draws recordings from: noises, impulse responses.
+
+Rules: it is named by a table, as a stream's source is; its rows are looked at when it is opened and kept in memory, so
+it suits thousands of recordings, not millions; a bad row is an error, because nobody would count it. It counts by its
+content: the columns that make an index's fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.source import Indexed
+from loader_server.sources.table import SourceSpec, dotted_name, source_class
+from shared.config import read_tables, setting, text
+from shared.errors import DataError, SettingsError
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from loader_server.sources.source import BadRow, Found, Inventory, Source
+
+__all__ = ["SideSource", "SourceName", "side_source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceName:
+    """What the table of a source says besides the source's own settings."""
+
+    source: str = setting(text, "the kind of source")
+
+
+class SideSource:
+    """What a job file says of it; equal to another that says the same."""
+
+    def __init__(self, said: str, base: Path | None = None) -> None:
+        self._said = said
+        self._base = base
+
+    def __repr__(self) -> str:
+        return f"SideSource({self._said}, {self._base})"
+
+    def __eq__(self, other: object) -> bool:
+        return repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def below(self, base: Path) -> SideSource:
+        """The same, with its paths relative to this folder."""
+        return SideSource(self._said, base)
+
+    def digest(self, where: str) -> str:
+        """Of its content and of the versions that decode it; DataError where it cannot be used."""
+        source = self.opened(where)
+        try:
+            columns = {**source.indexed.numbers, **source.indexed.strings}
+            facts = (f"{name} {_values(columns[name])}" for name in sorted(columns.keys() - source.local_columns))
+            return fingerprint(self._said, repr(sorted(source.versions.items())), *facts)
+        finally:
+            source.close()
+
+    def opened(self, where: str) -> Source:
+        """Ready to be read."""
+        assert self._base is not None, "settings that were read have a folder"
+        spec = _spec(json.loads(self._said), self._base, where)
+        source = spec.make()
+        inventory = source.survey()
+        found = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
+        _refuse_bad([row for part in found for row in part.bad.values()], sum(len(part.rows) for part in found), where)
+        source.open(_indexed(source, inventory, [part for part in found if len(part.rows)], self._base))
+        return source
+
+
+def side_source(value: object) -> SideSource:
+    """A table with a source and its settings, as a stream has them."""
+    if not isinstance(value, dict) or not isinstance(value.get("source"), str):
+        raise SettingsError(
+            expected="a table with a source and its settings",
+            got=repr(value),
+            where="",
+            remedy='Write for instance { source = "manifest", paths = ["noises.csv"] }.',
+        )
+    return SideSource(json.dumps(value, sort_keys=True))
+
+
+def _spec(table: Mapping[str, Any], base: Path, where: str) -> SourceSpec:
+    name = str(table["source"])
+    _, own = read_tables((SourceName, source_class(name, where).Settings), table, where)
+    return SourceSpec(name=name, dotted=dotted_name(name, where), settings=own, base=base, where=f"{where} ({name})")
+
+
+def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
+    if good and not bad:
+        return
+    shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])
+    raise DataError(
+        expected="recordings that can all be used",
+        got=f"{len(bad)} bad rows and {good} good ones{shown}",
+        where=where,
+        remedy="Mend or remove the bad rows." if bad else "Name a source that has some.",
+    )
+
+
+def _indexed(source: Source, inventory: Inventory, found: list[Found], base: Path) -> Indexed:
+    numbers = {name: np.concatenate([_numbers(part, name) for part in found]) for name in found[0].numbers}
+    strings = {name: [one for part in found for one in part.strings[name]] for name in found[0].strings}
+    about = {**inventory.about, **source.conclude(numbers)}
+    samples = sum(len(part.rows) for part in found)
+    return Indexed(samples=samples, numbers=numbers, strings=strings, origin=inventory.origin, about=about, place=base)
+
+
+def _numbers(part: Found, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.asarray(part.numbers[name], np.int64)
+
+
+def _values(column: Any) -> str:  # noqa: ANN401 - numbers or strings
+    return repr(column.tolist() if isinstance(column, np.ndarray) else list(column))

@@ -1,0 +1,72 @@
+"""`noise`: a recording of another source is mixed into the audio, as loud as a ratio that is drawn.
+
+Rules: the part of the noise is drawn as well, and starts over where the noise is shorter than the audio; powers are
+means over the whole utterance; where either is silent nothing is mixed. What comes out may be louder than 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.side_source import SideSource, side_source
+from loader_server.transforms import number, numbers, setting, transform
+from loader_server.transforms.audio.recordings import DrawnRecordings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["NoiseSettings", "RecordedNoise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSettings:
+    """The table [streams.<name>.noise]."""
+
+    recordings: SideSource = setting(side_source, "the source of the noises: a table with source and its settings")
+    snr_db: tuple[float, ...] = setting(
+        numbers(-60, 120),
+        "how much louder the audio is, in decibels, drawn between the least and the most of these",
+        default=(5.0, 20.0),
+    )
+    share: float = setting(number(0, 1), "the share of samples that get noise", default=1.0)
+
+
+@transform(settings=NoiseSettings, packages=("soxr",))
+class RecordedNoise:
+    """The transform: `audio` keeps its length."""
+
+    def __init__(self, settings: NoiseSettings) -> None:
+        self._noises = DrawnRecordings(settings.recordings, "transform noise, recordings")
+        self._least, self._most = min(settings.snr_db), max(settings.snr_db)
+        self._share = settings.share
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+        """Mix noise into the audio, or leave it as it is."""
+        if rng.random() >= self._share:
+            return
+        noise = self._noises.draw(rng, sample["audio_rate"])
+        sample["audio"] = mixed(sample["audio"], part_of(noise, len(sample["audio"]), rng), self._ratio(rng))
+
+    def _ratio(self, rng: np.random.Generator) -> float:
+        return float(rng.uniform(self._least, self._most))
+
+
+def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """So much of a noise, from a place that is drawn; it starts over at its end if it is too short."""
+    if len(noise) >= length:
+        start = int(rng.integers(len(noise) - length, endpoint=True))
+        return noise[start : start + length]
+    start = int(rng.integers(len(noise)))
+    return np.take(noise, range(start, start + length), mode="wrap")
+
+
+def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
+    """Audio with noise that has so many decibels less power."""
+    loud, loud_noise = (float(np.dot(one, one)) for one in (audio, noise))
+    if not loud or not loud_noise:
+        return audio
+    made: NDArray[np.float32] = audio + np.float32(np.sqrt(loud / loud_noise) * 10 ** (-snr_db / 20)) * noise
+    return made

@@ -1,0 +1,68 @@
+"""Recordings that transforms mix into others: drawn from a source of their own, at the rate that is asked for.
+
+Rules: which one comes is the generator's choice alone; those that were decoded last are kept, bounded in bytes, which
+changes no byte of what comes out. Files are opened with the first recording, not while settings are read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.building.read_ahead import read_patiently
+from loader_server.transforms import SampleError
+from loader_server.transforms.audio.resampling import resampled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loader_server.sources.side_source import SideSource
+    from loader_server.sources.source import Source
+
+__all__ = ["DrawnRecordings"]
+
+_KEPT_BYTES = 64 * 2**20
+
+
+class DrawnRecordings:
+    """The recordings of a source."""
+
+    def __init__(self, said: SideSource, where: str) -> None:
+        self._said = said
+        self._where = where
+        self._kept: OrderedDict[tuple[int, int], NDArray[np.float32]] = OrderedDict()
+        self._kept_bytes = 0
+
+    @cached_property
+    def _source(self) -> Source:
+        return self._said.opened(self._where)
+
+    def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
+        """One of them, at this rate; it belongs to all, and is not to be changed."""
+        number = int(rng.integers(self._source.samples))
+        audio = self._kept.pop((number, rate), None)
+        if audio is None:
+            audio = self._decoded(number, rate)
+            self._kept_bytes += audio.nbytes
+        self._kept[number, rate] = audio
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+        return audio
+
+    def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
+        (raw,) = read_patiently(self._source.read, [number], bool)
+        sample = self._source.decode(number, raw)
+        audio = sample.get("audio")
+        if not isinstance(audio, np.ndarray) or not len(audio) or "audio_rate" not in sample:
+            raise SampleError(
+                reason="no_recording",
+                expected="a recording with audio and audio_rate",
+                got=", ".join(sample) if len(sample.get("audio", " ")) else "one without any audio",
+                where=f"{self._where}, {self._source.name(number)}",
+                remedy="Name a source of recordings, and remove those that are empty.",
+            )
+        return resampled(audio, sample["audio_rate"], rate)

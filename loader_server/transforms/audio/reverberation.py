@@ -1,0 +1,58 @@
+"""`reverberation`: the audio as it would sound in a room, by an impulse response of another source.
+
+Rules: the length stays, and so does the time of what is said: the response counts from its loudest value, the direct
+sound, on. The power of the whole utterance stays, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.side_source import SideSource, side_source
+from loader_server.transforms import number, setting, transform
+from loader_server.transforms.audio.recordings import DrawnRecordings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Reverberation", "ReverberationSettings", "reverberated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReverberationSettings:
+    """The table [streams.<name>.reverberation]."""
+
+    recordings: SideSource = setting(
+        side_source, "the source of the impulse responses: a table with source and its settings"
+    )
+    share: float = setting(number(0, 1), "the share of samples that get reverberation", default=1.0)
+
+
+@transform(settings=ReverberationSettings, packages=("soxr",))
+class Reverberation:
+    """The transform: `audio` keeps its length."""
+
+    def __init__(self, settings: ReverberationSettings) -> None:
+        self._responses = DrawnRecordings(settings.recordings, "transform reverberation, recordings")
+        self._share = settings.share
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+        """Convolve the audio with a response, or leave it as it is."""
+        if rng.random() < self._share:
+            sample["audio"] = reverberated(sample["audio"], self._responses.draw(rng, sample["audio_rate"]))
+
+
+def reverberated(audio: NDArray[np.float32], response: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The audio in that room, as long, as loud and at the same time as before."""
+    if not len(audio):
+        return audio
+    direct = int(np.abs(response).argmax())
+    response = response[: direct + len(audio)]  # what sounds later is never heard
+    size = 1 << (len(audio) + len(response) - 2).bit_length()
+    spectrum = np.fft.rfft(audio, size) * np.fft.rfft(response, size)
+    made = np.fft.irfft(spectrum, size)[direct : direct + len(audio)].astype(np.float32)
+    before, after = (float(np.dot(one, one)) for one in (audio, made))
+    return made * np.float32(np.sqrt(before / after)) if after else audio

@@ -1,0 +1,81 @@
+"""A source that a transform draws from: its content counts, and every row of it has to be good."""
+
+import numpy as np
+import pytest
+import soundfile
+
+from loader_server.sources.side_source import side_source
+from shared.errors import DataError, SettingsError
+
+TABLE = {"source": "manifest", "paths": ["noises.csv"]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, frames in (("hum", 300), ("hiss", 500)):
+        soundfile.write(tmp_path / f"{name}.wav", np.full(frames, 0.25, np.float32), 8000)
+    (tmp_path / "noises.csv").write_text("audio,kind\nhum.wav,low\nhiss.wav,high\n")
+    return tmp_path
+
+
+def test_its_samples_can_be_read_without_an_index(folder):
+    source = side_source(TABLE).below(folder).opened("noise")
+    assert source.samples == 2
+    samples = [source.decode(number, raw) for number, raw in enumerate(source.read([0, 1]))]
+    assert [(len(one["audio"]), one["kind"]) for one in samples] == [(300, "low"), (500, "high")]
+    assert {path.suffix for path in folder.iterdir()} == {".wav", ".csv"}
+
+
+def test_it_counts_by_its_content(folder, tmp_path_factory):
+    copy = tmp_path_factory.mktemp("copy")
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    said = side_source(TABLE)
+    before = said.below(folder).digest("noise")
+    assert said.below(copy).digest("noise") == before
+    soundfile.write(copy / "hum.wav", np.full(301, 0.25, np.float32), 8000)
+    assert said.below(copy).digest("noise") != before
+
+
+def test_equal_tables_are_equal_settings(folder):
+    one, other = (side_source(dict(reversed(TABLE.items()) if turned else TABLE)) for turned in (False, True))
+    assert (one == other, hash(one) == hash(other)) == (True, True)
+    assert one.below(folder) != other
+
+
+def test_a_bad_row_is_an_error(folder):
+    (folder / "noises.csv").write_text("audio\nhum.wav\nno.wav\n")
+    with pytest.raises(
+        DataError,
+        match=r"noise: expected recordings that can all be used, got 1 bad rows and 1 good ones; .*ises\.csv, line 3: "
+        r"missing_file: .*no\.wav\. Mend or remove the bad rows",
+    ):
+        side_source(TABLE).below(folder).opened("noise")
+
+
+@pytest.mark.parametrize("value", [{}, "noises.csv", {"source": 3}, [TABLE]])
+def test_what_is_no_table_of_a_source_is_refused(value):
+    with pytest.raises(
+        SettingsError, match=r"expected a table with a source and its settings, got .*Write for instance {"
+    ):
+        side_source(value)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"source": "manifes"},
+            'noise, source: expected source = .*, perhaps "manifest"|perhaps "manifest", got "manifes"',
+        ),
+        ({"source": "manifest"}, r'noise: expected "paths" .*, got no such setting'),
+        (
+            {"source": "manifest", "paths": ["x"], "path": "y"},
+            r'noise: expected a known setting, perhaps "paths", got "path"',
+        ),
+        ({"source": "manifest", "paths": ["gone.csv"]}, r"gone\.csv"),
+    ],
+)
+def test_bad_tables(folder, table, message):
+    with pytest.raises((SettingsError, DataError), match=message):
+        side_source(table).below(folder).opened("noise")
