@@ -27,6 +27,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
+    "hdf5": "loader_server.sources.arrays.hdf5:Hdf5Source",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
     "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
     "webdataset": "loader_server.sources.records.webdataset:WebDatasetSource",

@@ -8,10 +8,12 @@ import shutil
 import tarfile
 from typing import TYPE_CHECKING
 
+import h5py
 import numpy as np
 import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
+from tests.loader_server.sources.arrays.hdf5_data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
@@ -47,6 +49,20 @@ def manifest(folder: Path) -> SourceCase:
 
     bad = {"missing_column": 1, "missing_file": 1, "undecodable": 1, "outside_recording": 1}
     return SourceCase(spec=spec_of("manifest", folder, paths=paths), change=change, bad=bad)
+
+
+def hdf5(folder: Path) -> SourceCase:
+    """Ragged values in one piece and in chunks, labels, and texts, one of which is no UTF-8."""
+    write_ragged(folder / "a.h5", ragged(3, 1, 0, 7))
+    write_ragged(folder / "b.h5", ragged(*range(9)), chunks=(4, 3), compression="gzip")
+    with h5py.File(folder / "b.h5", "r+") as file:
+        file["text"][2] = b"\xff"
+
+    def change() -> None:
+        with (folder / "a.h5").open("ab") as file:
+            file.write(b"more")
+
+    return SourceCase(spec=spec_of("hdf5", folder, paths=["a.h5", "b.h5"]), change=change, bad={"not_utf8": 1})
 
 
 def kaldi(folder: Path) -> SourceCase:
@@ -223,6 +239,7 @@ def map_style(folder: Path) -> SourceCase:
 #: By what a job file calls the source.
 FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "manifest": manifest,
+    "hdf5": hdf5,
     "kaldi": kaldi,
     "lhotse": lhotse,
     "lines": lines,

@@ -19,6 +19,7 @@ import loader_server.transforms
 from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
+from tests.loader_server.sources.arrays.hdf5_data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
@@ -167,6 +168,13 @@ def test_webdataset(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", "shards/train-*.tar"))
     assert index_streams(made, ["train"])["train"].samples == 4
     assert [field.key for field in made.open("train").chain.fields] == ["audio", "text"]
+
+
+def test_hdf5(tmp_path: Path) -> None:
+    write_ragged(tmp_path / "train.h5", ragged(3, 5))
+    made = job(tmp_path, example("toml", 'source = "hdf5"'))
+    index_streams(made, ["train"])
+    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
 
 
 def test_a_source_imports_all_from_one_place() -> None:

@@ -1,0 +1,249 @@
+"""The hdf5 source: rows of datasets in HDF5 files, ragged ones too, and RETURNN's sequences.
+
+Rules: each process opens files for itself. The index has where each sample's values begin, and how many there are. All
+files of a stream have the same keys. Where no key is ragged, the first axis of each sample counts as its length.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.gathering import joined_parts, parted
+from loader_server.sources.arrays.hdf5_file import Hdf5File
+from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from shared.config import setting, text, texts
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.arrays.hdf5_layout import Hdf5Column
+    from shared.wire.layout import Field
+
+__all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hdf5Settings:
+    """What a stream with source = "hdf5" says besides."""
+
+    paths: tuple[str, ...] = setting(texts, "HDF5 files, or folders of .h5, .hdf5 and .hdf, relative to the job file")
+    keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
+    group: str = setting(text, "the group that the datasets are in; RETURNN's layout has its own", default="/")
+
+
+@dataclass(frozen=True, slots=True)
+class Hdf5Piece:
+    """Rows of one file: `start` counts from the first of all, `row` from the file's first; and where they begin in each
+    ragged column, the end of the last one included.
+    """
+
+    start: int
+    file: int
+    row: int
+    ends: NDArray[np.int64]
+
+
+class Hdf5Source(Source):
+    """Rows of datasets. Columns: of each sample its file (counted from 0) and row, `begin_<key>` where a key is ragged,
+    and lengths. Strings: where sequences have tags, these.
+    """
+
+    Settings = Hdf5Settings
+    piece_rows = 4096
+    settings: Hdf5Settings
+
+    def __init__(self, settings: Any, base: Any) -> None:  # noqa: ANN401 - as the door has them
+        super().__init__(settings, base)
+        self._lock = threading.Lock()
+        self._open: list[Hdf5File] = []
+
+    @property
+    def _files(self) -> list[Hdf5File]:
+        """All files, opened by the first who asks."""
+        with self._lock:
+            if not self._open:
+                for path in self._found_paths():
+                    self._open.append(Hdf5File(self.files, path, self.settings.group, self.settings.keys))
+                    _refuse_other_keys(self._open[0], self._open[-1])
+            return self._open
+
+    def _found_paths(self) -> list[str]:
+        return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
+
+    @property
+    def _columns(self) -> tuple[Hdf5Column, ...]:
+        return self._files[0].layout.columns
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """A value for each key that holds numbers."""
+        numeric = [column for column in self._columns if not column.is_text]
+        padded = not any(column.ragged for column in numeric)
+        return tuple(column.field(padded=padded) for column in numeric)
+
+    # --- while an index is made ---
+
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._found_paths())
+
+    def survey(self) -> Inventory:
+        """As many rows as the files have."""
+        kinds = [[column.key, column.dtype, list(column.inner)] for column in self._columns]
+        return Inventory(
+            total=sum(one.layout.samples for one in self._files),
+            pieces=self._pieces,
+            origin=noted_origin(self.files, self._found_paths()),
+            about={"columns": kinds, "tags": all(one.layout.tags for one in self._files)},
+        )
+
+    def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
+        start = 0
+        for number, one in enumerate(self._files):
+            for row, ends in one.layout.begins(one.file, rows):
+                yield Hdf5Piece(start + row, number, row, ends)
+            start += one.layout.samples
+
+    def probe(self, piece: Hdf5Piece) -> Found:
+        """Where values begin, as it was counted; only strings and variable-length rows are read."""
+        one, count = self._files[piece.file], len(piece.ends) - 1
+        numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
+        bad: dict[int, BadRow] = {}
+        padded = {field.key for field in self.fields if field.padded}
+        counted = (column for column in self._columns if column.ragged and not column.nested)
+        for column, ends in zip(counted, piece.ends.T, strict=True):
+            numbers |= {f"begin_{column.key}": ends[:-1], f"length_{column.key}": np.diff(ends)}
+        for column in self._columns:
+            if column.is_text or column.nested:
+                found = one.rows(column.dataset, piece.row, piece.row + count)
+                lengths = [len(value) if column.nested else _characters(value) for value in found]
+                numbers[f"length_{column.key}"] = np.array(lengths, np.int64)
+                bad |= {
+                    piece.start + place: BadRow(
+                        one.where, piece.row + place, "not_utf8", f'expected UTF-8 in "{column.key}"'
+                    )
+                    for place, length in enumerate(lengths)
+                    if length < 0
+                }
+            elif column.key in padded and not column.ragged:
+                numbers[f"length_{column.key}"] = np.full(count, column.inner[0])
+        return self._found(piece, one, numbers, bad)
+
+    def _found(
+        self, piece: Hdf5Piece, one: Hdf5File, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]
+    ) -> Found:
+        rows = np.array([row for row in range(len(piece.ends) - 1) if piece.start + row not in bad], np.int64)
+        columns = {name: column[rows] for name, column in numbers.items()}
+        columns["file"] = np.full(len(rows), piece.file)
+        strings = {}
+        if all(other.layout.tags for other in self._files):
+            tags = one.rows(one.layout.tags, piece.row, piece.row + len(piece.ends) - 1)
+            strings["tag"] = [bytes(tags[row]).decode("utf-8", "replace") for row in rows]
+        return Found(rows=(piece.start + rows).tolist(), numbers=columns, strings=strings, bad=bad)
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the files are those that it was made from."""
+        refuse_other_files(self.files, indexed)
+        self.indexed = indexed
+        self._tags = indexed.strings.get("tag")
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each file starts that has samples."""
+        return tuple(np.flatnonzero(np.diff(self.indexed.numbers["file"], prepend=-1)).tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of all keys, one key after another."""
+        return map(self._read, map(self.checked, samples))
+
+    def _read(self, sample: int) -> bytes:
+        numbers = self.indexed.numbers
+        one = self._files[numbers["file"][sample]]
+        parts = []
+        for column in self._columns:
+            begins = numbers.get(f"begin_{column.key}")
+            begin = int(numbers["row"][sample] if begins is None else begins[sample])
+            count = 1 if begins is None else int(numbers[f"length_{column.key}"][sample])
+            parts.append(one.values(column, begin, begin + count))
+        return joined_parts(parts)
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """An array of one's own for each key, strings as they are."""
+        self.checked(sample)
+        columns = self._columns
+        return {
+            column.key: bytes(part).decode() if column.is_text else _array(column, part)
+            for column, part in zip(columns, parted(raw, len(columns)), strict=True)
+        }
+
+    def name(self, sample: int) -> str:
+        """The sequence's tag, or else the file and the row."""
+        if self._tags is not None:
+            tag: str = self._tags[self.checked(sample)]
+            return tag
+        numbers = self.indexed.numbers
+        return f"{self._path(self.checked(sample))}, row {numbers['row'][sample]}"
+
+    def _path(self, sample: int) -> str:
+        path: str = self.indexed.origin[self.indexed.numbers["file"][sample]]["path"]
+        return path
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file and the row."""
+        return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
+
+    def identity(self, sample: int) -> str:
+        """What is known of the file, the row, and the tag."""
+        facts = self.indexed.origin[self.indexed.numbers["file"][sample]]
+        known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}"
+        tag = "" if self._tags is None else f", {self._tags[sample]}"
+        return f"{known}, row {self.indexed.numbers['row'][sample]}{tag}"
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in self._open:
+            one.close()
+        self._open.clear()
+        super().close()
+
+
+def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
+    shape = (-1, *column.inner) if column.ragged else column.inner
+    values: NDArray[Any] = np.frombuffer(part, column.dtype).reshape(shape).copy()
+    return values
+
+
+def _characters(value: bytes) -> int:
+    """How many a string has; -1 where it is not UTF-8."""
+    try:
+        return len(bytes(value).decode())
+    except UnicodeDecodeError:
+        return -1
+
+
+def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
+    if [_kind(column) for column in other.layout.columns] != [_kind(column) for column in first.layout.columns]:
+        raise DataError(
+            expected=f"the keys of {first.path}: {_told(first)}",
+            got=_told(other),
+            where=other.where,
+            remedy="All files of a stream have the same keys, dtypes and shapes: choose by `keys`, or mend the file.",
+        )
+
+
+def _kind(column: Hdf5Column) -> tuple[object, ...]:
+    return column.key, column.dtype, column.inner, column.ragged, column.nested
+
+
+def _told(one: Hdf5File) -> str:
+    return ", ".join(f'"{column.key}" as {column.dtype} {list(column.inner)}' for column in one.layout.columns)

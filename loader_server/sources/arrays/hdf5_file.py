@@ -1,0 +1,103 @@
+"""An HDF5 file, open in one process: its layout, and the values of any row.
+
+Rules: values that lie in one piece of the file are read from there, by any number of threads; all others by h5py, which
+lets one at a time. A file that is cut short or damaged is a DataError when it is opened, a ReadError when it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.hdf5_layout import Hdf5Column, layout_of_file
+from shared.errors import DataError, ReadError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.files import Files
+
+__all__ = ["Hdf5File"]
+
+
+class Hdf5File:
+    """One file; close it."""
+
+    def __init__(self, files: Files, path: str, group: str, keys: Sequence[str]) -> None:
+        files.facts(path)
+        h5py = _h5py()
+        self.path = path
+        self.where = files.where(path)
+        self._files = files
+        self._local = files.local(path)
+        try:
+            self.file = h5py.File(self._local.path, "r")
+        except OSError as error:
+            raise self._damaged(str(error)) from None
+        try:
+            self.layout = layout_of_file(self.file, group, keys, self.where)
+            self._datasets = {column.key: self.file[column.dataset] for column in self.layout.columns}
+            self._places = {column.key: self._place(column) for column in self.layout.columns}
+        except (OSError, KeyError, RuntimeError) as error:
+            self.close()
+            raise self._damaged(str(error)) from None
+        except DataError:
+            self.close()
+            raise
+
+    def _damaged(self, got: str) -> DataError:
+        remedy = "It is cut short or damaged, or something else: write or copy it anew, or mend `paths`."
+        return DataError(expected="a whole HDF5 file", got=got, where=self.where, remedy=remedy)
+
+    def _place(self, column: Hdf5Column) -> int | None:
+        """Where the values begin in the file, if they lie in one piece there as numpy has them."""
+        dataset = self._datasets[column.key]
+        plain = not (column.is_text or column.nested or dataset.external or self.file.userblock_size)
+        if not plain or dataset.dtype.newbyteorder("=") != dataset.dtype:
+            return None
+        offset: int | None = dataset.id.get_offset()
+        return offset
+
+    def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
+        """The values of a column from one to before another; of strings and nested rows the one that begins there."""
+        dataset, place = self._datasets[column.key], self._places[column.key]
+        if place is not None:
+            nbytes = dataset.dtype.itemsize * int(np.prod(column.inner, dtype=np.int64))
+            return self._files.read(self.path, place + begin * nbytes, (end - begin) * nbytes)
+        try:
+            found = dataset[begin] if column.is_text or column.nested else dataset[begin:end]
+        except OSError as error:
+            raise ReadError(
+                expected=f'the values of "{column.key}" from row {begin} on',
+                got=str(error),
+                where=self.where,
+                remedy="The file is damaged there, or its filter is not installed: write or copy it anew.",
+            ) from None
+        return bytes(found) if column.is_text else np.asarray(found, column.dtype).tobytes()
+
+    def rows(self, dataset: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows of a dataset as h5py gives them, while an index is made."""
+        found: NDArray[Any] = self.file[dataset][start:stop]
+        return found
+
+    def close(self) -> None:
+        """Close it."""
+        self.file.close()
+        self._local.close()
+
+
+def _h5py() -> ModuleType:
+    try:
+        import h5py  # noqa: PLC0415 - only who reads such files needs it
+    except ImportError:
+        raise SettingsError(
+            expected="the package h5py",
+            got="none installed",
+            where='source = "hdf5"',
+            remedy="Run `pip install 'stoker[hdf5]'`.",
+        ) from None
+    return h5py  # type: ignore[no-any-return]

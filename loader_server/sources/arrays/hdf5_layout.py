@@ -1,0 +1,211 @@
+"""What the datasets of an HDF5 file mean: which keys samples have, and where each sample's values are.
+
+Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
+`offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
+is called `data`, targets by their names, and `seqTags` name the sequences. What does not fit together is a DataError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import DataError
+from shared.wire.layout import DTYPES, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import h5py
+    from numpy.typing import NDArray
+
+__all__ = ["Hdf5Column", "Hdf5Layout", "layout_of_file"]
+
+#: Sequences whose lengths are in memory at once.
+_BLOCK = 2**16
+_LENGTHS, _TAGS, _INPUTS, _TARGETS = "seqLengths", "seqTags", "inputs", "targets/data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hdf5Column:
+    """One key: the dataset of its values, their dtype ("text" for strings), the shape of one, and whether samples have
+    several: as many as offsets or lengths say, or as each row holds itself (`nested`, variable-length types).
+    """
+
+    key: str
+    dataset: str
+    dtype: str
+    inner: tuple[int, ...]
+    ragged: bool
+    nested: bool
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds strings, which are for transforms."""
+        return self.dtype == "text"
+
+    def field(self, *, padded: bool) -> Field:
+        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        if self.ragged:
+            return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
+        shape = (None, *self.inner[1:]) if padded and self.inner else self.inner
+        return Field(key=self.key, dtype=self.dtype, shape=shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Hdf5Layout:
+    """The columns of a file, how many samples they have, where their names are (or ""), and whether it is RETURNN's."""
+
+    columns: tuple[Hdf5Column, ...]
+    samples: int
+    tags: str
+    returnn: bool
+
+    def begins(self, file: h5py.File, rows: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """So many rows at a time: the first, and where each of them begins in each ragged column, and the last ends."""
+        ragged = [column for column in self.columns if column.ragged and not column.nested]
+        ends = np.zeros((1, len(ragged)), np.int64)
+        for start in range(0, self.samples, rows):
+            stop = min(start + rows, self.samples)
+            ends = self._ends(file, ragged, (start, stop), ends[-1:])
+            yield start, ends
+
+    def _ends(
+        self, file: h5py.File, ragged: Sequence[Hdf5Column], rows: tuple[int, int], before: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        start, stop = rows
+        if not self.returnn:
+            offsets = [file[_offsets_of(column.dataset)][start : stop + 1].astype(np.int64) for column in ragged]
+            return np.stack(offsets, axis=1) if offsets else np.zeros((stop - start + 1, 0), np.int64)
+        lengths = file[_LENGTHS][start:stop].astype(np.int64)
+        places = _places_of_lengths(file)
+        chosen = lengths[:, [places[column.dataset] for column in ragged]]
+        return np.concatenate([before, before + np.cumsum(chosen, axis=0)])
+
+
+def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
+    """The layout of an open file; DataError where it has none, or not what is wanted."""
+    returnn = _LENGTHS in file
+    columns = {column.key: column for column in (_returnn(file) if returnn else _rows(file, group, where))}
+    for key in wanted:
+        if key not in columns:
+            raise _unusable(where, f'a dataset "{key}"', _told(columns), "Mend `keys` or `group`.")
+    chosen = tuple(columns[key] for key in wanted or columns)
+    if not chosen:
+        raise _unusable(where, "datasets of samples", _told(file), "Name the group that they are in by `group`.")
+    for column in chosen:
+        if column.is_text and (column.ragged or column.inner):
+            raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
+        if not column.is_text and column.dtype not in DTYPES:
+            expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
+            raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
+    samples = len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where)
+    layout = Hdf5Layout(chosen, samples, _TAGS if returnn and _TAGS in file else "", returnn)
+    _refuse_misfit(file, layout, where)
+    return layout
+
+
+def _rows(file: h5py.File, group: str, where: str) -> Iterator[Hdf5Column]:
+    if group not in file:
+        raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
+    found = {name: one for name, one in file[group].items() if hasattr(one, "shape")}
+    offsets = {name: _offsets_of(name) for name in found if _offsets_of(name) in found}
+    for name, dataset in found.items():
+        if name in offsets:
+            yield _column(name.removesuffix("_values"), dataset, ragged=True)
+        elif dataset.ndim and name not in offsets.values():
+            yield _column(name, dataset, ragged=False)
+
+
+def _offsets_of(values: str) -> str:
+    """What the offsets of values are called: nothing else ends like that."""
+    stem, _, name = values.rpartition("/")
+    found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
+    return f"{stem}/{found}" if stem and found else found
+
+
+def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
+    kind = dataset.dtype.metadata or {}
+    nested = kind.get("vlen")
+    text = nested in (str, bytes) or dataset.dtype.kind == "S"
+    inside = np.dtype(nested) if nested is not None and not text else dataset.dtype
+    return Hdf5Column(
+        key=key,
+        dataset=dataset.name.lstrip("/"),
+        dtype="text" if text else inside.newbyteorder("=").name,
+        inner=tuple(dataset.shape[1:]),
+        ragged=ragged or (nested is not None and not text),
+        nested=nested is not None and not text,
+    )
+
+
+def _returnn(file: h5py.File) -> Iterator[Hdf5Column]:
+    if _INPUTS in file:
+        yield _column("data", file[_INPUTS], ragged=True)
+    for name in sorted(file[_TARGETS]) if _TARGETS in file else ():
+        yield _column(name, file[_TARGETS][name], ragged=True)
+
+
+def _places_of_lengths(file: h5py.File) -> Mapping[str, int]:
+    """Which column of the lengths is of which dataset: the inputs', if there are some, then targets in sorted order."""
+    names = ([_INPUTS] if _INPUTS in file else []) + [f"{_TARGETS}/{name}" for name in sorted(file.get(_TARGETS, ()))]
+    return {name: place for place, name in enumerate(names)}
+
+
+def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) -> int:
+    counts = {column.key: _count(file, column, where) for column in columns}
+    first, *others = counts.items()
+    for key, count in others:
+        if count != first[1]:
+            expected = f'{first[1]} samples of "{key}", as of "{first[0]}"'
+            raise _unusable(where, expected, str(count), "Datasets of samples are equally long: choose by `keys`.")
+    return first[1]
+
+
+def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
+    if not column.ragged or column.nested:
+        return len(file[column.dataset])
+    offsets = file[_offsets_of(column.dataset)]
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
+        expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
+        raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+    return len(offsets) - 1
+
+
+def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
+    """Refuse lengths or offsets that fall, or that are not those of the values."""
+    ragged = [column for column in layout.columns if column.ragged and not column.nested]
+    if layout.returnn:
+        _refuse_other_lengths(file, where)
+    last = np.zeros(len(ragged), np.int64)
+    for start, ends in layout.begins(file, _BLOCK):
+        fall = np.argwhere(np.diff(ends, axis=0) < 0)
+        if len(fall) or (not start and ends[:1].any()):
+            row, place = fall[0].tolist() if len(fall) else (0, int(np.argmax(ends[0] != 0)))
+            expected = f'lengths of "{ragged[place].key}" from 0 up, and offsets that begin with 0'
+            raise _unusable(where, expected, f"other ones in row {start + row}")
+        last = ends[-1]
+    for column, end in zip(ragged, last.tolist(), strict=True):
+        if end != len(file[column.dataset]):
+            expected = f'{end} values in {column.dataset}, as the lengths of "{column.key}" say'
+            raise _unusable(where, expected, str(len(file[column.dataset])))
+
+
+def _refuse_other_lengths(file: h5py.File, where: str) -> None:
+    lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
+    if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
+        expected = f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets"
+        raise _unusable(where, expected, f"{lengths.dtype} {list(lengths.shape)}")
+    if _TAGS in file and len(file[_TAGS]) != len(lengths):
+        raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
+
+
+def _told(names: Any) -> str:  # noqa: ANN401 - whatever has names
+    return ", ".join(f'"{name}"' for name in names) or "nothing"
+
+
+def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
+    remedy = remedy or "Write the file anew: its datasets do not belong together."
+    return DataError(expected=expected, got=got, where=where, remedy=remedy)
