@@ -7,7 +7,8 @@ longer what was indexed is refused. What a line means is for the classes that ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +53,9 @@ class LineSource(Source):
     piece_rows = 20_000
     #: How the files of a folder end that are meant.
     suffixes: ClassVar[tuple[str, ...]]
+
+    #: The files that were looked at when this was opened.
+    _origin: list[dict[str, Any]] | None = None
 
     # --- while an index is made ---
 
@@ -99,11 +103,16 @@ class LineSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
+        """Take the index, if the files have the sizes that they had; they are looked at once, however many pieces there
+        are to measure.
+        """
+        if self._origin is not indexed.origin:
+            self.files.refuse_changed(indexed.origin, indexed.place)
+            self._origin = indexed.origin
+            self._paths = [facts["path"] for facts in indexed.origin]
+            self._where = cache(self.files.where)
         self.indexed = indexed
         self._columns = indexed.numbers
-        self._paths = [facts["path"] for facts in indexed.origin]
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -118,9 +127,9 @@ class LineSource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each line."""
-        known = [self.checked(sample) for sample in samples]
+        known = np.array([self.checked(sample) for sample in samples], np.int64)
         columns = (self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest"))
-        for sample, file, offset, nbytes, digest in zip(known, *columns, strict=True):
+        for sample, file, offset, nbytes, digest in zip(known.tolist(), *columns, strict=True):
             raw = self.files.read(self._paths[file], offset, nbytes)
             if digest_of(raw) != digest:
                 where, line = self.place(sample)
@@ -133,7 +142,7 @@ class LineSource(Source):
 
     def place(self, sample: int) -> tuple[str, int]:
         """The file and the line."""
-        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
+        return self._where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
         """The file and the line's bytes, so that a line keeps it when others come or go; equal lines share one."""

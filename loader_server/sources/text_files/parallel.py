@@ -29,6 +29,7 @@ from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -70,17 +71,14 @@ class ParallelSource(Source):
         """None: a text becomes numbers in a transform."""
         return ()
 
-    @property
-    def _keys(self) -> tuple[str, ...]:
-        return tuple(key for key, _ in self.settings.paths)
+    #: The files that were looked at when this was opened.
+    _origin: list[dict[str, Any]] | None = None
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(name for _, name in self.settings.paths)
-
-    @property
-    def _places(self) -> tuple[str, ...]:
-        return tuple(map(self.files.where, self._names))
+    def __init__(self, settings: ParallelSettings, base: Path) -> None:
+        super().__init__(settings, base)
+        self._keys = tuple(key for key, _ in settings.paths)
+        self._names = tuple(name for _, name in settings.paths)
+        self._places = tuple(map(self.files.where, self._names))
 
     # --- while an index is made ---
 
@@ -142,8 +140,12 @@ class ParallelSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
+        """Take the index, if the files have the sizes that they had; they are looked at once, however many pieces there
+        are to measure.
+        """
+        if self._origin is not indexed.origin:
+            self.files.refuse_changed(indexed.origin, indexed.place)
+            self._origin = indexed.origin
         self.indexed = indexed
 
     @property
@@ -153,17 +155,17 @@ class ParallelSource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The lines of each sample, one below the other."""
-        known = [self.checked(sample) for sample in samples]
+        known = np.array([self.checked(sample) for sample in samples], np.int64)
         columns = self.indexed.numbers
         lines = [self._lines_at(file, known) for file in range(len(self._names))]
-        for sample, digest, *own in zip(known, columns["digest"][known].tolist(), *lines, strict=True):
+        for sample, digest, *own in zip(known.tolist(), columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
             if digest_of(raw) != digest:
                 where = f"{', '.join(self._places)}, line {columns['line'][sample]}"
                 raise changed("the lines that were indexed", "other bytes", where)
             yield raw
 
-    def _lines_at(self, file: int, known: Sequence[int]) -> Iterator[bytes]:
+    def _lines_at(self, file: int, known: NDArray[np.int64]) -> Iterator[bytes]:
         offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][known].tolist() for what in ("offset", "bytes"))
         return map(self.files.read, repeat(self._names[file]), offsets, sizes)
 
