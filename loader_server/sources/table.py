@@ -35,6 +35,8 @@ SOURCES: dict[str, str] = {
     "lines": "loader_server.sources.text_files.lines:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",
     "jsonl": "loader_server.sources.text_files.jsonl:JsonLinesSource",
+    "parquet": "loader_server.sources.arrays.parquet:ParquetSource",
+    "arrow": "loader_server.sources.arrays.arrow:ArrowSource",
     "numpy": "loader_server.sources.arrays.numpy_arrays:NumpySource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
@@ -184,6 +186,52 @@ def synthetic(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
 
 
+def _table() -> pa.Table:
+    """Lists, vectors, texts, bytes and numbers, and some rows with nulls."""
+    random = np.random.default_rng(5)
+    tokens = [random.integers(1, 99, n % 7).tolist() for n in range(60)]
+    tokens[7], tokens[20] = None, [1, None]
+    columns = {
+        "tokens": pa.array(tokens, pa.list_(pa.int32())),
+        "frames": pa.array(
+            [random.random((n % 4, 3)).tolist() for n in range(60)], pa.list_(pa.list_(pa.float32(), 3))
+        ),
+        "speaker": pa.array(random.random((60, 2)).tolist(), pa.list_(pa.float64(), 2)),
+        "text": pa.array([f"číslo {n}" if n != 11 else None for n in range(60)]),
+        "image": pa.array([bytes([n] * (n % 5)) for n in range(60)], pa.binary()),
+        "label": pa.array([n % 3 == 0 for n in range(60)]),
+    }
+    return pa.table(columns)
+
+
+def parquet(folder: Path) -> SourceCase:
+    """Two files of some row groups each."""
+    table, data = _table(), folder / "data"
+    data.mkdir()
+    pyarrow.parquet.write_table(table[:40], data / "a.parquet", row_group_size=16)
+    pyarrow.parquet.write_table(table[40:], data / "b.parquet", row_group_size=9, compression="zstd")
+
+    def change() -> None:
+        pyarrow.parquet.write_table(table[:40], data / "b.parquet", row_group_size=16)
+
+    return SourceCase(spec=spec_of("parquet", folder, paths=["data"]), change=change, bad={"null": 3})
+
+
+def arrow(folder: Path) -> SourceCase:
+    """A stream and a file of some record batches each."""
+    table = _table()
+    with pa.ipc.new_stream(folder / "a.arrow", table.schema) as stream:
+        stream.write_table(table[:40], max_chunksize=16)
+    with pa.ipc.new_file(folder / "b.arrow", table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+        file.write_table(table[40:], max_chunksize=9)
+
+    def change() -> None:
+        (folder / "b.arrow").write_bytes((folder / "a.arrow").read_bytes())
+
+    paths = ["a.arrow", "b.arrow"]
+    return SourceCase(spec=spec_of("arrow", folder, paths=paths), change=change, bad={"null": 3})
+
+
 def numpy_arrays(folder: Path) -> SourceCase:
     """A ragged array, a ragged one of vectors, rows of vectors, and numbers."""
     lengths, random = np.arange(40) % 7, np.random.default_rng(3)
@@ -247,6 +295,8 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "webdataset": webdataset,
     "parallel": parallel,
     "jsonl": jsonl,
+    "parquet": parquet,
+    "arrow": arrow,
     "numpy": numpy_arrays,
     "synthetic": synthetic,
     "package.module:Class": map_style,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import loader_server.sources
@@ -139,6 +140,15 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_no_module_hides_a_name_that_authors_import(package: ModuleType) -> None:
     """Once it is imported, it would be the package's attribute of that name."""
     assert {module.name for module in pkgutil.iter_modules(package.__path__)} & {*package.__all__} == set()
+
+
+def test_parquet(tmp_path: Path) -> None:
+    columns = {"tokens": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0], "text": ["a", "b", "c"]}
+    (tmp_path / "corpus").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "corpus" / "a.parquet")
+    made = job(tmp_path, example("toml", "datasets.save_to_disk"))
+    assert index_streams(made, ["train"])["train"].samples == 3
+    assert [field.key for field in made.open("train").chain.fields] == ["tokens", "label"]
 
 
 def test_numpy_arrays(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def _lengths(examined: ExaminedSource) -> None:
 
 def _length_of(value: Any) -> int:  # noqa: ANN401 - whatever a sample holds
     """Of an array its steps, of a text its characters; a number counts as what it is."""
-    return int(value) if np.ndim(value) == 0 and not isinstance(value, str) else len(value)
+    return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 
 
 def _padded_have_lengths(examined: ExaminedSource) -> None:

@@ -1,0 +1,96 @@
+"""The arrow source: record batches of Arrow files and streams, mapped, and Hugging Face's data sets as saved to disk.
+
+Rules: a file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
+`state.json` says which files count. The library `datasets` is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from loader_server.sources.arrays.arrow_library import pa
+from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["ArrowSource"]
+
+_MAGIC = b"ARROW1"
+#: Magic word and padding.
+_MAGIC_BYTES = 8
+
+
+class ArrowSource(ColumnarSource):
+    """Record batches; the place of one is where its message begins."""
+
+    def _paths(self) -> list[str]:
+        return [path for named in self.settings.paths for path in self._meant(named)]
+
+    def _meant(self, named: str) -> list[str]:
+        """The files of a path: of a saved data set those that count, in their order."""
+        folder = self.base / named
+        splits = _said_in(folder / "dataset_dict.json", "splits")
+        if splits:
+            raise DataError(
+                expected="one data set",
+                got=f"a folder of several ({', '.join(splits)})",
+                where=str(folder),
+                remedy=f'Name one of them: paths = ["{posixpath.join(named, splits[0])}"].',
+            )
+        saved = _said_in(folder / "state.json", "_data_files")
+        if saved:
+            return [posixpath.join(named, one["filename"]) for one in saved]
+        return self.files.found([named], ".arrow", ".feather", ".ipc")
+
+    def _look_at(self, path: str) -> GroupsOfFile:
+        with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
+            schema, rows, places = self._schema(mapped), list[int](), list[int]()
+            _refuse_dictionaries(schema)
+            reader = pa.ipc.MessageReader.open_stream(mapped)
+            while True:
+                place = mapped.tell()
+                try:
+                    message = reader.read_next_message()
+                except StopIteration:
+                    return GroupsOfFile(
+                        types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=places
+                    )
+                rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
+                places.append(place)
+
+    @staticmethod
+    def _schema(mapped: Any) -> Any:  # noqa: ANN401 - pyarrow has no types for mypy
+        """Read it; what follows are the record batches."""
+        mapped.seek(_MAGIC_BYTES if mapped.read(len(_MAGIC)) == _MAGIC else 0)
+        return pa.ipc.read_schema(mapped)
+
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
+            schema = self._schema(mapped)
+            mapped.seek(place)
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
+        return [batch.column(name) for name in columns]
+
+
+def _said_in(path: Path, key: str) -> list[Any]:
+    """What a file of JSON that `save_to_disk` writes says; nothing, if there is none."""
+    try:
+        return list(json.loads(path.read_text("utf-8"))[key]) if path.is_file() else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            expected=f'a file with "{key}", as save_to_disk writes it',
+            got=f"{type(error).__name__}: {error}",
+            where=str(path),
+            remedy="Save the data set anew, or name its .arrow files in `paths`.",
+        ) from None
+
+
+def _refuse_dictionaries(schema: Any) -> None:  # noqa: ANN401 - as above
+    for field in schema:
+        if pa.types.is_dictionary(field.type):
+            raise ValueError(f'"{field.name}" is encoded by a dictionary, which record batches alone do not hold')

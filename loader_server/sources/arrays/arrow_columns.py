@@ -1,0 +1,173 @@
+"""Columns of Arrow's memory as plain arrays: values one after another, and offsets where samples differ in length.
+
+Rules: numbers, lists of numbers (with an inner axis of fixed size, if there is one), texts and bytes; all other types
+are None here, and whoever asks refuses them by name. A row that is null, or has a null in it, is told from the others.
+Nothing here reads files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.arrow_library import compute, pa
+from shared.wire.layout import DTYPES, Field
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ColumnKind", "ColumnValues", "bad_texts", "kind_of", "length_of_each", "null_rows", "values_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnKind:
+    """What a column holds: "numbers", "text" or "bytes"; `inner` are the fixed axes of its values."""
+
+    key: str
+    dtype: str
+    inner: tuple[int, ...] = ()
+    ragged: bool = False
+    holds: str = "numbers"
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one value, inner axes included."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.inner)
+
+    def field(self, *, padded: bool) -> Field:
+        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        if self.ragged:
+            return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
+        return Field(key=self.key, dtype=self.dtype, shape=(None,) if padded and self.inner else self.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnValues:
+    """The values of some rows, and where each row's begin and the last one's end, if rows differ in length."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64] | None = None
+
+
+def kind_of(key: str, kind: Any) -> ColumnKind | None:  # noqa: ANN401 - pyarrow has no types for mypy
+    """What a column of this Arrow type holds; None if nothing can be made of it."""
+    kind, types = _plain_type(kind), pa.types
+    if types.is_string(kind) or types.is_large_string(kind):
+        return ColumnKind(key=key, dtype="uint8", ragged=True, holds="text")
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return ColumnKind(key=key, dtype="uint8", ragged=True, holds="bytes")
+    ragged = types.is_list(kind) or types.is_large_list(kind)
+    kind = kind.value_type if ragged else kind
+    inner = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
+    kind = kind.value_type if inner else kind
+    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    dtype = str(np.dtype(kind.to_pandas_dtype())) if numeric else ""
+    return ColumnKind(key=key, dtype=dtype, inner=inner, ragged=ragged) if dtype in DTYPES else None
+
+
+def _plain_type(kind: Any) -> Any:  # noqa: ANN401 - as above
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _plain(array: Any) -> Any:  # noqa: ANN401 - as above
+    if isinstance(array.type, pa.BaseExtensionType):
+        return array.storage
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def values_of(array: Any, kind: ColumnKind) -> ColumnValues:  # noqa: ANN401 - as above
+    """The values of all rows; rows that are null hold anything."""
+    array = _plain(array)
+    if kind.holds != "numbers":
+        return _characters(array)
+    if not kind.ragged:
+        return ColumnValues(values=_numbers(array, kind))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return ColumnValues(values=_numbers(child, kind), offsets=offsets - offsets[0])
+
+
+def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:  # noqa: ANN401 - as above
+    for size in kind.inner:
+        array = array.values.slice(array.offset * size, len(array) * size)
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found.reshape(-1, *kind.inner)
+
+
+def _characters(array: Any) -> ColumnValues:  # noqa: ANN401 - as above
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, characters = array.buffers()
+    starts = np.frombuffer(offsets, np.int64 if large else np.int32, len(array) + 1 + array.offset)[array.offset :]
+    starts = starts.astype(np.int64)
+    values = np.frombuffer(characters or b"", np.uint8)[starts[0] : starts[-1]]
+    return ColumnValues(values=values, offsets=starts - starts[0])
+
+
+def length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  # noqa: ANN401 - as above
+    """How long each row is: of a list its items, of a text its characters, of others None."""
+    if not kind.ragged:
+        return None
+    array = _plain(array)
+    if kind.holds == "text":
+        return compute.utf8_length(array.fill_null("")).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    offsets = values_of(array, kind).offsets
+    assert offsets is not None
+    return np.diff(offsets).astype(np.int64)  # type: ignore[no-any-return,unused-ignore]
+
+
+def null_rows(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
+    """Which rows are null or have a null in them; None if there is none."""
+    array = _plain(array)
+    inner = _null_inside(array)
+    if not array.null_count:
+        return inner
+    found: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    if inner is not None:
+        found = np.logical_or(found, inner)
+    return found
+
+
+def _null_inside(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        within = null_rows(array.values.slice(array.offset * size, len(array) * size))
+        return None if within is None else np.logical_or.reduce(within.reshape(-1, size), axis=1)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return None
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    within = null_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
+    if within is None:
+        return None
+    found = np.zeros(len(array), np.bool_)
+    found[np.searchsorted(offsets - offsets[0], np.flatnonzero(within), side="right") - 1] = True
+    return found
+
+
+def bad_texts(array: Any) -> dict[int, str]:  # noqa: ANN401 - as above
+    """The rows of a column of texts that are not UTF-8, and what is wrong with them."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        found = values_of(array, ColumnKind(key="", dtype="uint8", ragged=True, holds="text"))
+        assert found.offsets is not None
+        ends = found.offsets.tolist()
+        texts = (found.values[start:end].tobytes() for start, end in itertools.pairwise(ends))
+        return {row: said for row, text in enumerate(texts) if (said := _not_utf8(text))}
+    return {}
+
+
+def _not_utf8(text: bytes) -> str:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"expected UTF-8, got the byte 0x{text[error.start]:02x} after {error.start} others"
+    return ""

@@ -1,0 +1,367 @@
+"""What Parquet and Arrow have in common: files of one schema, whose rows come in groups that are decoded together.
+
+Rules: segments are whole groups, so a window needs each group once; what was decoded is kept in memory of a fixed size.
+Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
+axis of each sample counts as its length. A format says which groups a file has, and reads the columns of one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.arrow_columns import (
+    ColumnKind,
+    ColumnValues,
+    bad_texts,
+    kind_of,
+    length_of_each,
+    null_rows,
+    values_of,
+)
+from loader_server.sources.arrays.gathering import joined_parts, parted
+from loader_server.sources.arrays.row_groups import RowGroups
+from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.files import changed
+from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
+from shared.config import byte_count, setting, texts
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
+
+#: What reading broken files raises; pyarrow's own errors are of these kinds, and say nothing of a disk.
+_BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnarSettings:
+    """What a stream with source = "parquet" or "arrow" says besides."""
+
+    paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
+    columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
+    cache: int = setting(
+        byte_count, "how much of what was decoded each worker keeps; a window should fit", default=512 * 2**20
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsOfFile:
+    """Of one file the Arrow type of each column, and of each group its rows and where it is, in the format's words."""
+
+    types: Mapping[str, Any]
+    rows: Sequence[int]
+    places: Sequence[int]
+
+
+class ColumnarSource(Source):
+    """Rows of files. Columns: of each sample its row among all, and the lengths of lists, texts and bytes."""
+
+    Settings = ColumnarSettings
+    piece_rows = 2**16
+    reads_ahead = True
+    settings: ColumnarSettings
+
+    _groups: RowGroups | None = None
+
+    # --- what a format says ---
+
+    @abstractmethod
+    def _paths(self) -> list[str]:
+        """The files that are meant, in their order."""
+
+    @abstractmethod
+    def _look_at(self, path: str) -> GroupsOfFile:
+        """The groups of a file."""
+
+    @abstractmethod
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        """These columns of one group, as Arrow arrays."""
+
+    # --- what there is ---
+
+    @cached_property
+    def _surveyed(self) -> dict[str, Any]:
+        """All files, with the groups of each."""
+        paths, kinds = self._paths(), list[ColumnKind]()
+        found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
+        for number, path in enumerate(paths):
+            groups = self._whole(path, lambda path=path: self._look_at(path))
+            own = self._kinds_of(path, groups.types)
+            _refuse_other_columns(kinds or own, own, self.files.where(path))
+            kinds = kinds or own
+            kept = [at for at, rows in enumerate(groups.rows) if rows]
+            found["file"] += [number] * len(kept)
+            found["place"] += [groups.places[at] for at in kept]
+            found["rows"] += [groups.rows[at] for at in kept]
+        return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
+
+    def _whole(self, path: str, read: Any) -> Any:  # noqa: ANN401 - what it gives
+        self.files.facts(path)
+        try:
+            return read()
+        except _BROKEN as error:
+            raise self._unusable(path, "a whole file of this format", " ".join(str(error).split())) from None
+
+    def _kinds_of(self, path: str, types: Mapping[str, Any]) -> list[ColumnKind]:
+        kinds = []
+        for name in self.settings.columns or types:
+            if name not in types:
+                got = ", ".join(f'"{one}"' for one in types) or "none"
+                raise self._unusable(path, f'a column "{name}"', got, "Mend `columns`, or the file.")
+            kind = kind_of(name, types[name])
+            if kind is None:
+                expected = f'"{name}" of numbers, texts, bytes or lists of numbers'
+                remedy = "Name the columns that can be read (columns = […]), or write it as another type."
+                raise self._unusable(path, expected, str(types[name]), remedy)
+            kinds.append(kind)
+        return kinds
+
+    def _unusable(self, path: str, expected: str, got: str, remedy: str = "") -> DataError:
+        remedy = remedy or "Write it anew, or mend `paths` of the stream, which are relative to the job file."
+        return DataError(expected=expected, got=got, where=self.files.where(path), remedy=remedy)
+
+    @property
+    def _about(self) -> Mapping[str, Any]:
+        return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
+
+    @cached_property
+    def _kinds(self) -> tuple[ColumnKind, ...]:
+        return tuple(ColumnKind(**{**one, "inner": tuple(one["inner"])}) for one in self._about["columns"])
+
+    @cached_property
+    def _firsts(self) -> NDArray[np.int64]:
+        """The first row of each group, and the number of rows."""
+        return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The numbers and lists of numbers."""
+        numbers = [kind for kind in self._kinds if kind.holds == "numbers"]
+        return tuple(kind.field(padded=not any(one.ragged for one in numbers)) for kind in numbers)
+
+    # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """The groups of all files."""
+        found = self._surveyed
+        origin = noted_origin(self.files, found["paths"])
+        return Inventory(total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about={"rows_of": found})
+
+    def _pieces(self, rows: int) -> Iterator[range]:
+        """Ranges of rows: whole groups, unless pieces have to be small."""
+        start = 0
+        for stop in self._firsts[1:].tolist():
+            whole = rows >= self.piece_rows
+            while stop - start >= rows and start < stop:
+                yield range(start, end := stop if whole else start + rows)
+                start = end
+        if start < self._firsts[-1]:
+            yield range(start, int(self._firsts[-1]))
+
+    def probe(self, piece: range) -> Found:
+        """The lengths of these rows, and which of them are bad."""
+        first, last = self._group_of(piece.start), self._group_of(max(piece.stop - 1, piece.start))
+        parts = [self._probe_group(group, piece) for group in range(first, last + 1)] if len(piece) else []
+        bad = {row: one for part in parts for row, one in part.bad.items()}
+        names = parts[0].numbers if parts else ()
+        numbers = {name: np.concatenate([np.asarray(part.numbers[name]) for part in parts]) for name in names}
+        return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
+
+    def _group_of(self, row: int) -> int:
+        return int(np.searchsorted(self._firsts, row, side="right")) - 1
+
+    def _probe_group(self, group: int, piece: range) -> Found:
+        start = int(self._firsts[group])
+        own = slice(max(piece.start - start, 0), min(piece.stop, int(self._firsts[group + 1])) - start)
+        lengths, bad = self._measured_group(group)
+        kept = np.array([row for row in range(own.start, own.stop) if row not in bad], np.int64)
+        return Found(
+            rows=(start + kept).tolist(),
+            numbers={"row": start + kept} | {f"length_{key}": column[kept] for key, column in lengths.items()},
+            bad={start + row: bad[row] for row in sorted(bad) if own.start <= row < own.stop},
+        )
+
+    _latest: tuple[int, tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]] | None = None
+
+    def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
+        """Lengths and bad rows of a group; the latest one's are kept, for small pieces share it."""
+        if self._latest is None or self._latest[0] != group:
+            self._latest = (group, self._measure_group(group))
+        return self._latest[1]
+
+    def _measure_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
+        path, arrays = self._arrays_of(group)
+        lengths: dict[str, NDArray[np.int64]] = {}
+        bad: dict[int, BadRow] = {}
+        where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
+        padded = {field.key for field in self.fields if field.padded}
+        for kind, array in zip(self._kinds, arrays, strict=True):
+            nulls = null_rows(array)
+            for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
+                detail = f'expected "{kind.key}" without nulls, got one'
+                bad.setdefault(row, BadRow(where, before + row, "null", detail))
+            for row, said in (bad_texts(array) if kind.holds == "text" else {}).items():
+                bad.setdefault(row, BadRow(where, before + row, "not_utf8", f'"{kind.key}": {said}'))
+            each = length_of_each(array, kind)
+            if each is not None:
+                lengths[kind.key] = each
+            elif kind.key in padded:
+                lengths[kind.key] = np.full(len(array), kind.inner[0])
+        return lengths, bad
+
+    def _arrays_of(self, group: int) -> tuple[str, list[Any]]:
+        """The file of a group, and its columns."""
+        about = self._about
+        path, place = about["paths"][about["file"][group]], about["place"][group]
+        keys = [kind.key for kind in self._kinds]
+        try:
+            return path, self._read_group(path, place, keys)
+        except _BROKEN as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            rows = f"rows from {self._row_in_file(int(self._firsts[group]))} on that can be decoded"
+            got = " ".join(str(error).split())
+            if hasattr(self, "indexed"):
+                raise changed(rows, got, self.files.where(path)) from None
+            raise self._unusable(path, rows, got) from None
+
+    def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+        """The first sample of each group."""
+        return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
+
+    # --- once there is an index ---
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index, if the files are those that were indexed."""
+        if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
+            refuse_other_files(self.files, indexed)
+        self.indexed = indexed
+        self._rows = indexed.numbers["row"]
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """Whole groups, small ones several together."""
+        starts = np.unique(self.indexed.about["first_samples"])
+        firsts = starts[:-1][np.diff(starts[:-1] // SEGMENT_SAMPLES, prepend=-1) > 0]
+        return np.append(firsts, self.samples)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where each file starts that has samples."""
+        starts = np.array(self.indexed.about["first_samples"])
+        having = np.flatnonzero(np.diff(starts))
+        files = np.array(self._about["file"])[having]
+        return tuple(starts[having][np.diff(files, prepend=-1) > 0].tolist())
+
+    @property
+    def _kept(self) -> RowGroups:
+        if self._groups is None:
+            self._groups = RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
+        return self._groups
+
+    def _decode_group(self, group: int) -> list[ColumnValues]:
+        _, arrays = self._arrays_of(group)
+        return [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
+
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One sample of each group that is not in memory."""
+        return samples[self._kept.missing(self._rows[samples])]
+
+    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of all columns; the group of each sample is in memory after that."""
+        for sample in samples:
+            yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """A value for each column: arrays of one's own, numbers, texts and bytes."""
+        self.checked(sample)
+        parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
+        return {kind.key: _decoded(kind, part) for kind, part in parts}
+
+    @property
+    def gathers(self) -> bool:
+        """Batches are written at once."""
+        return True
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Take all rows of a batch at once."""
+        self._kept.gather(self._rows[samples], out)
+
+    # --- for people ---
+
+    def name(self, sample: int) -> str:
+        """The file as the job file names it, and the row in it."""
+        path, row = self._place_of(sample)
+        return f"{path}, row {row}"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """The file, and the row in it."""
+        path, row = self._place_of(sample)
+        return self.files.where(path), row
+
+    def identity(self, sample: int) -> str:
+        """What is known of the file, and the row in it."""
+        path, row = self._place_of(sample)
+        facts = next(one for one in self.indexed.origin if one["path"] == path)
+        return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
+
+    def _place_of(self, sample: int) -> tuple[str, int]:
+        row = int(self._rows[self.checked(sample)])
+        path = self._about["paths"][self._about["file"][self._group_of(row)]]
+        return path, self._row_in_file(row)
+
+    @cached_property
+    def _first_of_file(self) -> NDArray[np.int64]:
+        """Of each group the first row of its file."""
+        files = np.array(self._about["file"], np.int64)
+        return self._firsts[:-1][np.searchsorted(files, files)]
+
+    def _row_in_file(self, row: int) -> int:
+        return row - int(self._first_of_file[self._group_of(row)])
+
+    def close(self) -> None:
+        """Let go of what was decoded, and of the files."""
+        self._groups = None
+        super().close()
+
+
+def _decoded(kind: ColumnKind, part: memoryview) -> Any:  # noqa: ANN401 - by its kind
+    if kind.holds == "text":
+        return str(part, "utf-8")
+    if kind.holds == "bytes":
+        return bytes(part)
+    shape = (-1, *kind.inner) if kind.ragged else kind.inner
+    return np.frombuffer(part, kind.dtype).reshape(shape).copy()
+
+
+def _refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKind], where: str) -> None:
+    for one, other in zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False):
+        if one != other:
+            raise _another_schema(one, other, where)
+    if len(expected) != len(got):
+        raise _another_schema(f"{len(expected)} columns", str(len(got)), where)
+
+
+def _shown(kind: ColumnKind) -> str:
+    axes = ", ".join([*(["any"] if kind.ragged else []), *map(str, kind.inner)])
+    return f'"{kind.key}" as {kind.holds if kind.holds != "numbers" else f"{kind.dtype} [{axes}]"}'
+
+
+def _another_schema(expected: str, got: str, where: str) -> DataError:
+    return DataError(
+        expected=f"{expected}, as in the files before",
+        got=got,
+        where=where,
+        remedy="All files need one schema: write this one anew, leave it out of `paths`, or name common `columns`.",
+    )

@@ -1,0 +1,36 @@
+"""The parquet source: rows of Parquet files, a row group at a time.
+
+Rules: only the columns that are named are read, of one row group in one go; of a file that is not in memory that is a
+range of its bytes for each column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loader_server.sources.arrays.arrow_library import parquet
+from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ParquetSource"]
+
+
+class ParquetSource(ColumnarSource):
+    """Row groups of Parquet files; the place of one is its number."""
+
+    def _paths(self) -> list[str]:
+        return self.files.found(self.settings.paths, ".parquet", ".pq")
+
+    def _look_at(self, path: str) -> GroupsOfFile:
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
+            rows = [file.metadata.row_group(group).num_rows for group in groups]
+            types = dict(zip(schema.names, schema.types, strict=True))
+        return GroupsOfFile(types=types, rows=rows, places=list(groups))
+
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            table = file.read_row_group(place, columns=list(columns), use_threads=False)
+        return [table.column(name).combine_chunks() for name in columns]

@@ -1,0 +1,236 @@
+"""Groups of rows that are decoded together, kept in one piece of memory of a fixed size, the latest ones.
+
+Rules: a group is decoded once, whoever asks for it at the same time; groups that came first make room; what is gathered
+lies in memory from its first to its last byte, for that is done under the lock that storing takes. Any thread may ask.
+Knows neither files nor formats: `decode` gives a group's columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from loader_server.sources.arrays.gathering import write_padded
+from shared.errors import DataError
+from shared.logs import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues
+
+__all__ = ["GroupedColumns", "RowGroups"]
+
+#: Groups that are decoded at the same time at most.
+_AT_A_TIME = 8
+#: Groups that were decoded again soon after they made room, before somebody is told.
+_MANY_AGAIN = 64
+
+
+class GroupedColumns(Protocol):
+    """Where groups come from."""
+
+    def decode(self, group: int) -> Sequence[ColumnValues]:
+        """The columns of one group, as the kinds say; OSError where the disk fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    start: int
+    stop: int
+    group: int
+
+
+class RowGroups:
+    """Rows by number, of which group g has those from `firsts[g]` to before `firsts[g + 1]`."""
+
+    def __init__(
+        self,
+        kinds: Sequence[ColumnKind],
+        firsts: NDArray[np.int64],
+        most_bytes: int,
+        decode: Callable[[int], Sequence[ColumnValues]],
+    ) -> None:
+        #: How often a group was decoded.
+        self.decoded = 0
+        self._kinds = tuple(kinds)
+        self._firsts = firsts
+        self._decode = decode
+        self._memory = np.empty(most_bytes, np.uint8)  # pages that nobody writes take no memory
+        self._views = {kind.key: _viewed(self._memory, kind.dtype, kind.inner) for kind in kinds}
+        self._offsets = _viewed(self._memory, "int64", ())
+        groups = len(firsts) - 1
+        self._here = np.zeros(groups, np.bool_)
+        #: Where a group's values begin, in values, and its offsets, in offsets.
+        self._values_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds}
+        self._offsets_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds if kind.ragged}
+        self._lock = threading.Lock()
+        self._decoding = [threading.Lock() for _ in range(_AT_A_TIME)]
+        self._spans: deque[_Span] = deque()
+        self._end = self._stored = self._again = 0
+        self._gone_at: dict[int, int] = {}
+
+    def missing(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places among these rows: one for each group that is not in memory."""
+        groups = self._groups_of(rows)
+        away = np.flatnonzero(~self._here[groups])
+        return away[np.unique(groups[away], return_index=True)[1]] if len(away) else away
+
+    def _groups_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(self._firsts, rows, side="right") - 1
+
+    def bring(self, group: int) -> None:
+        """Decode this group, if it is not in memory."""
+        with self._decoding[group % _AT_A_TIME]:
+            if not self._here[group]:
+                columns = self._decode(group)
+                with self._lock:
+                    self._store(group, columns)
+
+    def gather(self, rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the values of these rows under the keys that `out` has, padded, and their lengths."""
+        groups = self._groups_of(rows)
+        for group in dict.fromkeys(groups[~self._here[groups]].tolist()):
+            self.bring(group)
+        with self._lock:
+            if self._here[groups].all():
+                self._write(rows, groups, out)
+                return
+        for group in np.unique(groups).tolist():  # they are never all here: one after another
+            self._gather_group(group, np.flatnonzero(groups == group), rows, out)
+
+    def _gather_group(
+        self, group: int, places: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
+    ) -> None:
+        own = {key: np.empty((len(places), *array.shape[1:]), array.dtype) for key, array in out.items()}
+        self._with_group(group, lambda: self._write(rows[places], np.full(len(places), group), own))
+        for key, array in own.items():
+            out[key][places] = array
+
+    def _with_group(self, group: int, then: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it gives
+        """Do something while this group is in memory."""
+        while True:
+            with self._lock:
+                if self._here[group]:
+                    return then()
+            self.bring(group)
+
+    def _write(self, rows: NDArray[np.int64], groups: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        within = rows - self._firsts[groups]
+        for kind in self._kinds:
+            key = kind.key
+            if key not in out:
+                continue
+            values = self._views[key]
+            starts, lengths = self._places(kind, groups, within)
+            if lengths is None and f"{key}_length" in out:  # its first axis counts as padded
+                starts, lengths, values = starts * kind.inner[0], np.full(len(rows), kind.inner[0]), values.reshape(-1)
+            if lengths is None:
+                np.take(values, starts, axis=0, out=out[key], mode="clip")
+            else:
+                write_padded(values, starts, lengths, out[key])
+                out[f"{key}_length"][:] = lengths
+
+    def _places(
+        self, kind: ColumnKind, groups: NDArray[np.int64], within: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Where the values of rows begin, and how many they are if rows differ."""
+        base = self._values_at[kind.key][groups]
+        if not kind.ragged:
+            return base + within, None
+        at = self._offsets_at[kind.key][groups] + within
+        starts = self._offsets[at]
+        return base + starts, self._offsets[at + 1] - starts
+
+    def values(self, row: int) -> list[bytes]:
+        """The bytes of all columns of one row."""
+        group = int(self._groups_of(np.array([row]))[0])
+        found: list[bytes] = self._with_group(group, lambda: self._bytes_of(group, row - int(self._firsts[group])))
+        return found
+
+    def _bytes_of(self, group: int, within: int) -> list[bytes]:
+        found = []
+        for kind in self._kinds:
+            start = int(self._values_at[kind.key][group])
+            if kind.ragged:
+                at = int(self._offsets_at[kind.key][group]) + within
+                first, end = self._offsets[at : at + 2].tolist()
+            else:
+                first, end = within, within + 1
+            found.append(self._views[kind.key][start + first : start + end].tobytes())
+        return found
+
+    # --- storing ---
+
+    def _store(self, group: int, columns: Sequence[ColumnValues]) -> None:
+        self.decoded += 1
+        self._note_again(group)
+        at = self._make_room(group, columns)
+        for kind, column in zip(self._kinds, columns, strict=True):
+            at = self._values_at[kind.key][group] = -(-at // kind.row_bytes)
+            stop = at + len(column.values)
+            self._views[kind.key][at:stop] = column.values
+            at = stop * kind.row_bytes
+            if column.offsets is not None:
+                at = self._offsets_at[kind.key][group] = -(-at // 8)
+                self._offsets[at : at + len(column.offsets)] = column.offsets
+                at = (at + len(column.offsets)) * 8
+        self._here[group] = True
+
+    def _make_room(self, group: int, columns: Sequence[ColumnValues]) -> int:
+        """Where so much may be written, once the groups that lie there are gone."""
+        nbytes = sum(
+            column.values.nbytes + kind.row_bytes + (0 if column.offsets is None else column.offsets.nbytes + 8)
+            for kind, column in zip(self._kinds, columns, strict=True)
+        )
+        if nbytes > len(self._memory):
+            raise _too_large(nbytes, len(self._memory))
+        start = self._end
+        if start + nbytes > len(self._memory):
+            start = 0
+            self._forget(lambda span: span.start >= self._end)
+        self._forget(lambda span: span.start < start + nbytes and span.stop > start)
+        self._end = start + nbytes
+        self._stored += nbytes
+        self._spans.append(_Span(start, self._end, group))
+        return start
+
+    def _forget(self, is_in_the_way: Callable[[_Span], bool]) -> None:
+        """The oldest ones go."""
+        while self._spans and is_in_the_way(self._spans[0]):
+            gone = self._spans.popleft().group
+            self._here[gone] = False
+            self._gone_at[gone] = self._stored
+
+    def _note_again(self, group: int) -> None:
+        """Tell somebody if groups are needed again as soon as they have made room for others."""
+        gone_at = self._gone_at.pop(group, None)
+        if gone_at is not None and self._stored - gone_at < len(self._memory) // 2:
+            self._again += 1
+            if self._again == _MANY_AGAIN:
+                Log("sources").warning(
+                    "row groups are decoded again and again: raise `cache` or lower `window` of the stream, or name "
+                    "fewer columns",
+                    cache_bytes=len(self._memory),
+                    decoded=self.decoded,
+                )
+
+
+def _viewed(memory: NDArray[np.uint8], dtype: str, inner: tuple[int, ...]) -> NDArray[Any]:
+    row = np.dtype(dtype).itemsize * int(np.prod(inner))
+    return memory[: len(memory) // row * row].view(dtype).reshape(-1, *inner)
+
+
+def _too_large(nbytes: int, most_bytes: int) -> DataError:
+    return DataError(
+        expected=f"row groups of at most {most_bytes} bytes, as `cache` says",
+        got=f"one of {nbytes} bytes",
+        where="the columns that are read of it",
+        remedy="Raise `cache`, name fewer `columns`, or write smaller row groups.",
+    )
