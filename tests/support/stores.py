@@ -143,13 +143,15 @@ class _Ranged(_Plain):
         if found is None or not path.is_file():
             super().do_GET()
             return
-        data = path.read_bytes()
-        start, stop = int(found[1]), min(int(found[2] or len(data)) + 1, len(data))
+        size = path.stat().st_size
+        start, stop = int(found[1]), min(int(found[2] or size) + 1, size)
         self.send_response_only(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        self.wfile.write(data[start:stop])
+        with path.open("rb") as file:
+            file.seek(start)
+            self.wfile.write(file.read(stop - start))
 
     def end_headers(self) -> None:
         path = Path(self.translate_path(self.path))

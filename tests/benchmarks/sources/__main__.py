@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.benchmarks import sources
+from tests.benchmarks.sources.remote import fetched_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,11 @@ def main() -> None:
         if not options.json:
             print("\n".join([_HEAD, *map(_line, found)]), flush=True)
     tokens = [row.ratio for row in rows if row.format == "tokens" and row.side == "stoker" and row.epoch == "later"]
-    said = {"rows": [asdict(row) for row in rows], "tokens_ratio": tokens[0] if tokens else None}
+    said = {
+        "rows": [asdict(row) for row in rows],
+        "tokens_ratio": tokens[0] if tokens else None,
+        "remote_bytes_ratio": fetched_share(),
+    }
     print(json.dumps({**said, "load_15_min": round(os.getloadavg()[2], 2)}), flush=True)
 
 
