@@ -33,7 +33,7 @@ class CacheSettings:
 
 
 class LocalFile:
-    """A file that stays on this machine's disk, at `path`, until it is closed."""
+    """A file that stays on this machine's disk, at `path`, until it is closed or forgotten."""
 
     def __init__(self, path: Path, give_back: Callable[[], object] | None = None) -> None:
         self.path = path
@@ -44,6 +44,9 @@ class LocalFile:
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Path:
         return self.path

@@ -49,6 +49,7 @@ class Files:
         #: Where remote files are kept: may be set before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         self._handles: dict[str, _Handle] = {}
+        self._kept: list[LocalFile] = []
         #: Names the data set that was opened.
         self._data_set = ""
         #: The version of each remote file that is read.
@@ -220,6 +221,11 @@ class Files:
             return self._remote.local(path, self._version(path))
         return LocalFile(self._base / path)
 
+    def kept(self, path: str) -> Path:
+        """The same, until these files are closed: for what is mapped to the end."""
+        self._kept.append(self.local(path))
+        return self._kept[-1].path
+
     def beside(self, path: str, name: str) -> str:
         """The path of a file that another one names, relative to itself."""
         if is_url(name):
@@ -261,6 +267,7 @@ class Files:
     def close(self) -> None:
         """Close what is open once nobody reads it any more; it opens again when it is read."""
         self._handles.clear()
+        self._kept.clear()
         if "_remote" in self.__dict__:
             self._remote.close()
 

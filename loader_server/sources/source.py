@@ -213,7 +213,7 @@ class Source:
         raise NotImplementedError
 
     #: Whether `gather` works on what `read` brought into memory, sample with neighbours.
-    reads_ahead: ClassVar[bool] = False
+    reads_ahead: bool = False
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002 - for those who read ahead
         """Of these samples those to `read` before they are gathered: one for each piece that is not in memory."""

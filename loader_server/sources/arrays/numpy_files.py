@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zipfile
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,12 +81,12 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     files.facts(path)
     try:
-        with files.local(path) as file:  # what is mapped stays, whatever becomes of the file's name
-            if file.suffix != ".npz":
-                return {file.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
-            with zipfile.ZipFile(file) as archive:
-                members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
-                return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
+        name, file = PurePosixPath(path), files.kept(path)
+        if name.suffix != ".npz":
+            return {name.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
+        with zipfile.ZipFile(file) as archive:
+            members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
+            return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", str(error)) from None
 

@@ -1,8 +1,9 @@
 """Files of a source, mapped into memory: reading any place of them costs no call of the system.
 
 Rules: nothing is read before it is looked at; a file that is mapped needs no descriptor, so that thousands may be at a
-time; any thread may ask. A mapped file that is cut short
-ends the process that reads it, and the next one refuses it by its size.
+time; any thread may ask. Remote files are brought to this machine's disk whole, and those that are mapped fill half of
+the cache at most. A mapped local file that is cut short ends the process that reads it, and the next one refuses it by
+its size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from loader_server.sources.remote.urls import is_url
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from loader_server.sources.file_facts import LocalFile
     from loader_server.sources.files import Files
 
@@ -21,16 +26,27 @@ __all__ = ["MappedFiles"]
 _MOST_MAPPED = 4096
 
 
+class _FileMap(mmap.mmap):
+    """The bytes of a file, which stays on the disk for as long as somebody reads them."""
+
+    local: LocalFile
+
+
 class MappedFiles:
     """The bytes of files by their path."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._known: dict[str, tuple[mmap.mmap | bytes, LocalFile]] = {}
+        self._known: dict[str, _FileMap | bytes] = {}
+        #: Bytes of the remote ones, the oldest first.
+        self._remote: dict[str, int] = {}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._known
 
     def __getitem__(self, path: str) -> mmap.mmap | bytes:
         known = self._known.get(path)
-        return known[0] if known is not None else self._map(path)
+        return known if known is not None else self._map(path)
 
     def _map(self, path: str) -> mmap.mmap | bytes:
         if len(self._known) >= _MOST_MAPPED:
@@ -38,12 +54,26 @@ class MappedFiles:
         local = self._files.local(path)
         with local.path.open("rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
-            data = mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ) if nbytes else b""
-        self._known[path] = (data, local)
+            data = _FileMap(file.fileno(), nbytes, prot=mmap.PROT_READ) if nbytes else b""
+        if isinstance(data, _FileMap):
+            data.local = local
+        if is_url(path):
+            self._make_room(nbytes)
+            self._remote[path] = nbytes
+        self._known[path] = data
         return data
 
+    def _make_room(self, nbytes: int) -> None:
+        """Forget remote files that were mapped first; one is unmapped once nobody reads it any more."""
+        while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
+            oldest = next(iter(self._remote))
+            self._remote.pop(oldest, None)
+            self._known.pop(oldest, None)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """These will be looked at soon: begin to fetch those that are remote and not mapped."""
+        self._files.expect_local(path for path in dict.fromkeys(paths) if path not in self._known)
+
     def close(self) -> None:
-        """Forget all files: one is unmapped once nobody reads it any more."""
-        known, self._known = self._known, {}
-        for _, local in known.values():
-            local.close()
+        """Forget all files."""
+        self._known, self._remote = {}, {}

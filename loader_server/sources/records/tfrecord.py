@@ -226,11 +226,24 @@ class TFRecordSource(Source):
         self._columns = indexed.numbers
         self._paths = [facts["path"] for facts in indexed.origin]
         self._decoder = ExampleDecoder(forms_said(indexed.about["features"]))
+        self.reads_ahead = self.files.are_remote
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Where each file starts that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
+
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their files."""
+        if self.files.are_remote:
+            self._mapped.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
+
+    def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One of each remote file that is not mapped."""
+        files, firsts = np.unique(self._columns["file"][samples], return_index=True)
+        missing = [self._paths[file] not in self._mapped for file in files.tolist()]
+        found: NDArray[np.int64] = samples[firsts[np.array(missing, bool)]]
+        return found
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The data of each record."""

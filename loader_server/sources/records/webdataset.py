@@ -208,6 +208,11 @@ class WebDatasetSource(Source):
         """Where each shard starts that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their shards."""
+        if self.files.are_remote:
+            self._mapped.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
+
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all members, one after the other."""
         return map(self._read, samples)

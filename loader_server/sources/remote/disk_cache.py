@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["DiskCache"]
+__all__ = ["MAPPED", "DiskCache"]
+
+#: How keys end of entries that may be mapped into memory: evicted, they keep their bytes until they are unmapped.
+MAPPED = "-mapped"
 
 #: Whoever makes room makes this share of the cache free, as looking at all entries takes a while.
 _FREED = 0.1
@@ -191,7 +194,9 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _removed(path: str) -> bool:
-    """Remove a file that nobody has locked, and give its bytes back at once, though others may have it open."""
+    """Remove a file that nobody has locked, and give its bytes back at once, though others may have it open. (Whoever
+    reads beyond a mapped file's end is killed.)
+    """
     try:
         handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -200,7 +205,8 @@ def _removed(path: str) -> bool:
         if not _locked(handle, wait=False):
             return False
         os.unlink(path)  # noqa: PTH108 - many of them
-        os.ftruncate(handle, 0)
+        if not path.endswith(MAPPED):
+            os.ftruncate(handle, 0)
     except FileNotFoundError:
         return True
     finally:

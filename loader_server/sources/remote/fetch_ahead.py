@@ -34,10 +34,10 @@ class FetchAhead(Generic[T]):
         self._underway: set[T] = set()
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
-    @property
-    def waiting(self) -> int:
-        """How many are expected and not there yet."""
-        return len(self._underway)
+    def waiting(self) -> list[T]:
+        """What is expected and not there yet."""
+        with self._lock:
+            return list(self._underway)
 
     def expect(self, wanted: Iterable[T]) -> None:
         """These will be needed soon."""

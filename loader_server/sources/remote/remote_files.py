@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import xxhash
 
 from loader_server.sources.file_facts import LocalFile, changed
-from loader_server.sources.remote.disk_cache import DiskCache
+from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from loader_server.sources.remote.fetch_ahead import FetchAhead
 from loader_server.sources.remote.objects import Objects
 
@@ -53,17 +53,18 @@ _READER_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Part of a file of one version, or all of it."""
+    """Part of a file of one version, or all of it, to be used by its path."""
 
     url: str
     facts: FileFacts
     start: int
     stop: int
+    whole: bool = False
 
     @property
     def key(self) -> str:
         said = f"{self.url}\n{self.facts.version}\n{self.facts.bytes}\n{self.start}\n{self.stop}"
-        return xxhash.xxh3_128_hexdigest(said.encode())
+        return xxhash.xxh3_128_hexdigest(said.encode()) + (MAPPED if self.whole else "")
 
 
 class _OpenPart:
@@ -181,7 +182,7 @@ class RemoteFiles:
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
         """The whole file, which stays in the cache until it is closed."""
-        whole = _Block(url, facts, 0, facts.bytes)
+        whole = _Block(url, facts, 0, facts.bytes, whole=True)
         while True:
             held = self._cache.hold(whole.key)
             if held is not None:
@@ -193,7 +194,9 @@ class RemoteFiles:
 
     def looks_ahead(self, data_set: str) -> bool:
         """Whether more of this should be expected: one process of a machine does so for all that use the cache."""
-        return self._ahead.waiting < _MOST_WAITING and self._leads(data_set)
+        waiting = self._ahead.waiting()
+        little = sum(block.stop - block.start for block in waiting) <= self._cache.most_bytes // 4
+        return little and len(waiting) < _MOST_WAITING and self._leads(data_set)
 
     def _leads(self, data_set: str) -> bool:
         now_s = time.monotonic()
@@ -209,7 +212,7 @@ class RemoteFiles:
 
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
         """These files will be needed on the disk soon."""
-        wholes = (_Block(url, facts, 0, facts.bytes) for url, facts in files)
+        wholes = (_Block(url, facts, 0, facts.bytes, whole=True) for url, facts in files)
         self._ahead.expect(block for block in wholes if block not in self._seen)
 
     def _fetch_ahead(self, block: _Block) -> None:
@@ -279,7 +282,7 @@ def _blocks_of(url: str, facts: FileFacts, offset: int, nbytes: int) -> Iterator
 
 
 def _whole_of(block: _Block) -> _Block:
-    return _Block(block.url, block.facts, 0, block.facts.bytes)
+    return _Block(block.url, block.facts, 0, block.facts.bytes, whole=True)
 
 
 def _write(handle: int, place: int, raw: bytes) -> None:

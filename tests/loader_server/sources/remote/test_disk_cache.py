@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.remote.disk_cache import DiskCache
+from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from shared.errors import ReadError
 from tests.support.disk import small_disk
 
@@ -81,6 +81,16 @@ def test_an_evicted_entry_gives_its_bytes_back_though_it_is_open(tmp_path: Path)
     assert handle is not None
     put(cache, "aa2", 80)
     assert os.fstat(handle).st_size == 0
+    os.close(handle)
+
+
+def test_an_evicted_entry_that_may_be_mapped_keeps_its_bytes_meanwhile(tmp_path: Path) -> None:
+    cache, key = DiskCache(tmp_path, 100), f"aa1{MAPPED}"
+    assert cache.make(key, 80, writes(b"1" * 80))
+    handle = cache.find(key)
+    assert handle is not None
+    put(cache, "aa2", 80)
+    assert (cache.has(key), os.read(handle, 99)) == (False, b"1" * 80)
     os.close(handle)
 
 
