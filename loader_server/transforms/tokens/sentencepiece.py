@@ -54,21 +54,14 @@ def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
     from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - an extra
 
     try:
-        model = SentencePieceProcessor(model_file=path)
+        return SentencePieceProcessor(model_file=path)
     except (OSError, RuntimeError) as error:
-        raise _no_model(path, str(error)) from None
-    if not model.get_piece_size():
-        raise _no_model(path, "a file without any piece")
-    return model
-
-
-def _no_model(path: str, got: str) -> SettingsError:
-    return SettingsError(
-        expected="a SentencePiece model",
-        got=got,
-        where=f"models, {path}",
-        remedy="Name the .model file that SentencePiece's trainer wrote.",
-    )
+        raise SettingsError(
+            expected="a SentencePiece model",
+            got=str(error),
+            where=f"models, {path}",
+            remedy="Name the .model file that SentencePiece's trainer wrote.",
+        ) from None
 
 
 def _refuse_lacking(name: str, wanted: bool, token: int, path: str) -> None:  # noqa: FBT001 - a fact, not a switch

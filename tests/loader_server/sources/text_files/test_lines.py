@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +57,12 @@ def test_several_files_count_as_one_in_their_order(tmp_path: Path) -> None:
 def test_ends_of_lines_and_a_byte_order_mark_are_no_text(tmp_path: Path) -> None:
     source, _ = indexed(tmp_path, b"\xef\xbb\xbfone\r\ntwo\r\n\xef\xbb\xbfthree", b"\xef\xbb\xbffour\n")
     assert texts(source) == ["one", "two", "\ufeffthree", "four"]
+
+
+def test_an_empty_line_before_one_of_windows_is_empty(tmp_path: Path) -> None:
+    source, report = indexed(tmp_path, b"\n\xff\none\r")
+    assert texts(source) == ["one"]
+    assert [(row.line, row.reason) for row in report.bad] == [(1, "empty_line"), (2, "not_utf8")]
 
 
 def test_lines_that_are_empty_or_no_utf8_are_bad_rows_with_file_and_number(tmp_path: Path) -> None:
@@ -119,6 +126,14 @@ def test_a_file_of_another_size_is_refused_when_it_is_opened(tmp_path: Path) -> 
         DataError, match=r"0.txt, index .*made from \(8 bytes\), got another one \(14 bytes\)\. The file"
     ):
         open_source(spec_of("lines", tmp_path, paths=["0.txt"]))
+
+
+def test_files_are_looked_at_again_when_another_index_is_opened(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, b"one\ntwo\n")
+    written(tmp_path, b"one\ntwo\nthree\n", "0.txt")
+    source.open(source.indexed)
+    with pytest.raises(DataError, match=r"got another one \(14 bytes\)"):
+        source.open(replace(source.indexed, origin=list(source.indexed.origin)))
 
 
 @pytest.mark.fault(29)
