@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
@@ -236,6 +237,21 @@ def byte_count(value: object) -> int:
     return int(parsed.value * _BYTES[parsed.unit])
 
 
+_BAD_LIMIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|samples?)\s*")
+
+
+def bad_limit(value: object) -> BadLimit:
+    """A share such as 0.01 or "1 %", or a number such as "20 samples"."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return BadLimit(float(value))
+    found = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None
+    if found is not None and found[2] == "%" and float(found[1]) <= 100:
+        return BadLimit(float(found[1]) / 100)
+    if found is not None and found[2] != "%" and found[1].isdigit():
+        return BadLimit(samples=int(found[1]))
+    raise _BadValue('a share such as "1 %" or 0.01, or a number such as "20 samples"')
+
+
 # --- the reader ---
 
 
@@ -321,10 +337,11 @@ class JobSettings:
         'longest that one sample may take, such as "60 s": a longer read is an error, else the sample is masked',
         default=60.0,
     )
-    max_bad: float = setting(
-        number(0.0, 1.0),
-        "share of the samples that may be bad; a feed that meets more ends with an error (1: never)",
-        default=0.5,
+    max_bad: BadLimit = setting(
+        bad_limit,
+        'most samples that may be bad, "1 %" of them or "20 samples" of an epoch: with more, indexing is refused and a '
+        'feed ends ("100 %": never)',
+        default=BadLimit(0.5),
     )
     queue_bytes: int = setting(
         byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ _EPOCHS_KEPT = 8
 _LAYOUTS_KEPT = 1024
 
 _MOST_REASON = 200
+_MOST_REASONS = 16
 _MOST_NAME = 100
 
 
@@ -82,6 +84,8 @@ class Built:
     build_us: int
     #: Name of the first sample that was masked, and why; empty if none was.
     reason: str = ""
+    #: Rows masked by reason, the most frequent ones.
+    reasons: tuple[tuple[str, int], ...] = ()
     #: The part of these spent on decoding and transforming; reading came before and is not included.
     decode_us: int = 0
     read_us: int = 0
@@ -98,12 +102,15 @@ class _BatchInHand:
     epoch: int
     #: Samples that were convicted for this batch.
     convicted: AbstractSet[int]
+    #: Masked rows by reason.
+    reasons: Counter[str]
     masked: int = 0
     reason: str = ""
     decode_ns: int = 0
 
     def mask(self, name: str, error: SampleError) -> None:
         self.masked += 1
+        self.reasons[error.reason[:_MOST_NAME]] += 1
         if not self.reason:
             self.reason = f"{name[-_MOST_NAME:]}: {error.reason}: {error.got}"[:_MOST_REASON]
 
@@ -217,7 +224,7 @@ class Builder:
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        batch = _BatchInHand(want.epoch, convicted)
+        batch = _BatchInHand(want.epoch, convicted, Counter())
         if self._gathering is not None and prepared.raw is None:
             rows = self._gather(self._gathering, prepared, arrays, batch)
         elif self.stream.packed:
@@ -236,6 +243,7 @@ class Builder:
             digest=digest64(payload.data) if digest else 0,
             build_us=(time.perf_counter_ns() - began_ns) // 1000,
             reason=batch.reason,
+            reasons=tuple(batch.reasons.most_common(_MOST_REASONS)),
             decode_us=batch.decode_ns // 1000,
             read_us=prepared.read_us,
             cells=space * length,

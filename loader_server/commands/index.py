@@ -48,6 +48,7 @@ def index_streams(
                     chain=recipe.chain(source.fields),
                     processes=processes,
                     strict=strict,
+                    max_bad=job.settings.max_bad,
                     progress=progress,
                 )
                 reports[title] = (None if force else unchanged_index(request)) or make_index(request)

@@ -47,6 +47,7 @@ from shared.wire.parts import Cursor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shared.bad_limit import BadLimit
     from shared.errors import SettingsError
 
 __all__ = ["CoordinatorSettings", "CoordinatorState", "Counts"]
@@ -68,8 +69,8 @@ class CoordinatorSettings:
     #: The group of all streams; 0: the world's size when a stream first starts.
     group: int
     heartbeat_timeout_s: float
-    #: The share of rows with a sample that may be masked before a feed ends with an error.
-    max_bad: float
+    #: How many rows with a sample may be masked before a feed ends with an error.
+    max_bad: BadLimit
 
 
 @dataclass(slots=True)
@@ -278,7 +279,8 @@ class CoordinatorState:
             fields=view.fields,
             shapes=view.shapes,
             heartbeat_timeout_ms=int(1000 * self._timeout_s),
-            max_bad=self._settings.max_bad,
+            max_bad=self._settings.max_bad.share,
+            max_bad_samples=self._settings.max_bad.samples,
             members=self._workers.members.version,
             workers=self._workers.members.workers,
         )

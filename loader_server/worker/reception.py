@@ -321,6 +321,7 @@ class Reception:
             rows=built.rows,
             masked=built.masked,
             reason=built.reason,
+            reasons=built.reasons,
             build_us=built.build_us,
             waiting=self._to_build(),
         )

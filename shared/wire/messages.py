@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.wire.bounds import Check, Integer, Many, Maybe, OneOf, Share, Text, record
+from shared.wire.bounds import Check, FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -127,6 +127,7 @@ class Attached(Message):
     shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
     heartbeat_timeout_ms: int = wire(MS)
     max_bad: float = wire(Share())
+    max_bad_samples: int | None = wire(Maybe(COUNT))
     members: int = wire(ID)
     workers: tuple[WorkerAddress, ...] = wire(Many(record(WorkerAddress), 4096))
 
@@ -410,6 +411,7 @@ class Pushed(Message):
     rows: int = wire(COUNT)
     masked: int = wire(COUNT)
     reason: str = wire(NAME)
+    reasons: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 16))
     build_us: int = wire(COUNT)
     waiting: int = wire(COUNT)
 

@@ -78,6 +78,7 @@ def _header(shape: WireShape) -> Pushed:
         rows=shape.rows - 1,
         masked=1,
         reason="",
+        reasons=(),
         build_us=20_000,
         waiting=0,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from loader_server.coordinator.events import Keep, Received, Send
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
+from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
@@ -32,7 +33,9 @@ __all__ = [
 
 TIMEOUT_S = 2.0
 
-SETTINGS = CoordinatorSettings(job="digits", builder="builder-1", group=0, heartbeat_timeout_s=TIMEOUT_S, max_bad=0.25)
+SETTINGS = CoordinatorSettings(
+    job="digits", builder="builder-1", group=0, heartbeat_timeout_s=TIMEOUT_S, max_bad=BadLimit(0.25)
+)
 
 
 @dataclass

@@ -46,7 +46,8 @@ def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) 
     said: dict[str, object] = {
         "serial": serial, "job": "digits", "stream": "train", "evaluation": False,
         "cursor": Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
-        "fields": FIELDS, "shapes": (SHAPE,), "heartbeat_timeout_ms": 2000, "max_bad": 1.0, "members": 1, "workers": (),
+        "fields": FIELDS, "shapes": (SHAPE,), "heartbeat_timeout_ms": 2000, "max_bad": 1.0,
+        "max_bad_samples": None, "members": 1, "workers": (),
     }  # fmt: skip
     return m.Attached(**{**said, **other})  # type: ignore[arg-type]
 
@@ -223,7 +224,8 @@ def pushed(want: m.Want, **other: object) -> m.Pushed:
     """What a worker says of a batch that it built."""
     said: dict[str, object] = {
         "ticket": want.ticket, "epoch": want.epoch, "number": want.number, "empty": want.empty,
-        "in_slot": want.in_slot, "shape": SHAPE, "nbytes": NBYTES, "digest": 1, "rows": 2, "masked": 0, "reason": "",
+        "in_slot": want.in_slot, "shape": SHAPE, "nbytes": NBYTES, "digest": 1, "rows": 2, "masked": 0,
+        "reason": "", "reasons": (),
         "build_us": 1000, "waiting": 0,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.planning import PlanSettings
 from loader_server.sources.table import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
+from shared.bad_limit import BadLimit
 from shared.config import JobSettings, StreamSettings, byte_count, duration_s
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _written(field: dataclasses.Field) -> Callable[[Any], str]:
         return lambda value: f'"{value:g} s"' if value >= 1 else f'"{1000 * value:g} ms"'
     if isinstance(field.default, tuple):
         return lambda value: str(list(value))
+    if isinstance(field.default, BadLimit):
+        return lambda value: f'"{value}"'
     return lambda value: str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from shared.bad_limit import BadLimit
 from shared.wire import messages as m
 from shared.wire.refusals import error_of
 from trainer_client.core import events as e
@@ -56,7 +57,8 @@ class AttachedStream:
         self.upcoming = Upcoming(start, settings.ranks, repeats=spec.evaluation)
         self.slots = SlotStates(slots)
         self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
-        self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, BadRows(attached.max_bad), out)
+        bad_rows = BadRows(BadLimit(attached.max_bad, attached.max_bad_samples))
+        self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, bad_rows, out)
         self.wants = Wants(
             settings, spec, prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
         )

@@ -28,6 +28,7 @@ from loader_server.sources.index.pool import probed_in_order
 from loader_server.sources.index.probe import ProbeOrder
 from loader_server.sources.source import Indexed
 from loader_server.transforms.own_code import own_code
+from shared.bad_limit import NO_LIMIT, BadLimit, counted_reasons
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
 
@@ -60,7 +61,8 @@ def _unseen(done: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source.
+    """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source;
+    with more bad rows than `max_bad`, or with one if it is `strict`, the data are refused.
 
     `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
     rows done and rows in all; what was looked at is kept every `keep_s` seconds for who goes on after a kill -9.
@@ -73,6 +75,7 @@ class IndexRequest:
     processes: int = 0
     piece_rows: int = 0
     strict: bool = False
+    max_bad: BadLimit = NO_LIMIT
     keep_s: float = 5.0
     progress: Callable[[int, int], None] = field(default=_unseen)
 
@@ -119,9 +122,10 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
         meta = open_index(request.folder).meta
         source = request.source or request.spec.make()
         same = meta.made_from and meta.made_from == _made_from(request, source)
-        if same and not (request.strict and meta.bad):
+        report = replace(_report(request.folder, meta), unchanged=True)
+        if same and not _is_refused(request, meta.bad, report.rows):
             source.close()
-            return replace(_report(request.folder, meta), unchanged=True)
+            return report
     return None
 
 
@@ -213,6 +217,7 @@ def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draf
         with contextlib.closing(probed_in_order(order, source, pieces, processes)) as found:
             for part in found:
                 draft.write(part)
+                _refuse_too_many(request, inventory, draft)
                 if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
                     draft.keep()
                     kept_s = time.monotonic()
@@ -230,20 +235,42 @@ def _process_died(request: IndexRequest, done: int) -> DataError:
     )
 
 
+def _is_refused(request: IndexRequest, bad: Mapping[str, int], rows: int) -> bool:
+    count = sum(bad.values())
+    return bool(count and request.strict) or request.max_bad.is_exceeded(count, rows)
+
+
+def _refuse_too_many(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
+    """Stop as soon as it is certain."""
+    bad, limit = draft.journal.bad, request.max_bad
+    if limit.is_exceeded(sum(bad.values()), inventory.total):
+        mended = "mend them, or raise max_bad in [job]"
+        raise _too_bad(request, inventory, draft, f"at most {limit} of the rows to be bad (max_bad)", mended)
+
+
 def _refuse_bad(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
-    samples, bad = draft.journal.samples, draft.journal.bad
-    if samples and not (request.strict and bad):
-        return
+    if not draft.journal.samples:
+        raise _too_bad(request, inventory, draft, "at least one good row", "mend them")
+    if request.strict and draft.journal.bad:
+        raise _too_bad(
+            request, inventory, draft, "only good rows, as --strict asks", "mend them, or leave --strict out"
+        )
+
+
+def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected: str, remedy: str) -> DataError:
+    """Why data are refused: bad rows by reason, the first of them, and where all are that were looked at."""
     draft.close()
-    counts = ", ".join(f"{count} {reason}" for reason, count in bad.items()) or "no rows at all"
+    bad, rows = draft.journal.bad, draft.journal.rows
+    among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
+    counts = counted_reasons(bad) if bad else "no rows at all"
     first = first_bad_rows(draft.folder, _SHOWN_BAD_ROWS)
     shown = "; ".join(f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in first)
-    listed = f" All are in {keep_refused(request.folder, draft.folder)}." if bad else ""
-    raise DataError(
-        expected="only good rows, as --strict asks" if samples else "at least one good row",
-        got=f"{sum(bad.values())} bad of {inventory.total} ({counts})",
+    listed = f"All are in {keep_refused(request.folder, draft.folder)}: {remedy}" if bad else "Name other data"
+    return DataError(
+        expected=expected,
+        got=f"{sum(bad.values())} bad of {among} ({counts})",
         where=", ".join(str(facts.get("path")) for facts in inventory.origin) or f'source = "{request.spec.name}"',
-        remedy=f"The first: {shown}.{listed} Mend them{', or leave --strict out' if samples else ''}.",
+        remedy=f"The first: {shown}. {listed}." if bad else f"{listed}.",
     )
 
 

@@ -200,6 +200,7 @@ def test_whatever_a_decoder_raises_masks_the_row(
     assert not arrays["tokens"][1].any()
     assert (built.rows, built.masked) == (3, 1)
     assert built.reason.startswith(f"sample-5: undecodable: {type(error).__name__}")
+    assert built.reasons == (("undecodable", built.masked),)
     assert quarantined(tmp_path) == [(5, "undecodable")]
 
 

@@ -37,7 +37,7 @@ class TestAttaching:
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"), next_group=4,
             batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
-            max_bad=0.25, members=2, workers=(address(),),
+            max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
         )  # fmt: skip
 
     def test_the_job_may_be_left_out(self):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
 from loader_server.coordinator.journal import _key
 from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
+from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server
 from tests.support.simulation.process import Process
 
@@ -32,7 +33,11 @@ class Coordinator(Process):
         self.journal = journal
         setting = world.setting
         settings = CoordinatorSettings(
-            job="job", builder="builder", group=setting.group, heartbeat_timeout_s=setting.timeout_s, max_bad=0.5
+            job="job",
+            builder="builder",
+            group=setting.group,
+            heartbeat_timeout_s=setting.timeout_s,
+            max_bad=BadLimit(0.5),
         )
         self.state = CoordinatorState(settings, world.streams, first_version=1 + 1_000_000 * incarnation)
         for fact in journal.values():

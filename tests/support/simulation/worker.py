@@ -405,6 +405,7 @@ class Worker(Process):
             rows=0 if want.empty else 2,
             masked=0,
             reason="",
+            reasons=(),
             build_us=1,
             waiting=0,
         )

@@ -39,7 +39,8 @@ class Told:
             e.CoordinatorSaid(
                 m.Attached(
                     serial=1, job="job", stream="train", evaluation=False, cursor=Cursor(0, 0, 1, "plan"),
-                    next_group=1, batches=batches, most_batches=batches, max_bad=0.5, members=1, workers=workers,
+                    next_group=1, batches=batches, most_batches=batches, max_bad=0.5,
+                    max_bad_samples=None, members=1, workers=workers,
                     fields=(WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
                 )
             )
@@ -77,7 +78,7 @@ def welcome(connection_id: int, worker: int, *, shared: bool, locked: bool = Tru
 def pushed(want: m.Want) -> m.Pushed:
     return m.Pushed(
         ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=want.in_slot, shape=SHAPE,
-        nbytes=64, digest=0, rows=2, masked=0, reason="", build_us=1, waiting=0,
+        nbytes=64, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, waiting=0,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def attached() -> StreamSpec:
         m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"),
             next_group=4, batches=9, most_batches=10, fields=FIELDS, shapes=SHAPES,
-            heartbeat_timeout_ms=1500, max_bad=1.0, members=1, workers=(),
+            heartbeat_timeout_ms=1500, max_bad=1.0, max_bad_samples=None, members=1, workers=(),
         )
     )  # fmt: skip
 
@@ -42,7 +42,8 @@ def pushed(shape: WireShape = SHAPES[0], **other) -> m.Pushed:
     layout = layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths)))
     said = {
         "ticket": Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
-        "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "waiting": 0, "reason": "", "build_us": 9,
+        "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "waiting": 0, "reason": "",
+        "reasons": (), "build_us": 9,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})
 

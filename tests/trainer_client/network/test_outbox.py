@@ -42,6 +42,7 @@ def offer(number, rows=4, *, last=False):
         build_us=1,
         waiting=0,
         reason="",
+        reasons=(),
     )
     batch = UpcomingBatch(START, 0, 0, number, empty=False, last=last)
     return Offer(seq=number, slot=number, batch=batch, header=header)

@@ -40,6 +40,7 @@ def _header(**more: Any) -> Pushed:
         "build_us": 30_000,
         "waiting": 0,
         "reason": "",
+        "reasons": (),
     }
     return Pushed(**{**said, **more})
 

@@ -14,6 +14,7 @@ import soundfile
 import loader_server.sources.index.make as making
 from loader_server.sources.index.make import IndexRequest, make_index, open_index
 from loader_server.transforms.chain import Chain
+from shared.bad_limit import BadLimit
 from shared.errors import DataError
 from shared.wire.layout import Field
 from tests.support.corpora import make_corpus, utterances
@@ -187,7 +188,8 @@ def test_bad_rows_are_reported_with_line_and_reason_and_the_others_indexed(tmp_p
 def test_strict_refuses_bad_rows_and_leaves_no_index(tmp_path):
     manifest = bad_corpus(tmp_path)
     message = (
-        r"csv.csv: expected only good rows, as --strict asks, got 9 bad of 11 \(1 duplicate, .*line 4: missing_file: "
+        r"csv.csv: expected only good rows, as --strict asks, "
+        r"got 9 bad of 11 \(2 not_a_file, 2 undecodable, 1 .*line 4: missing_file: "
     )
     with pytest.raises(DataError, match=message):
         make_index(request(manifest, strict=True))
@@ -373,3 +375,30 @@ def test_a_sample_whose_transform_fails_is_a_bad_row(corpus, users):
     assert report.bad[0].reason == "transform"
     assert "ValueError: no sevens" in report.bad[0].detail
     assert len(open_index(report.folder).measured["audio"]) == 6 - len(failing)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (BadLimit(0.81), r"expected at most 81 % of .*max_bad.*, got 9 bad of 11 \(2 not_a_file, 2 undecodable, 1 "),
+        (BadLimit(0.2), r"expected at most 20 % of the rows to be bad .*got 3 bad of the first 5 rows of 11 \(1 "),
+        (BadLimit(samples=1), r"at most 1 samples of .*got 2 bad of the first 4 rows of 11 \(1 empty_file, 1 missing"),
+    ],
+)
+def test_more_bad_rows_than_max_bad_are_refused_as_soon_as_that_is_certain(tmp_path, limit, said):
+    manifest = bad_corpus(tmp_path)
+    with pytest.raises(DataError, match=said + r".*jsonl: mend them, or raise max_bad in \[job\]\.$") as refused:
+        make_index(request(manifest, max_bad=limit, piece_rows=1))
+    counted = int(refused.value.got.split()[0])
+    assert len((tmp_path / "index" / "refused_rows.jsonl").read_text().splitlines()) == counted
+    assert files(tmp_path / "index") == ["refused_rows.jsonl"]
+
+
+def test_as_many_bad_rows_as_max_bad_are_borne_and_an_unchanged_index_is_judged_again(tmp_path):
+    manifest = bad_corpus(tmp_path)
+    make_index(request(manifest, max_bad=BadLimit(samples=9)))
+    assert making.unchanged_index(request(manifest, max_bad=BadLimit(9 / 11))) is not None
+    assert making.unchanged_index(request(manifest, max_bad=BadLimit(samples=8))) is None
+    with pytest.raises(DataError, match="at most 8 samples"):
+        make_index(request(manifest, max_bad=BadLimit(samples=8)))
+    assert open_index(tmp_path / "index").samples == 2

@@ -130,7 +130,7 @@ def test_what_was_left_of_other_data_or_settings_is_swept_and_made_anew(corpus: 
 
 
 def test_data_that_are_refused_leave_the_list_of_bad_rows_and_no_draft(corpus: Path) -> None:
-    with pytest.raises(DataError, match=r"only good rows.* All are in .*refused_rows\.jsonl\. Mend them") as refused:
+    with pytest.raises(DataError, match=r"only good rows.* All are in .*refused_rows\.jsonl: mend them, or") as refused:
         make_index(_request(corpus, strict=True, keep_s=0.0))
     (left,) = (corpus.parent / "index").iterdir()
     assert str(left) in refused.value.remedy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.bad_limit import BadLimit
 from tests.support.lone_core import LoneCore, pushed
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.bad_rows import BadRows
@@ -11,10 +12,12 @@ from trainer_client.core.asking.bad_rows import BadRows
 pytestmark = pytest.mark.fault(45)
 
 
-def rows(most, *batches, at_the_end=False):
-    book = BadRows(most)
-    for good, bad in batches:
-        book.count(good=good, bad=bad, reason=f"r{bad}")
+def rows(most, *batches, at_the_end=False, laps=()):
+    limit = most if isinstance(most, BadLimit) else BadLimit(most)
+    book = BadRows(limit)
+    for number, (good, bad) in enumerate(batches):
+        lap = laps[number] if laps else 0
+        book.count(lap=lap, good=good, bad=bad, reasons=[(f"why{bad % 2}", bad)], first=f"r{bad}" if bad else "")
     return book.verdict(at_the_end=at_the_end)
 
 
@@ -39,8 +42,25 @@ def test_the_share_decides_once_there_is_enough(most, batches, at_the_end, stops
 
 def test_the_first_reasons_are_named_once_each():
     error = rows(0.1, (0, 50), (0, 50), (0, 51), (0, 52), (0, 53))
-    assert error.got == "256 of the first 256: r50; r51; r52"
-    assert "at most 10% of the rows" in error.expected
+    assert error.got == "256 of the first 256 (152 why0, 104 why1): r50; r51; r52"
+    assert "at most 10 % of the rows" in error.expected
+
+
+@pytest.mark.parametrize(
+    ("most", "batches", "laps", "stops"),
+    [
+        (3, [(90, 3), (5, 0)], [], False),
+        (3, [(0, 4)], [], True),  # a single batch decides
+        (3, [(90, 2), (90, 2)], [0, 0], True),
+        (3, [(90, 2), (90, 2)], [0, 1], False),  # the same ones, in the next epoch
+        (0, [(1000, 0), (1000, 1)], [], True),
+        (0, [(1000, 0)], [], False),
+    ],
+)
+def test_a_number_decides_at_once_within_an_epoch(most, batches, laps, stops):
+    error = rows(BadLimit(samples=most), *batches, laps=laps)
+    assert (error is not None) == stops
+    assert error is None or f"at most {most} samples of the rows to be unusable (max_bad)" in error.expected
 
 
 def fed(batches, **said):
