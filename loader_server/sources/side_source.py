@@ -68,10 +68,13 @@ class SideSource:
     def opened(self, where: str) -> Source:
         """Ready to be read."""
         assert self._base is not None, "settings that were read have a folder"
-        spec = _spec(json.loads(self._said), self._base, where)
-        source = spec.make()
-        inventory = source.survey()
-        found = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
+        source = _spec(json.loads(self._said), self._base, where).make()
+        try:
+            inventory = source.survey()
+            found = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
+        except DataError as error:
+            place = f"{where}, {error.where}"
+            raise DataError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from error
         _refuse_bad([row for part in found for row in part.bad.values()], sum(len(part.rows) for part in found), where)
         source.open(_indexed(source, inventory, [part for part in found if len(part.rows)], self._base))
         return source

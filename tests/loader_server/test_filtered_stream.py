@@ -10,7 +10,7 @@ import pytest
 from loader_server.commands.index import index_missing
 from loader_server.stream import JobFile
 from shared.errors import DataError, SettingsError
-from tests.support.corpora import utterances
+from tests.support.corpora import make_corpus, utterances
 from tests.support.loaders import write_job
 
 if TYPE_CHECKING:
@@ -88,3 +88,34 @@ def test_an_unknown_column_is_refused(job: Callable[[str], JobFile]) -> None:
 def test_what_is_no_condition_is_refused_before_anything_is_opened(job: Callable[[str], JobFile]) -> None:
     with pytest.raises(SettingsError, match=r"\[streams\.train\], filter: .* got SyntaxError"):
         job("filter = 'text >'")
+
+
+def test_a_mixture_is_filtered_source_by_source(tmp_path: Path) -> None:
+    made = utterances(9)
+    make_corpus(tmp_path, samples=9)
+    (tmp_path / "lines.txt").write_text("one\ntwenty three\n" * 3)
+    (tmp_path / "job.toml").write_text(
+        '[job]\nname = "mixed"\n[streams.train]\ntransforms = ["characters"]\nlength = "text"\nbudget = "60 steps"\n'
+        'filter = \'text > 8\'\n[[streams.train.sources]]\nsource = "lines"\npaths = ["lines.txt"]\n'
+        '[[streams.train.sources]]\nsource = "manifest"\npaths = ["csv.csv"]\n'
+    )
+    job = JobFile(tmp_path / "job.toml")
+    index_missing(job)
+    found, dropped = taken(job)
+    wanted = [n for n, text in enumerate(["one", "twenty three"] * 3 + [one.text for one in made]) if len(text) > 8]
+    assert found == wanted
+    assert dropped == {"filtered": 15 - len(wanted)}
+
+
+def test_a_source_of_a_mixture_that_has_not_the_column_is_named(tmp_path: Path) -> None:
+    make_corpus(tmp_path, samples=3)
+    (tmp_path / "lines.txt").write_text("one\n")
+    (tmp_path / "job.toml").write_text(
+        '[job]\nname = "mixed"\n[streams.train]\ntransforms = ["characters"]\nlength = "text"\nbudget = "60 steps"\n'
+        'filter = \'audio > 8\'\n[[streams.train.sources]]\nsource = "manifest"\npaths = ["csv.csv"]\n'
+        '[[streams.train.sources]]\nsource = "lines"\npaths = ["lines.txt"]\n'
+    )
+    job = JobFile(tmp_path / "job.toml")
+    index_missing(job)
+    with pytest.raises(SettingsError, match=r'column of .*number 2 \(lines\), got "audio"'):
+        job.open("train")

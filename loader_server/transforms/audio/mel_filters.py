@@ -33,11 +33,9 @@ def own_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) 
 
 
 def kaldi_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """As tall as 1, straight in mels; the bin at half the rate takes no part."""
+    """As tall as 1, straight in mels."""
     corners = _spread(lambda edge: float(1127.0 * np.log1p(edge / 700.0)), edges_hz, bands)
-    filters = _triangles(1127.0 * np.log1p(np.arange(fft // 2 + 1) * (rate / fft) / 700.0), corners)
-    filters[fft // 2] = 0
-    return filters.astype(np.float32)
+    return _triangles(1127.0 * np.log1p(np.arange(fft // 2 + 1) * (rate / fft) / 700.0), corners).astype(np.float32)
 
 
 def librosa_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:

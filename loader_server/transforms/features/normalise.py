@@ -74,15 +74,13 @@ class Normalise:
         features = sample[self._key]
         if not len(features):
             return
-        mean, factor = self._known or self._own(features)
-        made = features - mean
+        if self._known is not None:
+            made, factor = features - self._known[0], self._known[1]
+        else:
+            made = features - features.mean(axis=0, dtype=np.float64).astype(np.float32)
+            factor = self._factor(np.sqrt(np.square(made).mean(axis=0, dtype=np.float64)))
         made *= factor
         sample[self._key] = made
-
-    def _own(self, features: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        mean = features.mean(axis=0, dtype=np.float64)
-        deviation = features.std(axis=0, dtype=np.float64) if self._scales else np.ones_like(mean)
-        return mean.astype(np.float32), self._factor(deviation)
 
     def _factor(self, deviation: _Numbers) -> NDArray[np.float32]:
         factor = 1 / np.maximum(deviation, _LEAST_DEVIATION) if self._scales else np.ones_like(deviation)

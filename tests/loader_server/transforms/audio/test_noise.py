@@ -108,7 +108,9 @@ def test_what_is_kept_is_bounded_and_changes_no_byte(folder, monkeypatch):
     made.steps[0].call._noises._kept.clear()
     made.steps[0].call._noises._kept_bytes = 0
     assert [noised(made, number).tobytes() for number in range(20)] == kept
-    assert len(made.steps[0].call._noises._kept) == 1
+    noises = made.steps[0].call._noises
+    assert len(noises._kept) == 1
+    assert noises._kept_bytes == sum(one.nbytes for one in noises._kept.values())
 
 
 def test_lengths_stay_and_other_noises_are_another_recipe(folder):
