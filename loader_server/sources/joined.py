@@ -97,8 +97,14 @@ class SourceSet:
         """The chain with its fields: as declared, or as found while indexing."""
         if not chain.measured:
             self._refuse_missing(chain)
+            self._refuse_other_trials(chain)
             return chain
         return chain.bound(_common([(one.where, one.index.bound(chain).fields) for one in self._opened]))
+
+    def _refuse_other_trials(self, chain: Chain) -> None:
+        for one in self._opened if chain.index_recipe else ():
+            if one.source.measurable:
+                one.index.refuse_other_trial(chain)
 
     def _refuse_missing(self, chain: Chain) -> None:
         """Ask for the length of one sample of each member, which needs all that the transforms count with."""

@@ -92,6 +92,16 @@ class Chain:
         return any(step.outputs is None for step in self.steps)
 
     @property
+    def index_recipe(self) -> str:
+        """Of what an index hangs on: all transforms if lengths are measured; or those that tell which samples they
+        may refuse, and what comes before them; empty where there is neither.
+        """
+        if self.measured:
+            return self.recipe
+        refusing = [place for place, step in enumerate(self.steps, 1) if _may_refuse(step) is not None]
+        return _recipe(self.steps[: refusing[-1]]) if refusing else ""
+
+    @property
     def steady_recipe(self) -> str:
         """The recipe of the transforms that draw nothing."""
         return _steady_recipe(self.steps)
@@ -118,6 +128,17 @@ class Chain:
         for step in self.steps:
             lengths |= self.foretold(step, lengths)
         return {field.key: np.asarray(lengths[field.key], np.int64) for field in self.fields if field.padded}
+
+    def doubtful(self, raw_lengths: Lengths) -> NDArray[np.bool_]:
+        """Which samples some transform may refuse, as far as lengths tell: each says so itself (`may_refuse`)."""
+        lengths = dict(raw_lengths)
+        found = np.zeros(len(next(iter(lengths.values()), ())), np.bool_)
+        for step in self.steps:
+            rule = _may_refuse(step)
+            if rule is not None:
+                found |= _told(rule, lengths, f"{self.where}, {step.name}").astype(np.bool_)
+            lengths |= self.foretold(step, lengths)
+        return found
 
     def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
         """The lengths that one transform changes, from those before it; none of an undeclared one."""
@@ -296,10 +317,25 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 
+def _may_refuse(step: NamedTransform) -> LengthRule | None:
+    """What a transform says of samples that it may refuse, by lengths, if it says so."""
+    return getattr(step.call, "may_refuse", None)
+
+
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
     """The lengths that a declared rule gives, which may be one number for all samples."""
+    made = _told(rule, lengths, where)
+    if not np.issubdtype(made.dtype, np.integer):
+        raise SettingsError(
+            expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
+        )
+    return np.broadcast_to(made.astype(np.int64), next(iter(lengths.values())).shape)
+
+
+def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
+    """What a rule makes of lengths; SettingsError for one that is not there."""
     try:
-        made = np.asarray(rule(lengths))
+        return np.asarray(rule(lengths))
     except KeyError as missing:
         raise SettingsError(
             expected=f"a length of {missing}",
@@ -307,11 +343,6 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
             where=where,
             remedy="The source has no such column: remove the transform, or add the column.",
         ) from None
-    if not np.issubdtype(made.dtype, np.integer):
-        raise SettingsError(
-            expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
-        )
-    return np.broadcast_to(made.astype(np.int64), next(iter(lengths.values())).shape)
 
 
 def _versions() -> dict[str, str]:

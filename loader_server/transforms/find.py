@@ -50,6 +50,7 @@ BUILT_INS: Mapping[str, str] = {
     "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugment",
     "normalise": "loader_server.transforms.features.normalise:Normalise",
     "characters": "loader_server.transforms.characters:Characters",
+    "ctc_fit": "loader_server.transforms.ctc_fit:CtcFit",
     "sentencepiece": "loader_server.transforms.tokens.sentencepiece:SentencePiece",
     "tokenizers": "loader_server.transforms.tokens.tokenizers:Tokenizers",
 }

@@ -35,8 +35,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What `meta.json` says: `recipe` is the chain's whose outputs were measured, or empty; `about` is what the source
-    says besides; `made_from` names all that the index was made from, or is empty if nobody can tell.
+    """What `meta.json` says: `recipe` is that of the transforms that samples were put through, or empty; `about` is
+    what the source says besides; `made_from` names all that the index was made from, or is empty if nobody can tell.
     """
 
     format: int
@@ -104,6 +104,16 @@ class Index:
                 got=f"one made with {_listed(made)}",
                 where=str(self.folder),
                 remedy="The stream's source has changed: run loader-server index.",
+            )
+
+    def refuse_other_trial(self, chain: Chain) -> None:
+        """Refuse an index whose samples were tried with other transforms, where some of these refuse samples."""
+        if chain.index_recipe != self.meta.recipe:
+            raise DataError(
+                expected="an index without the samples that the transforms refuse",
+                got="one made with other transforms, or with other settings of these",
+                where=str(self.folder),
+                remedy="Run loader-server index.",
             )
 
     def _refuse_other_chain(self, chain: Chain) -> None:

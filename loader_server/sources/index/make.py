@@ -147,10 +147,9 @@ def _made_from(request: IndexRequest, source: Source) -> str:
     Our own code counts by its version, a user's by what is written.
     """
     stamp = source.stamp()
-    chain = _measuring(request)
     code = own_code(source.modules)
     said = (importlib.metadata.version("stoker"), request.spec.name, str(sorted(asdict(request.spec.settings).items())))
-    return fingerprint(str(FORMAT), *said, code.sources, chain.recipe if chain else "", stamp) if stamp else ""
+    return fingerprint(str(FORMAT), *said, code.sources, _recipe(request, source), stamp) if stamp else ""
 
 
 @contextlib.contextmanager
@@ -191,6 +190,16 @@ def _measuring(request: IndexRequest) -> Chain | None:
     return request.chain if request.chain is not None and request.chain.measured else None
 
 
+def _trying(request: IndexRequest, source: Source) -> Chain | None:
+    """The chain, if samples are put through it while indexing: all of them, or those that it may refuse."""
+    return request.chain if request.chain is not None and source.measurable and request.chain.index_recipe else None
+
+
+def _recipe(request: IndexRequest, source: Source) -> str:
+    chain = _trying(request, source)
+    return chain.index_recipe if chain is not None else ""
+
+
 # --- looking at all rows ---
 
 
@@ -207,7 +216,9 @@ def _processes(request: IndexRequest, pieces: float) -> int:
 
 def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> None:
     """From where the draft ends; what is done lasts, again and again."""
-    order = ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=_measuring(request))
+    order = ProbeOrder(
+        spec=request.spec, origin=inventory.origin, about=inventory.about, chain=_trying(request, source)
+    )
     rows = draft.journal.piece_rows
     pieces = islice(inventory.pieces(rows), draft.journal.pieces, None)
     processes = _processes(request, (inventory.total - draft.journal.rows) / rows)
@@ -293,7 +304,7 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
         strings=list(journal.ends),
         measured=journal.measured,
         fields=[asdict(field_) for field_ in (_with_time(source, draft, inventory, about, chain) if chain else ())],
-        recipe=chain.recipe if chain else "",
+        recipe=_recipe(request, source),
         bad=dict(journal.bad),
         fingerprint=columns_fingerprint(draft.folder, _said(source, request, inventory, draft), source.local_columns),
         about=about,

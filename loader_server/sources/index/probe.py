@@ -1,5 +1,5 @@
 """One piece of a source, looked at: what the index has to know of its samples, with lengths after the transforms where
-some of these declare nothing.
+some of these declare nothing, and without samples that the transforms refuse where these say which they may.
 
 Rules: a piece is looked at without any other, so that processes can share the work and the output does not depend on
 how many there are. A process gets names and settings and makes its own source. What a sample holds is the source's
@@ -45,7 +45,9 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOrder:
-    """What a process has to know that looks at pieces; `chain` is given where lengths have to be measured."""
+    """What a process has to know that looks at pieces; `chain` is given where samples are put through it: all, if
+    it has to be measured, or those that it may refuse.
+    """
 
     spec: SourceSpec
     origin: list[dict[str, Any]]
@@ -62,26 +64,45 @@ class Prober:
 
     def probe(self, piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
         """What one piece holds."""
-        found = self._source.probe(piece)
-        return Probed(found) if self._order.chain is None else self._measured(found, self._order.chain)
+        found, chain = self._source.probe(piece), self._order.chain
+        if chain is None:
+            return Probed(found)
+        self._source.open(self._indexed(found))
+        return self._measured(found, chain) if chain.measured else self._tried(found, chain)
+
+    def _tried(self, found: Found, chain: Chain) -> Probed:
+        """Without the rows that some transform refuses, of those that it may refuse."""
+        kept, bad = list[int](), dict(found.bad)
+        doubtful = chain.doubtful(self._source.lengths)
+        for place, row in enumerate(found.rows):
+            made = self._measure_or_bad(place, row, chain) if doubtful[place] else None
+            if isinstance(made, BadRow):
+                bad[row] = made
+            else:
+                kept.append(place)
+        return Probed(_only(found, kept, bad)) if len(bad) > len(found.bad) else Probed(found)
 
     def _measured(self, found: Found, chain: Chain) -> Probed:
-        self._source.open(self._indexed(found))
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
         for place, row in enumerate(found.rows):
-            try:
-                made, steps = self._measure(place, row, chain)
-            except SampleError as error:
-                detail = f"expected {error.expected}, got {error.got}"
-                bad[row] = BadRow(*self._source.place(place), error.reason, detail)
+            made = self._measure_or_bad(place, row, chain)
+            if isinstance(made, BadRow):
+                bad[row] = made
                 continue
-            refuse_other_fields(fields or made, made, self._where(place))
-            fields = fields or made
+            refuse_other_fields(fields or made[0], made[0], self._where(place))
+            fields = fields or made[0]
             kept.append(place)
-            for key, length in steps.items():
+            for key, length in made[1].items():
                 lengths.setdefault(key, []).append(length)
         return Probed(_only(found, kept, bad), self._where(kept[0]) if kept else "", fields, lengths)
+
+    def _measure_or_bad(self, place: int, row: int, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]] | BadRow:
+        try:
+            return self._measure(place, row, chain)
+        except SampleError as error:
+            detail = f"expected {error.expected}, got {error.got}"
+            return BadRow(*self._source.place(place), error.reason, detail)
 
     def _measure(self, place: int, row: int, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]]:
         (raw,) = read_patiently(self._source.read, [place], bool)
