@@ -20,7 +20,7 @@ from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
-from tests.support.records import record, write_records
+from tests.support.records import damage, record, write_array_records, write_records
 from tests.support.shards import npy, tar_of, write_shard
 from tests.support.sources import spec_of
 
@@ -181,6 +181,22 @@ def webdataset(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("webdataset", folder, paths=["*.tar"]), change=change, bad=bad)
 
 
+def array_record(folder: Path) -> SourceCase:
+    """Records of two files, one of another kind, and one that its checksum does not fit."""
+    for name, numbers in (("a.array_record", range(9)), ("b.array_record", range(9, 20))):
+        write_array_records(folder / name, (example(x=[0.5] * n, y=[n, -n], z=f"{n} Bäume") for n in numbers))
+    write_array_records(folder / "c.array_record", [b"no example", example(x=[], y=[0, 0], z="damaged")])
+    damage(folder / "c.array_record", b"damaged")
+
+    def change() -> None:
+        write_array_records(folder / "a.array_record", (example(x=[], y=[n, 0], z=f"{n} Bäume") for n in range(9)))
+
+    features = {"x": "float32 [any]", "y": "int32 [2]", "z": "text"}
+    bad = {"corrupted": 1, "undecodable": 1}
+    spec = spec_of("array_record", folder, paths=["*.array_record"], features=features)
+    return SourceCase(spec=spec, change=change, bad=bad)
+
+
 def synthetic(folder: Path) -> SourceCase:
     """Features; there are no data that could change."""
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
@@ -293,6 +309,7 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "lines": lines,
     "tfrecord": tfrecord,
     "webdataset": webdataset,
+    "array_record": array_record,
     "parallel": parallel,
     "jsonl": jsonl,
     "parquet": parquet,

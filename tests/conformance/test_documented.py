@@ -25,7 +25,7 @@ from tests.loader_server.sources.speech.kaldi_data import features, table, write
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
-from tests.support.records import write_records
+from tests.support.records import write_array_records, write_records
 from tests.support.shards import write_shard
 from tests.support.token_models import TEXTS, train_sentencepiece
 
@@ -167,6 +167,14 @@ def test_lhotse(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", 'source = "lhotse"'))
     index_streams(made, ["train"])
     assert made.open("train").samples == 6
+
+
+def test_array_record(tmp_path: Path) -> None:
+    records = (example_protos.example(audio=[0.5] * (n + 1), label=n, words="one") for n in range(9))
+    write_array_records(tmp_path / "train.array_record", records)
+    made = job(tmp_path, example("toml", "*.array_record"))
+    assert index_streams(made, ["train"])["train"].samples == 9
+    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
 
 
 def test_webdataset(tmp_path: Path) -> None:

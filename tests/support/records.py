@@ -1,4 +1,4 @@
-"""TFRecord files for tests, written by the book and not by the reader's own means."""
+"""TFRecord and ArrayRecord files for tests, not written by the reader's own means."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import struct
 from typing import TYPE_CHECKING
 
 import google_crc32c
+from array_record.python import array_record_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["record", "write_records"]
+__all__ = ["damage", "record", "write_array_records", "write_records"]
 
 
 def record(data: bytes) -> bytes:
@@ -29,3 +30,19 @@ def write_records(path: Path, records: Iterable[bytes]) -> Path:
     """A file of records."""
     path.write_bytes(b"".join(map(record, records)))
     return path
+
+
+def write_array_records(path: Path, records: Iterable[bytes]) -> Path:
+    """A file of records that are not compressed, as the format's own library writes it."""
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for one in records:
+        writer.write(one)
+    writer.close()
+    return path
+
+
+def damage(path: Path, content: bytes) -> None:
+    """Turn a bit in the first of these bytes."""
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(content)] ^= 1
+    path.write_bytes(raw)

@@ -7,39 +7,46 @@ copied as bytes, which takes a third of what numpy takes for such small pieces. 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.sources.records.example_wire import BYTES, FLOAT, INT64, features_of, int64_at
 from loader_server.sources.records.examples import SCATTERED, unpacked
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.sources.records.feature_forms import FeatureForm
 
-__all__ = ["gather_feature"]
+__all__ = ["RecordPlace", "gather_examples"]
+
+#: What holds a record, where it begins in there, and where it ends.
+RecordPlace: TypeAlias = "tuple[mmap.mmap | bytes, int, int]"
 
 
-def gather_feature(
-    form: FeatureForm,
-    runs: Sequence[int],
-    records: Sequence[tuple[mmap.mmap | bytes, int, int]],
-    out: NDArray[Any],
+def gather_examples(
+    forms: Sequence[FeatureForm],
+    columns: Mapping[str, NDArray[np.int64]],
+    samples: NDArray[np.int64],
+    records: Sequence[RecordPlace],
+    out: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Write one feature of these records, one a row, and zeros behind; a record is where it begins and ends."""
-    if form.shape and form.shape[0] is None:
-        _gather_lists(form, runs, records, out)
-    else:
-        for row, (run, record) in enumerate(zip(runs, records, strict=True)):
-            out[row] = _value(form, run, record)
+    """Write those features of these samples that `out` has, one sample a row, their lengths, and zeros behind them."""
+    for form in forms if len(samples) else ():
+        if form.field is None or form.key not in out:
+            continue
+        runs: list[int] = columns[f"run_{form.key}"][samples].tolist()
+        if form.field.padded:
+            _gather_lists(form, runs, records, out[form.key])
+            out[f"{form.key}_length"][:] = columns[f"length_{form.key}"][samples]
+        else:
+            out[form.key][:] = [_value(form, *one) for one in zip(runs, records, strict=True)]
 
 
-def _gather_lists(
-    form: FeatureForm, runs: Sequence[int], records: Sequence[tuple[mmap.mmap | bytes, int, int]], out: NDArray[Any]
-) -> None:
+def _gather_lists(form: FeatureForm, runs: Sequence[int], records: Sequence[RecordPlace], out: NDArray[Any]) -> None:
     octets, width, zeros = out.data.cast("B"), out[0].nbytes, memoryview(bytes(out[0].nbytes))
     for row, (run, record) in enumerate(zip(runs, records, strict=True)):
         begin, kind, size = unpacked(run)
@@ -59,7 +66,7 @@ def _is_array(form: FeatureForm, kind: int) -> bool:
     return sys.byteorder == "little" and (kind == BYTES or (kind == FLOAT and form.dtype == "float32"))
 
 
-def _value(form: FeatureForm, run: int, record: tuple[mmap.mmap | bytes, int, int]) -> Any:  # noqa: ANN401 - array or number
+def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:  # noqa: ANN401 - array or number
     data, start, stop = record
     if run == SCATTERED:
         raw = data[start:stop]

@@ -7,14 +7,15 @@ while indexing is what is decoded later, so lengths cannot differ.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.records.example_wire import MalformedExample, features_of
-from loader_server.sources.records.feature_forms import UnfitFeature
-from shared.errors import SampleError
+from loader_server.sources.records.feature_forms import UnfitFeature, forms_of_examples
+from shared.errors import DataError, SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from loader_server.sources.records.feature_forms import FeatureForm
     from shared.wire.layout import Field
 
-__all__ = ["SCATTERED", "ExampleDecoder", "unpacked"]
+__all__ = ["FIRST_RECORDS", "SCATTERED", "ExampleDecoder", "forms_of_records", "unpacked"]
+
+#: Records from which the features are taken, if the job file does not name them.
+FIRST_RECORDS = 64
 
 #: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
 _KIND_BITS, _SIZE_BITS = 2, 30
@@ -76,6 +80,23 @@ class ExampleDecoder:
             found = features_of(raw)
             values |= {form.key: form.value(raw, found.get(form.key)) for form in scattered}
         return values
+
+
+def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
+    """The forms of these records' features; DataError where they have none."""
+    examples = []
+    for raw in records:
+        with contextlib.suppress(MalformedExample):
+            examples.append((raw, features_of(raw)))
+    forms = forms_of_examples(examples)
+    if not forms:
+        raise DataError(
+            expected="records that are tf.train.Example or SequenceExample",
+            got=f"{len(examples)} of the first that are, without any feature",
+            where=where,
+            remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
+        )
+    return forms
 
 
 def _packed(found: Feature | list[Feature] | None) -> int:

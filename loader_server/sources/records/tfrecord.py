@@ -15,32 +15,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.files import changed
-from loader_server.sources.records.example_gathering import gather_feature
-from loader_server.sources.records.example_wire import MalformedExample, features_of
-from loader_server.sources.records.examples import ExampleDecoder
-from loader_server.sources.records.feature_forms import feature_forms, forms_of_examples, forms_said
+from loader_server.sources.records.example_gathering import gather_examples
+from loader_server.sources.records.examples import FIRST_RECORDS, ExampleDecoder, forms_of_records
+from loader_server.sources.records.feature_forms import feature_forms, forms_said
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.tfrecord_file import TRAILER_BYTES, masked, records_from, refuse_no_records
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import flag, setting, texts
-from shared.errors import DataError, SampleError, SettingsError
+from shared.errors import SampleError, SettingsError
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.feature_forms import FeatureForm
+    from loader_server.sources.records.example_gathering import RecordPlace
     from loader_server.sources.records.tfrecord_file import RecordRange
     from shared.errors import ReadError
     from shared.wire.layout import Field
 
 __all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
 
-#: Records from which the features are taken, if the job file does not name them.
-_FIRST_RECORDS = 64
 #: Headers that are followed at a time.
 _BLOCK_RECORDS = 2**16
 #: What files of a folder end in.
@@ -103,7 +99,7 @@ class TFRecordSource(Source):
     def _decoder(self) -> ExampleDecoder:
         if self.settings.features is not None:
             return ExampleDecoder(forms_said(self.settings.features))
-        return ExampleDecoder(self._first_forms())
+        return ExampleDecoder(forms_of_records(self._first_records(), ", ".join(self.settings.paths)))
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -141,26 +137,9 @@ class TFRecordSource(Source):
                 yield RecordPiece(path, file, start, count, record, row)
                 record, row = record + count, row + count
 
-    def _first_forms(self) -> tuple[FeatureForm, ...]:
-        examples = []
-        for raw in self._first_records():
-            try:
-                examples.append((raw, features_of(raw)))
-            except MalformedExample:
-                continue
-        forms = forms_of_examples(examples)
-        if not forms:
-            raise DataError(
-                expected="records that are tf.train.Example or SequenceExample",
-                got=f"{len(examples)} of the first that are, without any feature",
-                where=", ".join(self.settings.paths),
-                remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
-            )
-        return forms
-
     def _first_records(self) -> Iterator[bytes]:
         """As many as are needed to know what records hold."""
-        left = _FIRST_RECORDS
+        left = FIRST_RECORDS
         for path in self._paths:
             data = self._mapped[path]
             found = records_from(data, 0, left)
@@ -270,17 +249,9 @@ class TFRecordSource(Source):
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the numeric features of these records, as decoding would give them."""
-        if not len(samples):
-            return
-        records, columns = self._records(samples), self._columns
-        for form in self._decoder.forms:
-            if form.field is None:
-                continue
-            gather_feature(form, columns[f"run_{form.key}"][samples].tolist(), records, out[form.key])
-            if form.field.padded:
-                out[f"{form.key}_length"][:] = columns[f"length_{form.key}"][samples]
+        gather_examples(self._decoder.forms, self._columns, samples, self._records(samples), out)
 
-    def _records(self, samples: NDArray[np.int64]) -> list[tuple[mmap.mmap | bytes, int, int]]:
+    def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
         """Where each of them is, if it is still there."""
         columns, found = self._columns, []
         places = (columns[name][samples].tolist() for name in ("file", "offset", "bytes", "checksum"))

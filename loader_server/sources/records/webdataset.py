@@ -123,6 +123,10 @@ class WebDatasetSource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """Of the shards."""
+        return self.files.stamp(self._paths)
+
     def survey(self) -> Inventory:
         """Follow the headers of all shards, and count samples."""
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}

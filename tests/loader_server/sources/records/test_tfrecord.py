@@ -177,7 +177,7 @@ def test_it_does_not_matter_how_many_headers_are_followed_at_a_time(
 def test_features_come_from_the_first_records_of_as_many_files_as_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfrecord, "_FIRST_RECORDS", 3)
+    monkeypatch.setattr(tfrecord, "FIRST_RECORDS", 3)
     files = [[example(x=1)], [example(x=1), example(x=[1, 2])], [example(y=1)]]
     source, report = indexed(tmp_path, *files)
     assert source.indexed.about["features"] == {"x": "int64 [any]"}
