@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import repeat, tee
+from itertools import chain, repeat, starmap, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,7 +157,7 @@ class ParallelSource(Source):
         """The lines of each sample, one below the other."""
         known = np.array([self.checked(sample) for sample in samples], np.int64)
         columns = self.indexed.numbers
-        lines = [self._lines_at(file, known) for file in range(len(self._names))]
+        lines = [starmap(self.files.read, self._extents(file, known)) for file in range(len(self._names))]
         for sample, digest, *own in zip(known.tolist(), columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
             if digest_of(raw) != digest:
@@ -165,9 +165,15 @@ class ParallelSource(Source):
                 raise changed("the lines that were indexed", "other bytes", where)
             yield raw
 
-    def _lines_at(self, file: int, known: NDArray[np.int64]) -> Iterator[bytes]:
-        offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][known].tolist() for what in ("offset", "bytes"))
-        return map(self.files.read, repeat(self._names[file]), offsets, sizes)
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their lines in all files."""
+        if self.files.are_remote:
+            self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
+
+    def _extents(self, file: int, samples: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
+        """Where in one file the lines of these samples are."""
+        offsets, sizes = (self.indexed.numbers[f"{what}_{file}"][samples].tolist() for what in ("offset", "bytes"))
+        return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """The texts."""

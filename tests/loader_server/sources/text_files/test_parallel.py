@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.text_files import whole_lines
 from shared.errors import DataError, ReadError, SettingsError
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
+from tests.support.stores import plain_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +93,29 @@ def test_a_row_keeps_its_identity_while_others_come_and_go(tmp_path: Path) -> No
     after = indexed(tmp_path, source=b"two\none\n", target=b"zwei\nein \n")[0]
     assert after.identity(0) == known[1]
     assert after.identity(1) not in known
+
+
+def test_lines_of_all_files_are_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("data", "job"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "a.en").write_text("one\ntwo\nthree\n")
+    (tmp_path / "data" / "a.de").write_text("eins\nzwei\ndrei\n")
+    with plain_server(tmp_path / "data", ranges=True) as server:
+        names = {key: f"http://{server}/a.{key}" for key in ("de", "en")}
+        spec = replace(
+            spec_of("parallel", tmp_path / "job", paths=names),
+            cache=CacheSettings(folder=tmp_path / "cache", bytes=10**9),
+        )
+        index_source(spec)
+        source, told = open_source(spec), list[tuple[str, int, int]]()
+        monkeypatch.setattr(source.files, "expect", told.extend)
+        source.expect(np.array([2, 0]))
+        assert sorted(told) == [
+            *((names["de"], 0, 4), (names["de"], 10, 4)),
+            *((names["en"], 0, 3), (names["en"], 8, 5)),
+        ]
+        assert raw_of(source, 2) == b"drei\nthree"
+        source.close()
 
 
 lines_of_two = st.lists(st.tuples(st.text("aé\r ", max_size=9), st.text("b三", max_size=3)), min_size=1, max_size=12)
