@@ -18,7 +18,7 @@ import numpy as np
 
 from loader_server.building.culprits import KnownCulprits
 from loader_server.building.look_ahead import LookAhead
-from loader_server.building.packed_rows import places_in_rows, write_marks
+from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import gather_rows
 from loader_server.transforms.blame import undecoded
@@ -133,7 +133,7 @@ class Builder:
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
         self._ahead = LookAhead(stream.source)
-        gathers = stream.source.gathers and not stream.chain.steps and not stream.packed
+        gathers = stream.source.gathers and not stream.chain.steps
         self._gathering: Source | None = stream.source if gathers else None
         #: What it writes.
         self._gathered = [key for field in stream.chain.fields for key in (field.key, f"{field.key}_length")]
@@ -226,7 +226,8 @@ class Builder:
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
         batch = _BatchInHand(want.epoch, convicted, Counter())
         if self._gathering is not None and prepared.raw is None:
-            rows = self._gather(self._gathering, prepared, arrays, batch)
+            gather = self._gather_packed if self.stream.packed else self._gather
+            rows = gather(self._gathering, prepared, arrays, batch)
         elif self.stream.packed:
             rows = self._pack(prepared, arrays, batch)
         else:
@@ -270,6 +271,29 @@ class Builder:
             source.gather(samples, own)
         self._leave_empty(arrays, end)
         return end - batch.masked
+
+    def _gather_packed(
+        self, source: Source, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+    ) -> int:
+        """Let the source write all samples at once, and move each into its place, as `_pack` does one by one."""
+        planned, key = prepared.planned, self.stream.settings.length
+        self._leave_empty(arrays, 0)
+        if not len(prepared.samples) or planned.rows is None or planned.offsets is None:
+            return 0
+        places = PackedPlaces(planned.rows, planned.offsets, arrays[key].shape[1])
+        arrays["tag"][planned.rows[places.firsts]] = prepared.samples[places.firsts]
+        for at in prepared.culprits:
+            sample = int(prepared.samples[at])
+            self._note_masked(sample, _kills(source.name(sample)), batch)
+        kept = np.delete(np.arange(len(prepared.samples)), prepared.culprits)
+        values = np.empty((len(kept), places.most_room, *arrays[key].shape[2:]), arrays[key].dtype)
+        lengths = np.zeros(len(kept), np.int64)
+        source.gather(prepared.samples[kept], {key: values, f"{key}_length": lengths})
+        places.write(kept, lengths, values, (arrays[key], arrays[f"{key}_segment"], arrays[f"{key}_position"]))
+        rows = planned.rows[kept]
+        np.maximum.at(arrays[f"{key}_length"], rows, (planned.offsets[kept] + lengths).astype(np.int32))
+        arrays["weight"][rows] = 1
+        return int(arrays["weight"].sum())
 
     def _fill(self, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand) -> int:
         """Write row after row; returns how many are valid."""

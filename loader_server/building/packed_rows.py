@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PlaceInRow", "places_in_rows", "write_marks"]
+__all__ = ["PackedPlaces", "PlaceInRow", "places_in_rows", "write_marks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,31 @@ def write_marks(segments: NDArray[Any], positions: NDArray[Any], place: PlaceInR
     cells = slice(place.offset, place.offset + length)
     segments[place.row, cells] = place.segment
     positions[place.row, cells] = np.arange(length)
+
+
+class PackedPlaces:
+    """The places of all samples of a batch at once: `rows` rise, and so do `offsets` within each."""
+
+    def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], length: int) -> None:
+        self.rows, self.offsets = rows, offsets
+        is_last = np.append(rows[1:] != rows[:-1], True)
+        #: Which samples are the first of their row.
+        self.firsts = np.append(True, is_last[:-1])
+        #: No sample has more cells than this up to the next one.
+        self.most_room = int((np.where(is_last, length, np.append(offsets[1:], 0)) - offsets).max())
+        self._segments = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
+
+    def write(
+        self, kept: NDArray[np.int64], lengths: NDArray[np.int64], values: NDArray[Any], out: tuple[NDArray[Any], ...]
+    ) -> None:
+        """Write the values of the samples that were kept, one a row of `values`, and their marks: `out` are the rows,
+        the segments and the positions.
+        """
+        rows, segments, positions = out
+        steps = np.arange(values.shape[1])
+        cells = steps < lengths[:, None]
+        begin = self.rows[kept] * rows.shape[1] + self.offsets[kept]
+        at = (begin[:, None] + steps)[cells]
+        rows.reshape(-1, *rows.shape[2:])[at] = values[cells]
+        segments.reshape(-1)[at] = np.repeat(self._segments[kept], lengths)
+        positions.reshape(-1)[at] = np.broadcast_to(steps, cells.shape)[cells]

@@ -73,7 +73,8 @@ class GatheringSource(MemorySource):
             out["tokens"][row, :length] = sample + 1
             out["tokens"][row, length:] = 0
             out["tokens_length"][row] = length
-            out["third"][row] = sample / 3
+            if "third" in out:
+                out["third"][row] = sample / 3
 
 
 class _Plan:

@@ -18,9 +18,12 @@ from loader_server.sources.arrays.arrow_library import compute, pa
 from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
     from numpy.typing import NDArray
 
-__all__ = ["ColumnKind", "ColumnValues", "bad_texts", "kind_of", "length_of_each", "null_rows", "values_of"]
+__all__ = ["ColumnKind", "ColumnValues", "RowFault", "kind_of", "lengths_and_faults", "value_of", "values_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,14 @@ class ColumnValues:
 
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why a row cannot be used, in one word and in full."""
+
+    reason: str
+    detail: str
 
 
 def kind_of(key: str, kind: Any) -> ColumnKind | None:  # noqa: ANN401 - pyarrow has no types for mypy
@@ -93,6 +104,16 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:  # noqa: ANN401 - a
     return ColumnValues(values=_numbers(child, kind), offsets=offsets - offsets[0])
 
 
+def value_of(part: memoryview, kind: ColumnKind) -> Any:  # noqa: ANN401 - by its kind
+    """What one row holds, from its bytes: a text, bytes, or an array of one's own."""
+    if kind.holds == "text":
+        return str(part, "utf-8")
+    if kind.holds == "bytes":
+        return bytes(part)
+    shape = (-1, *kind.inner) if kind.ragged else kind.inner
+    return np.frombuffer(part, kind.dtype).reshape(shape).copy()
+
+
 def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:  # noqa: ANN401 - as above
     for size in kind.inner:
         array = array.values.slice(array.offset * size, len(array) * size)
@@ -111,7 +132,32 @@ def _characters(array: Any) -> ColumnValues:  # noqa: ANN401 - as above
     return ColumnValues(values=values, offsets=starts - starts[0])
 
 
-def length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  # noqa: ANN401 - as above
+def lengths_and_faults(
+    arrays: Sequence[Any], kinds: Sequence[ColumnKind], padded: AbstractSet[str]
+) -> tuple[dict[str, NDArray[np.int64]], dict[int, RowFault]]:
+    """How long each row is in each column that has lengths (those that are `padded` among them), and the bad rows."""
+    lengths: dict[str, NDArray[np.int64]] = {}
+    faults: dict[int, RowFault] = {}
+    for kind, array in zip(kinds, arrays, strict=True):
+        for row, fault in _faults(array, kind):
+            faults.setdefault(row, fault)
+        each = _length_of_each(array, kind)
+        if each is not None:
+            lengths[kind.key] = each
+        elif kind.key in padded:
+            lengths[kind.key] = np.full(len(array), kind.inner[0])
+    return lengths, faults
+
+
+def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:  # noqa: ANN401 - as above
+    nulls = _null_rows(array)
+    for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
+        yield row, RowFault("null", f'expected "{kind.key}" without nulls, got one')
+    for row, said in (_bad_texts(array) if kind.holds == "text" else {}).items():
+        yield row, RowFault("not_utf8", f'"{kind.key}": {said}')
+
+
+def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  # noqa: ANN401 - as above
     """How long each row is: of a list its items, of a text its characters, of others None."""
     if not kind.ragged:
         return None
@@ -123,7 +169,7 @@ def length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  #
     return np.diff(offsets).astype(np.int64)  # type: ignore[no-any-return,unused-ignore]
 
 
-def null_rows(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
+def _null_rows(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as above
     """Which rows are null or have a null in them; None if there is none."""
     array = _plain(array)
     inner = _null_inside(array)
@@ -139,12 +185,12 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as a
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
-        within = null_rows(array.values.slice(array.offset * size, len(array) * size))
+        within = _null_rows(array.values.slice(array.offset * size, len(array) * size))
         return None if within is None else np.logical_or.reduce(within.reshape(-1, size), axis=1)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return None
     offsets = array.offsets.to_numpy().astype(np.int64)
-    within = null_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
+    within = _null_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
     if within is None:
         return None
     found = np.zeros(len(array), np.bool_)
@@ -152,7 +198,7 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - as a
     return found
 
 
-def bad_texts(array: Any) -> dict[int, str]:  # noqa: ANN401 - as above
+def _bad_texts(array: Any) -> dict[int, str]:  # noqa: ANN401 - as above
     """The rows of a column of texts that are not UTF-8, and what is wrong with them."""
     try:
         array.validate(full=True)

@@ -14,22 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.arrow_columns import (
-    ColumnKind,
-    ColumnValues,
-    bad_texts,
-    kind_of,
-    length_of_each,
-    null_rows,
-    values_of,
-)
+from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues, lengths_and_faults, value_of, values_of
 from loader_server.sources.arrays.gathering import joined_parts, parted
 from loader_server.sources.arrays.row_groups import RowGroups
 from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.arrays.schemas import kinds_of, refuse_other_columns, told, unusable
 from loader_server.sources.files import changed
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
 from shared.config import byte_count, setting, texts
-from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -97,8 +89,8 @@ class ColumnarSource(Source):
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
         for number, path in enumerate(paths):
             groups = self._whole(path, lambda path=path: self._look_at(path))
-            own = self._kinds_of(path, groups.types)
-            _refuse_other_columns(kinds or own, own, self.files.where(path))
+            own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
+            refuse_other_columns(kinds or own, own, self.files.where(path))
             kinds = kinds or own
             kept = [at for at, rows in enumerate(groups.rows) if rows]
             found["file"] += [number] * len(kept)
@@ -111,25 +103,9 @@ class ColumnarSource(Source):
         try:
             return read()
         except _BROKEN as error:
-            raise self._unusable(path, "a whole file of this format", " ".join(str(error).split())) from None
-
-    def _kinds_of(self, path: str, types: Mapping[str, Any]) -> list[ColumnKind]:
-        kinds = []
-        for name in self.settings.columns or types:
-            if name not in types:
-                got = ", ".join(f'"{one}"' for one in types) or "none"
-                raise self._unusable(path, f'a column "{name}"', got, "Mend `columns`, or the file.")
-            kind = kind_of(name, types[name])
-            if kind is None:
-                expected = f'"{name}" of numbers, texts, bytes or lists of numbers'
-                remedy = "Name the columns that can be read (columns = […]), or write it as another type."
-                raise self._unusable(path, expected, str(types[name]), remedy)
-            kinds.append(kind)
-        return kinds
-
-    def _unusable(self, path: str, expected: str, got: str, remedy: str = "") -> DataError:
-        remedy = remedy or "Write it anew, or mend `paths` of the stream, which are relative to the job file."
-        return DataError(expected=expected, got=got, where=self.files.where(path), remedy=remedy)
+            raise unusable(
+                self.files.where(path), "a whole file of this format", " ".join(str(error).split())
+            ) from None
 
     @property
     def _about(self) -> Mapping[str, Any]:
@@ -202,22 +178,10 @@ class ColumnarSource(Source):
 
     def _measure_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
         path, arrays = self._arrays_of(group)
-        lengths: dict[str, NDArray[np.int64]] = {}
-        bad: dict[int, BadRow] = {}
-        where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
         padded = {field.key for field in self.fields if field.padded}
-        for kind, array in zip(self._kinds, arrays, strict=True):
-            nulls = null_rows(array)
-            for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
-                detail = f'expected "{kind.key}" without nulls, got one'
-                bad.setdefault(row, BadRow(where, before + row, "null", detail))
-            for row, said in (bad_texts(array) if kind.holds == "text" else {}).items():
-                bad.setdefault(row, BadRow(where, before + row, "not_utf8", f'"{kind.key}": {said}'))
-            each = length_of_each(array, kind)
-            if each is not None:
-                lengths[kind.key] = each
-            elif kind.key in padded:
-                lengths[kind.key] = np.full(len(array), kind.inner[0])
+        lengths, found = lengths_and_faults(arrays, self._kinds, padded)
+        where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
+        bad = {row: BadRow(where, before + row, fault.reason, fault.detail) for row, fault in found.items()}
         return lengths, bad
 
     def _arrays_of(self, group: int) -> tuple[str, list[Any]]:
@@ -231,10 +195,9 @@ class ColumnarSource(Source):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             rows = f"rows from {self._row_in_file(int(self._firsts[group]))} on that can be decoded"
-            got = " ".join(str(error).split())
             if hasattr(self, "indexed"):
-                raise changed(rows, got, self.files.where(path)) from None
-            raise self._unusable(path, rows, got) from None
+                raise changed(rows, told(error), self.files.where(path)) from None
+            raise unusable(self.files.where(path), rows, told(error)) from None
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """The first sample of each group."""
@@ -287,7 +250,7 @@ class ColumnarSource(Source):
         """A value for each column: arrays of one's own, numbers, texts and bytes."""
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
-        return {kind.key: _decoded(kind, part) for kind, part in parts}
+        return {kind.key: value_of(part, kind) for kind, part in parts}
 
     @property
     def gathers(self) -> bool:
@@ -334,34 +297,3 @@ class ColumnarSource(Source):
         """Let go of what was decoded, and of the files."""
         self._groups = None
         super().close()
-
-
-def _decoded(kind: ColumnKind, part: memoryview) -> Any:  # noqa: ANN401 - by its kind
-    if kind.holds == "text":
-        return str(part, "utf-8")
-    if kind.holds == "bytes":
-        return bytes(part)
-    shape = (-1, *kind.inner) if kind.ragged else kind.inner
-    return np.frombuffer(part, kind.dtype).reshape(shape).copy()
-
-
-def _refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKind], where: str) -> None:
-    for one, other in zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False):
-        if one != other:
-            raise _another_schema(one, other, where)
-    if len(expected) != len(got):
-        raise _another_schema(f"{len(expected)} columns", str(len(got)), where)
-
-
-def _shown(kind: ColumnKind) -> str:
-    axes = ", ".join([*(["any"] if kind.ragged else []), *map(str, kind.inner)])
-    return f'"{kind.key}" as {kind.holds if kind.holds != "numbers" else f"{kind.dtype} [{axes}]"}'
-
-
-def _another_schema(expected: str, got: str, where: str) -> DataError:
-    return DataError(
-        expected=f"{expected}, as in the files before",
-        got=got,
-        where=where,
-        remedy="All files need one schema: write this one anew, leave it out of `paths`, or name common `columns`.",
-    )

@@ -92,8 +92,9 @@ def test_an_empty_place_has_the_shape_and_no_sample(make: Callable[..., Builder]
     assert (built.rows, built.masked, built.masked_cells) == (0, 0, 30)
 
 
-def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builder]) -> None:
-    built, arrays = build(make(packed=True), memory_want(1))
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builder], source: type[MemorySource]) -> None:
+    built, arrays = build(make(source(), packed=True), memory_want(1))
     rows = {
         "tokens": [[5, 5, 5, 5, 0, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7], [8] * 5 + [0] * 10],
         "tokens_segment": [[1, 1, 1, 1, 0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3], [1] * 5 + [0] * 10],
@@ -116,8 +117,32 @@ def test_a_packed_sample_that_is_masked_leaves_its_place_empty(make: Callable[..
     assert (built.rows, built.masked) == (1, 2)
 
 
-def test_an_empty_place_of_packed_rows(make: Callable[..., Builder]) -> None:
-    built, arrays = build(make(packed=True), memory_want(1, empty=True))
+@pytest.mark.parametrize("kind", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("culprits", [(4, 7), (5,), (4, 5, 6), (4, 5, 6, 7)])
+def test_packed_samples_that_kill_decoders_leave_their_places_empty(
+    make: Callable[..., Builder], tmp_path: Path, kind: type[MemorySource], culprits: tuple[int, ...]
+) -> None:
+    builder = make(kind(), packed=True)
+    for sample in culprits:
+        builder.culprits.find(f"file-{sample}")
+    built, arrays = build(builder, memory_want(1))
+    lengths = {4: 4, 5: 5, 6: 5, 7: 5}
+    expected, segments = np.zeros((2, 5, 15), np.int32)
+    for sample, (row, offset, segment) in {4: (0, 0, 1), 5: (0, 5, 2), 6: (0, 10, 3), 7: (2, 0, 1)}.items():
+        if sample not in culprits:
+            expected[row, offset : offset + lengths[sample]] = sample + 1
+            segments[row, offset : offset + lengths[sample]] = segment
+    assert np.array_equal(arrays["tokens"], expected)
+    assert np.array_equal(arrays["tokens_segment"], segments)
+    assert arrays["tokens_length"].tolist() == [np.flatnonzero(row).max(initial=-1) + 1 for row in expected]
+    assert arrays["weight"].tolist() == expected.any(axis=1).tolist()
+    assert arrays["tag"].tolist() == [4, -1, 7, -1, -1]
+    assert (built.masked, [sample for sample, _ in quarantined(tmp_path)]) == (len(culprits), list(culprits))
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_an_empty_place_of_packed_rows(make: Callable[..., Builder], source: type[MemorySource]) -> None:
+    built, arrays = build(make(source(), packed=True), memory_want(1, empty=True))
     assert arrays["tag"].tolist() == [-1] * 5
     assert not any(array.any() for key, array in arrays.items() if key != "tag")
     assert built.rows == 0
