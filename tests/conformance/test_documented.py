@@ -164,7 +164,7 @@ def test_numpy_arrays(tmp_path: Path) -> None:
 def test_lhotse(tmp_path: Path) -> None:
     write_audio(tmp_path)
     shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
-    made = job(tmp_path, example("toml", 'source = "lhotse"'))
+    made = job(tmp_path, "max_bad = 1.0\n" + example("toml", 'source = "lhotse"'))
     index_streams(made, ["train"])
     assert made.open("train").samples == 6
 
