@@ -60,7 +60,7 @@ def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -
         start = int(rng.integers(len(noise) - length, endpoint=True))
         return noise[start : start + length]
     start = int(rng.integers(len(noise)))
-    return np.take(noise, range(start, start + length), mode="wrap")
+    return np.resize(np.concatenate([noise[start:], noise[:start]]), length)
 
 
 def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
