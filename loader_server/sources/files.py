@@ -9,6 +9,7 @@ sources. Knows no format.
 from __future__ import annotations
 
 import glob
+import io
 import os
 import posixpath
 import stat
@@ -17,19 +18,20 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
 
 import xxhash
 
 from loader_server.sources.file_facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.remote.remote_files import RemoteFiles
-from loader_server.sources.remote.urls import is_url, without_credentials
-from shared.errors import DataError
+from loader_server.sources.remote.urls import is_url, joined, without_credentials
+from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["FileFacts", "Files", "changed"]
+__all__ = ["FileFacts", "Files", "RemotePath", "changed"]
 
 #: Local files that one source has open at a time.
 _MOST_OPEN = 64
@@ -50,6 +52,8 @@ class Files:
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         self._handles: dict[str, _Handle] = {}
         self._kept: list[LocalFile] = []
+        #: Whether any of them is remote, of those that were looked at.
+        self.are_remote = False
         #: Names the data set that was opened.
         self._data_set = ""
         #: The version of each remote file that is read.
@@ -111,8 +115,8 @@ class Files:
     def facts(self, path: str) -> FileFacts:
         """Size and version; DataError where there is no such file."""
         if is_url(path):
-            self._versions[path] = self._remote.facts(path)
-            return self._versions[path]
+            self.are_remote = True
+            return self._remote.facts(path)
         try:
             status = (self._base / path).stat()
         except OSError as error:
@@ -139,7 +143,9 @@ class Files:
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
         with ThreadPoolExecutor(_MOST_ASKED) as pool:
-            return list(pool.map(self.facts, paths))
+            found = list(pool.map(self.facts, paths))
+        self._versions.update((path, facts) for path, facts in zip(paths, found, strict=True) if is_url(path))
+        return found
 
     def stamp(self, paths: Iterable[str]) -> str:
         """What `Source.stamp` gives where the data are these files: a digest of their names, sizes and times of change.
@@ -150,11 +156,24 @@ class Files:
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
-            remote = dict(zip(urls := [path for path in block if is_url(path)], self._facts_of(urls), strict=True))
+            urls = [path for path in block if is_url(path)]
+            remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
             for path in block:
-                facts = str(remote[path]) if path in remote else _local_stamp(base, path)
+                facts = remote[path] if path in remote else _local_stamp(base, path)
                 state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
+
+    def _remote_stamps(self, urls: list[str]) -> list[str]:
+        def stamp(url: str) -> str:
+            try:
+                return str(self.facts(url))
+            except ReadError:
+                raise
+            except DataError as error:
+                return error.got
+
+        with ThreadPoolExecutor(_MOST_ASKED) as pool:
+            return list(pool.map(stamp, urls))
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
         """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of
@@ -206,6 +225,10 @@ class Files:
             raise changed(f"the file that was indexed ({facts.bytes} bytes)", got, self.where(path))
         return raw
 
+    def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
+        """As `read`, of a remote file of which there is one a sample, or few."""
+        return self._remote.read(path, facts, offset, nbytes)
+
     def open(self, path: str) -> BinaryIO:
         """The file, to be read from its beginning or wherever one seeks to; close it."""
         if is_url(path):
@@ -215,10 +238,14 @@ class Files:
         except OSError as error:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
-    def local(self, path: str) -> LocalFile:
+    def path(self, path: str) -> Path | RemotePath:
+        """The file, for who wants to call `open` with an encoding, and to know its `name` and `suffix`."""
+        return RemotePath(self, path) if is_url(path) else self._base / path
+
+    def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
         """The whole file on this machine's disk, for a library that wants a path or a memory map; close it after."""
         if is_url(path):
-            return self._remote.local(path, self._version(path))
+            return self._remote.local(path, facts or self._version(path))
         return LocalFile(self._base / path)
 
     def kept(self, path: str) -> Path:
@@ -228,11 +255,7 @@ class Files:
 
     def beside(self, path: str, name: str) -> str:
         """The path of a file that another one names, relative to itself."""
-        if is_url(name):
-            return name
-        if is_url(path):
-            return posixpath.join(posixpath.dirname(path), name)
-        return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120 - many of them
+        return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
 
     def _opened(self, path: str) -> _Handle:
         if len(self._handles) >= _MOST_OPEN:
@@ -242,14 +265,12 @@ class Files:
 
     def _version(self, url: str) -> FileFacts:
         """What the file was when it was looked at first."""
-        return self._versions.get(url) or self.facts(url)
+        known = self._versions.get(url)
+        if known is None:
+            known = self._versions[url] = self.facts(url)
+        return known
 
     # --- what comes soon ---
-
-    @property
-    def are_remote(self) -> bool:
-        """Whether any of them is, of those that were looked at."""
-        return bool(self._versions)
 
     def looks_ahead(self) -> bool:
         """Whether it is for this process to expect more."""
@@ -259,6 +280,10 @@ class Files:
         """These bytes (path, from where, how many) will be read soon: begin to fetch what of them is remote."""
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
+
+    def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
+        """These files, of which there is one a sample, will be read soon."""
+        self._remote.expect((url, facts, 0, facts.bytes) for url, facts in files if is_url(url))
 
     def expect_local(self, paths: Iterable[str]) -> None:
         """These files will be asked for by `local` soon: begin to fetch the remote ones."""
@@ -270,6 +295,28 @@ class Files:
         self._kept.clear()
         if "_remote" in self.__dict__:
             self._remote.close()
+
+
+class RemotePath:
+    """What there is of a `pathlib.Path` for a remote file."""
+
+    def __init__(self, files: Files, url: str) -> None:
+        self._files = files
+        self._url = url
+        self.name = posixpath.basename(urlsplit(url).path)
+        self.suffix = posixpath.splitext(self.name)[1]
+
+    def __str__(self) -> str:
+        return self._files.where(self._url)
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder that it is in."""
+        return RemotePath(self._files, posixpath.dirname(self._url))
+
+    def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
+        """Read it as text."""
+        return io.TextIOWrapper(self._files.open(self._url), encoding, errors, newline)
 
 
 class _Handle:

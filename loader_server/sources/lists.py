@@ -10,58 +10,64 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from shared.errors import DataError
+from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loader_server.sources.files import FileFacts, Files
 
 __all__ = ["absent_list", "list_facts", "refuse_other_list"]
 
 _BLOCK_BYTES = 2**20
 
 
-def list_facts(path: str, base: Path, what: str) -> dict[str, Any]:
+def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
     """What the index's origin says of a list, which messages call `what`; DataError where it cannot be read."""
-    place = base / path
-    try:
-        status = place.stat()
-        digest = _digest(place)
-    except OSError as error:
-        raise absent_list(place, what, error) from None
-    return {"path": path, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": digest}
+    now = _facts(path, files, what)
+    return {"path": path, "bytes": now.bytes, "mtime_ns": now.version, "digest": _digest(path, files)}
 
 
-def refuse_other_list(facts: dict[str, Any], base: Path, what: str, index: Path) -> None:
+def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Path) -> None:
     """Refuse a list that is no longer what was indexed."""
-    place = base / facts["path"]
-    try:
-        status = place.stat()
-        same = (status.st_size, status.st_mtime_ns) == (facts["bytes"], facts["mtime_ns"])
-        if same or (status.st_size == facts["bytes"] and _digest(place) == facts["digest"]):
-            return
-    except OSError as error:
-        raise absent_list(place, what, error) from None
+    path, now = facts["path"], _facts(facts["path"], files, what)
+    same = (now.bytes, now.version) == (facts["bytes"], facts["mtime_ns"])
+    if same or (now.bytes == facts["bytes"] and _digest(path, files) == facts["digest"]):
+        return
     raise DataError(
         expected=f"the {what} that the index was made from ({facts['bytes']} bytes)",
-        got=f"another one ({status.st_size} bytes)",
-        where=f"{place}, index {index}",
+        got=f"another one ({now.bytes} bytes)",
+        where=f"{files.where(path)}, index {index}",
         remedy=f"The index was made from another {what}: run loader-server index.",
     )
 
 
-def _digest(place: Path) -> str:
+def _facts(path: str, files: Files, what: str) -> FileFacts:
+    try:
+        return files.facts(path)
+    except ReadError:
+        raise
+    except DataError as error:
+        raise _absent(files.where(path), what, error.got) from None
+
+
+def _digest(path: str, files: Files) -> str:
     state = xxhash.xxh3_128()
-    with place.open("rb") as file:
+    with files.open(path) as file:
         while block := file.read(_BLOCK_BYTES):
             state.update(block)
     return state.hexdigest()
 
 
-def absent_list(place: Path, what: str, error: OSError) -> DataError:
+def absent_list(place: object, what: str, error: OSError) -> DataError:
     """What is raised where a list cannot be read."""
+    return _absent(str(place), what, error.strerror or type(error).__name__)
+
+
+def _absent(where: str, what: str, got: str) -> DataError:
     return DataError(
         expected=f"a {what} that can be read",
-        got=f"{error.strerror or type(error).__name__}",
-        where=str(place),
+        got=got,
+        where=where,
         remedy=f"Mend `paths` of the stream, which are relative to the job file, or put the {what} there.",
     )

@@ -23,6 +23,8 @@ from shared.errors import SampleError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from loader_server.sources.files import Files
+
 __all__ = [
     "AVERAGED",
     "AudioHeader",
@@ -31,6 +33,7 @@ __all__ = [
     "decoded_stretch",
     "header_of",
     "header_of_bytes",
+    "header_of_remote",
 ]
 
 #: What stands for all channels in a channel's place.
@@ -97,6 +100,18 @@ def header_of(path: str) -> AudioHeader:
         return AudioHeader(status.st_size, status.st_mtime_ns, *_frames(handle, status, path))
     finally:
         os.close(handle)
+
+
+def header_of_remote(url: str, files: Files) -> AudioHeader:
+    """The same; of a plain WAV file no more than a block is fetched, of another one all."""
+    facts = files.facts(url)
+    if facts.bytes == 0:
+        raise _unusable("empty_file", "audio", "an empty file", url)
+    if plain := plain_header(files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes)), facts.bytes):
+        return AudioHeader(facts.bytes, facts.version, *plain, 1)
+    # From the disk: libsndfile would take a store that fails for a file that ends.
+    with files.local(url, facts) as path, path.open("rb") as file:
+        return AudioHeader(facts.bytes, facts.version, *_header_by_libsndfile(file.fileno(), url))
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:

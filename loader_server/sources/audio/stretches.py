@@ -11,12 +11,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of
+from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of, header_of_remote
+from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
-from shared.errors import SampleError
+from shared.errors import DataError, ReadError, SampleError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from loader_server.sources.files import Files
 
 __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "stretch_columns"]
 
@@ -50,24 +53,29 @@ class AudioStretch:
 class Headers:
     """The headers of files, each looked at once however many stretches of it are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
+        self._files = files
         self._known: dict[str, AudioHeader | BadRow] = {}
 
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
         """What a row comes to that asks for this stretch and stands there, in a file's line."""
         if path not in self._known:
-            self._known[path] = _header(path)
+            self._known[path] = _header(path, self._files)
         header = self._known[path]
         if isinstance(header, BadRow):
             return BadRow(*where, header.reason, header.detail)
         return _cut(header, stretch, where)
 
 
-def _header(path: str) -> AudioHeader | BadRow:
+def _header(path: str, files: Files) -> AudioHeader | BadRow:
     try:
-        return header_of(path)
+        return header_of_remote(path, files) if is_url(path) else header_of(path)
     except SampleError as error:
         return BadRow(path, 0, error.reason, f"expected {error.expected}, got {error.got}")
+    except ReadError:
+        raise
+    except DataError as error:
+        return BadRow(path, 0, "missing_file", f"{error.got}: {path}")
     except OSError as error:
         reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
         return BadRow(path, 0, reason, f"{error.strerror}: {path}")

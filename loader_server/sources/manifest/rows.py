@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from loader_server.sources.files import RemotePath
+
 __all__ = [
     "AUDIO_COLUMNS",
     "OFFSET_COLUMN",
@@ -67,7 +69,7 @@ _WHOLE = Stretch()
 _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 
 
-def columns_of(manifest: Path) -> Columns:
+def columns_of(manifest: Path | RemotePath) -> Columns:
     """The columns of a manifest, from its header, or from all its objects."""
     names: dict[str, None] = {}
     if _is_csv(manifest):
@@ -88,7 +90,9 @@ def columns_of(manifest: Path) -> Columns:
     return Columns(audio, text, tuple(name for name in names if name not in (audio, text)))
 
 
-def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, ...]) -> Iterator[ManifestRow | BadRow]:
+def read_rows(
+    manifest: Path | RemotePath, number: int, columns: Columns, others: tuple[str, ...]
+) -> Iterator[ManifestRow | BadRow]:
     """The rows of a manifest in order; `others` are the further columns of all manifests together."""
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
@@ -110,7 +114,7 @@ def read_rows(manifest: Path, number: int, columns: Columns, others: tuple[str, 
         yield _refused(row, manifest) or row
 
 
-def _stretch(cells: Mapping[str, str], manifest: Path, line: int) -> Stretch | BadRow:
+def _stretch(cells: Mapping[str, str], manifest: Path | RemotePath, line: int) -> Stretch | BadRow:
     """The whole file, unless there is an offset."""
     offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN) or "inf"
     if not offset:
@@ -125,7 +129,7 @@ def _stretch(cells: Mapping[str, str], manifest: Path, line: int) -> Stretch | B
     return stretch
 
 
-def _refused(row: ManifestRow, manifest: Path) -> BadRow | None:
+def _refused(row: ManifestRow, manifest: Path | RemotePath) -> BadRow | None:
     try:
         "\n".join((row.path, row.text, *row.others)).encode()
     except UnicodeEncodeError:
@@ -135,7 +139,7 @@ def _refused(row: ManifestRow, manifest: Path) -> BadRow | None:
     return None
 
 
-def named_paths(manifest: Path) -> Iterator[str]:
+def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
     """What stands in any column that may name an audio file: quickly, and of bad rows too."""
     if not _is_csv(manifest):
         for _, cells in _json_cells(manifest):
@@ -158,7 +162,7 @@ def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
         return
 
 
-def _is_csv(manifest: Path) -> bool:
+def _is_csv(manifest: Path | RemotePath) -> bool:
     suffix = manifest.suffix.lower()
     if suffix not in (".csv", ".jsonl", ".json"):
         raise DataError(
@@ -170,12 +174,12 @@ def _is_csv(manifest: Path) -> bool:
     return suffix == ".csv"
 
 
-def _header(manifest: Path) -> list[str]:
+def _header(manifest: Path | RemotePath) -> list[str]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         return [name.strip() for name in next(csv.reader(file), [])]
 
 
-def _csv_cells(manifest: Path) -> Iterator[tuple[int, _Cells]]:
+def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     header = _header(manifest)
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file)
@@ -196,14 +200,14 @@ def _csv_cells(manifest: Path) -> Iterator[tuple[int, _Cells]]:
                 yield line, dict(zip(header, cells))  # noqa: B905 - a short row lacks its last columns
 
 
-def _json_cells(manifest: Path) -> Iterator[tuple[int, _Cells]]:
+def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, source in enumerate(file, 1):
             if source.strip():
                 yield line, _object(source, manifest, line)
 
 
-def _object(source: str, manifest: Path, line: int) -> _Cells:
+def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
     try:
         found = json.loads(source)
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ that has changed since.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch
 from loader_server.sources.lists import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
+from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
 from shared.hashing import fingerprint
@@ -58,21 +58,21 @@ class ManifestSource(Source):
 
     def stamp(self) -> str:
         """Of the manifests and of every file that they name, those that are missing as well."""
-        return self.files.stamp(named_files(self.settings.paths, self.base))
+        return self.files.stamp(named_files(self.settings.paths, self.files))
 
     def survey(self) -> Inventory:
         """All rows, counted and compared."""
-        found = survey_manifests(self.settings.paths, self.base)
+        found = survey_manifests(self.settings.paths, self.files)
         return Inventory(
             total=found.total, pieces=found.pieces, origin=found.origin, about={"others": list(found.others)}
         )
 
     def probe(self, piece: RowPiece) -> Found:
         """The headers of the files that these rows name."""
-        manifests = [self.base / path for path in self.settings.paths]
+        manifests = [self.files.path(path) for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
-        headers = Headers()
+        headers = Headers(self.files)
         for number, row in enumerate(piece.rows, piece.start):
             found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
             if isinstance(found, BadRow):
@@ -93,15 +93,15 @@ class ManifestSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index, if the manifests are still those that it was made from."""
         for facts in indexed.origin:
-            refuse_other_list(facts, self.base, "manifest", indexed.place)
-        self._manifests = [self.base / facts["path"] for facts in indexed.origin]
+            refuse_other_list(facts, self.files, "manifest", indexed.place)
+        self._manifests = [self.files.path(facts["path"]) for facts in indexed.origin]
         self.indexed = indexed
         self._folders = [str(manifest.parent) for manifest in self._manifests]
         self._columns = indexed.numbers
         self._paths = indexed.strings["path"]
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
-        self._recordings = Recordings(indexed.numbers, self._path, self._line)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
@@ -119,13 +119,18 @@ class ManifestSource(Source):
         """Where each manifest starts that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their files."""
+        if self.files.are_remote:
+            self._recordings.expect(samples.tolist())
+
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each file, which must be the one that was indexed."""
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
         folder: str = self._folders[self._columns["manifest"][sample]]
-        return os.path.join(folder, self._paths[sample])  # noqa: PTH118
+        return joined(folder, self._paths[sample])
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Audio with its rate, the transcript, and further columns as strings."""
@@ -149,7 +154,7 @@ class ManifestSource(Source):
         """The file as it was indexed, and what the rest of its row said."""
         columns = self._columns
         origin = self.indexed.origin[columns["manifest"][sample]]["path"]
-        place = os.path.join(os.path.dirname(origin), self._paths[sample])  # noqa: PTH118, PTH120
+        place = self.files.beside(origin, self._paths[sample])
         row = [column[sample] for column in (*self._others.values(), *([self._text] if self._text is not None else []))]
         return f"{place}, {self._recordings.identity(sample)}, row {fingerprint(*row)[:8]}"
 
@@ -164,8 +169,7 @@ class ManifestSource(Source):
 
 
 def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> AudioStretch | BadRow:
-    path = os.path.join(folder, row.path)  # noqa: PTH118 - a Path a row costs more than the rest
-    return headers.find(path, row.stretch, (manifest, row.line))
+    return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 
 
 def _numbers(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[int]]:

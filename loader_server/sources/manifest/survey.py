@@ -14,6 +14,7 @@ import xxhash
 
 from loader_server.sources.lists import absent_list, list_facts
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
+from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from loader_server.sources.files import Files, RemotePath
 
 __all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
 
@@ -46,7 +49,7 @@ class RowPiece:
 class ManifestSurvey:
     """All rows of the manifests, counted and compared; they are read again when they are wanted."""
 
-    manifests: tuple[Path, ...]
+    manifests: tuple[Path | RemotePath, ...]
     columns: tuple[Columns, ...]
     others: tuple[str, ...]
     total: int
@@ -74,14 +77,14 @@ class ManifestSurvey:
         return RowPiece(start, tuple(rows), len(self.others), self.has_text, OFFSET_COLUMN not in self.others)
 
 
-def survey_manifests(paths: Sequence[str], base: Path) -> ManifestSurvey:
+def survey_manifests(paths: Sequence[str], files: Files) -> ManifestSurvey:
     """Read the manifests once: count their rows and find duplicates."""
-    manifests = tuple(base / path for path in paths)
+    manifests = tuple(map(files.path, paths))
     if not manifests:
         raise DataError(
-            expected="at least one manifest", got="none", where=str(base), remedy='Write paths = ["train.csv"].'
+            expected="at least one manifest", got="none", where="paths", remedy='Write paths = ["train.csv"].'
         )
-    origin = [list_facts(path, base, "manifest") for path in paths]
+    origin = [list_facts(path, files, "manifest") for path in paths]
     columns = tuple(columns_of(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
     others = tuple(dict.fromkeys(name for found in columns for name in found.others))
@@ -97,13 +100,13 @@ def survey_manifests(paths: Sequence[str], base: Path) -> ManifestSurvey:
 
 
 def _all_rows(
-    manifests: tuple[Path, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
+    manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
     for number, (manifest, found) in enumerate(zip(manifests, columns, strict=True)):
         yield from read_rows(manifest, number, found, others)
 
 
-def _hash(row: ManifestRow | BadRow, manifests: tuple[Path, ...]) -> int:
+def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -> int:
     """Equal for equal rows that name the same file; a bad row equals none."""
     if isinstance(row, BadRow):
         parts: tuple[str, ...] = ("bad", row.where, str(row.line))
@@ -136,7 +139,7 @@ def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDAr
 
 
 def _marked(
-    rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path, ...], duplicates: Duplicates
+    rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path | RemotePath, ...], duplicates: Duplicates
 ) -> Iterator[ManifestRow | BadRow]:
     """The rows; of equal ones all but the first are bad, and say where that is."""
     firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
@@ -154,25 +157,25 @@ def _marked(
         place, kind = next(pairs, (-1, -1))
 
 
-def _duplicate(row: ManifestRow, manifests: tuple[Path, ...], first: str) -> BadRow:
+def _duplicate(row: ManifestRow, manifests: tuple[Path | RemotePath, ...], first: str) -> BadRow:
     detail = f"expected each row once, got {row.path} as in {first}"
     return BadRow(str(manifests[row.manifest]), row.line, "duplicate", detail)
 
 
-def named_files(paths: Sequence[str], base: Path) -> Iterator[str]:
+def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
     """The manifests, and every file that they name."""
     for path in paths:
-        manifest = base / path
-        folder = manifest.parent.as_posix()
-        yield str(manifest)
+        manifest = files.path(path)
+        folder = str(manifest.parent)
+        yield path
         try:
             for name in named_paths(manifest):
-                yield name if name.startswith("/") else f"{folder}/{name}"
+                yield joined(folder, name)
         except OSError as error:
             raise absent_list(manifest, "manifest", error) from None
 
 
-def _refuse_some_without_text(manifests: tuple[Path, ...], columns: tuple[Columns, ...]) -> None:
+def _refuse_some_without_text(manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...]) -> None:
     without = [str(manifest) for manifest, found in zip(manifests, columns, strict=True) if not found.text]
     if 0 < len(without) < len(manifests):
         raise DataError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loader_server.sources.file_facts import changed
 from loader_server.sources.remote.urls import without_credentials
-from shared.errors import ReadError, StokerError
+from shared.errors import DataError, ReadError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +39,8 @@ class Failures:
         self._pause = pause
         self._draw = draw
 
-    def tried(self, url: str, ask: Callable[[], T], *, patient: bool = True) -> T:
-        """What `ask` returns; ReadError where it cannot be had."""
+    def tried(self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError) -> T:
+        """What `ask` returns; ReadError where it cannot be had, or what is said for a file that is not there."""
         pauses_s = PAUSES_S if patient else ()
         for pause_s in (*pauses_s, None):
             try:
@@ -50,16 +50,16 @@ class Failures:
             except Exception as caught:
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
-                    raise worded(url, error, len(pauses_s) + 1) from error
+                    raise worded(url, error, len(pauses_s) + 1, absent) from error
                 self._pause(pause_s * (0.5 + self._draw()))
         raise AssertionError(url)
 
 
-def worded(url: str, error: Exception, attempts: int) -> ReadError:
+def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -> DataError:
     """The error that people read."""
     where = without_credentials(url)
     if _is_absent(error):
-        return ReadError(
+        return absent(
             expected="a file that can be read",
             got="none of this name, or no such bucket",
             where=where,

@@ -59,9 +59,9 @@ class Objects:
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
     def facts(self, url: str) -> FileFacts:
-        """Size and version as they are now."""
+        """Size and version as they are now; DataError where there is no such file."""
         store = _store(url)
-        return _facts(url, self._failures.tried(url, lambda: _asked(store, url)))
+        return _facts(url, self._failures.tried(url, lambda: _asked(store, url), absent=DataError))
 
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
         """A range of this version; without patience there is one attempt."""

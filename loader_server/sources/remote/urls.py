@@ -5,12 +5,13 @@ Rules: pure; a URL with credentials is refused before it can reach an index, a l
 
 from __future__ import annotations
 
+import posixpath
 import re
 from urllib.parse import parse_qsl, urlsplit
 
 from shared.errors import SettingsError
 
-__all__ = ["is_url", "refuse_credentials", "without_credentials"]
+__all__ = ["is_url", "joined", "refuse_credentials", "without_credentials"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 #: Parameters by which stores sign URLs, and those that people call so.
@@ -26,6 +27,11 @@ _KEY_ID = re.compile(r"\b(AKIA|ASIA|GOOG)[A-Z0-9]{12,}\b")
 def is_url(path: str) -> bool:
     """Whether it names a remote file."""
     return "://" in path and _URL.match(path) is not None
+
+
+def joined(folder: str, name: str) -> str:
+    """The path of a file that is named relative to a folder, be they local or remote."""
+    return name if is_url(name) else posixpath.join(folder, name)
 
 
 def refuse_credentials(url: str) -> None:

@@ -122,7 +122,7 @@ class KaldiSource(Source):
         return Inventory(
             total=sum(folder.join() for folder in folders),
             pieces=lambda rows: self._pieces(rows, about.get("columns", 0)),
-            origin=[list_facts(path, self.base, "table") for path in listed],
+            origin=[list_facts(path, self.files, "table") for path in listed],
             about=about,
         )
 
@@ -178,7 +178,7 @@ class KaldiSource(Source):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """Looks for what an utterance names; features have to have so many columns."""
         if not self._features:
-            headers = Headers()
+            headers = Headers(self.files)
             return lambda said, where: headers.find(str(self.base / self._below(said.path)), said.stretch, where)
         archives = ArchiveHeaders(self.files)
 
@@ -216,10 +216,10 @@ class KaldiSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index, if the tables are still those that it was made from."""
         for facts in indexed.origin:
-            refuse_other_list(facts, self.base, "table", indexed.place)
+            refuse_other_list(facts, self.files, "table", indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
         columns = indexed.about.get("columns", 0)
         self._archived = ArchivedFeatures(self.files, indexed.numbers, self._archive, columns)
 

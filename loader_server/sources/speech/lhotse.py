@@ -101,7 +101,7 @@ class LhotseSource(Source):
                 where=str(self.base),
                 remedy='Write paths = ["cuts.jsonl.gz"].',
             )
-        origin = [list_facts(path, self.base, _MANIFEST) for path in self.settings.paths]
+        origin = [list_facts(path, self.files, _MANIFEST) for path in self.settings.paths]
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
@@ -121,7 +121,7 @@ class LhotseSource(Source):
     def probe(self, piece: CutPiece) -> Found:
         """The headers of the files that these cuts are of."""
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
-        headers = Headers()
+        headers = Headers(self.files)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
             where = (str(self.base / self.settings.paths[manifest]), place)
             try:
@@ -162,10 +162,10 @@ class LhotseSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index, if the manifests are still those that it was made from."""
         for facts in indexed.origin:
-            refuse_other_list(facts, self.base, _MANIFEST, indexed.place)
+            refuse_other_list(facts, self.files, _MANIFEST, indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line)
+        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:

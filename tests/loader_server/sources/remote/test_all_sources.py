@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import soundfile
 
 from loader_server.sources.file_facts import CacheSettings
+from shared.errors import ReadError
 from tests.conformance.fixtures import FIXTURES
-from tests.support.sources import decoded, index_source, open_source
+from tests.support.sources import decoded, index_source, open_source, spec_of
 from tests.support.stores import StoreProxy, plain_server
 
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
 
-REMOTE = ("lines", "jsonl", "parallel", "tfrecord", "webdataset", "numpy", "hdf5")
+REMOTE = ("lines", "jsonl", "parallel", "tfrecord", "webdataset", "numpy", "hdf5", "manifest")
 
 
 def served(spec: SourceSpec, url: str, folder: Path) -> SourceSpec:
@@ -62,4 +66,34 @@ def test_a_source_reads_from_a_server_what_it_reads_from_a_disk(name: str, tmp_p
         assert contents(source) == contents(local)
         assert len(proxy.requests) == seen, "it is all in the cache"
         source.close()
+    local.close()
+
+
+def test_recordings_of_a_manifest_are_missing_or_changed_or_stretches_as_on_a_disk(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for suffix in ("wav", "flac"):
+        soundfile.write(data / f"long.{suffix}", np.sin(np.arange(16000)) / 2, 8000)
+    rows = [
+        {"audio": f"long.{suffix}", "text": "x", "offset": n / 10, "duration": 0.1}
+        for suffix in ("wav", "flac")
+        for n in range(3)
+    ]
+    rows += [{"audio": "gone.wav", "text": "y"}, {"audio": "long.wav", "text": "whole"}]
+    (data / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = spec_of("manifest", data, paths=["m.jsonl"])
+    assert index_source(spec, tmp_path / "index").bad_counts == {"missing_file": 1}
+    local = open_source(spec, tmp_path / "index")
+    with plain_server(data, ranges=True) as target, StoreProxy(target) as proxy:
+        far = served(spec, proxy.url, tmp_path / "elsewhere")
+        assert index_source(far, tmp_path / "far").bad_counts == {"missing_file": 1}
+        source = open_source(far, tmp_path / "far")
+        assert contents(source) == contents(local)
+        shutil.rmtree(tmp_path / "elsewhere" / "cache")
+        soundfile.write(data / "long.wav", np.cos(np.arange(16000)) / 2, 8000)
+        again = open_source(far, tmp_path / "far")
+        with pytest.raises(ReadError, match=r"long\.wav: .*the file has changed since"):
+            decoded(again, 0)
+        for one in (source, again):
+            one.close()
     local.close()

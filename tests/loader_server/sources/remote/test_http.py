@@ -99,7 +99,7 @@ def test_a_folder_is_what_it_lists(tmp_path: Path, store: StoreProxy) -> None:
 @pytest.mark.parametrize("fault", [503, "cut", "hang up"])
 def test_what_fails_for_a_while_comes_back(tmp_path: Path, ranged: StoreProxy, fault: int | str) -> None:
     url, files, failing = f"{ranged.url}/a.tar", files_of(tmp_path), iter([fault] * 3)
-    assert files.facts(url).bytes == 100_000
+    assert files.origin([url])[0]["bytes"] == 100_000
     ranged.fault = lambda method, path: next(failing, None)
     assert files.read(url, 20_000, 500) == DATA[20_000:20_500]
     assert next(failing, None) is None
@@ -118,7 +118,7 @@ def test_what_stays_broken_is_an_error_that_names_the_file(
     tmp_path: Path, ranged: StoreProxy, fault: int | str, said: str
 ) -> None:
     url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
-    files.facts(url)
+    files.origin([url])
     ranged.fault = lambda method, path: fault
     with pytest.raises(ReadError, match=rf"http://.*/a\.tar: {said}"):
         files.read(url, 0, 10)
@@ -159,7 +159,7 @@ def test_what_is_expected_is_there_when_it_is_read(tmp_path: Path, ranged: Store
 
 def test_expecting_what_fails_is_no_error_yet(tmp_path: Path, ranged: StoreProxy) -> None:
     url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
-    files.facts(url)
+    files.origin([url])
     ranged.fault = lambda method, path: 403
     files.expect([(url, 0, 100)])
     with pytest.raises(ReadError, match="a refusal"):
@@ -206,3 +206,19 @@ def test_whole_files_are_expected_too(tmp_path: Path, ranged: StoreProxy) -> Non
     with files.local(url) as path:
         assert path.read_bytes() == DATA
     assert ranged.fetched() == len(DATA) + 1
+
+
+def test_a_file_that_is_not_there_is_an_error_of_the_data_and_stamped_all_the_same(
+    tmp_path: Path, ranged: StoreProxy, served: Path
+) -> None:
+    files, url = files_of(tmp_path), f"{ranged.url}/gone.tar"
+    with pytest.raises(DataError, match=r"gone\.tar: expected a file that can be read, got none") as caught:
+        files.facts(url)
+    assert not isinstance(caught.value, ReadError)
+    before = files.stamp([f"{ranged.url}/b.txt", url])
+    assert files.stamp([f"{ranged.url}/b.txt", url]) == before
+    (served / "gone.tar").write_bytes(b"here")
+    assert files.stamp([f"{ranged.url}/b.txt", url]) != before
+    ranged.fault = lambda method, path: 403
+    with pytest.raises(ReadError, match="a refusal"):
+        files.stamp([url])

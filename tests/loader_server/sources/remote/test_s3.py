@@ -100,8 +100,7 @@ def test_credentials_that_are_refused_are_not_repeated(files: Files, store: Stor
 
 
 def test_there_is_one_layer_of_retries(files: Files, store: StoreProxy) -> None:
-    files.facts("s3://data/x/b.txt")
-    files._version("s3://data/x/b.txt")
+    files.origin(["s3://data/x/b.txt"])
     store.fault = lambda method, path: 503
     store.requests.clear()
     with pytest.raises(ReadError, match="at each of 5 attempts"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.sources.remote.urls import is_url, refuse_credentials, without_credentials
+from loader_server.sources.remote.urls import is_url, joined, refuse_credentials, without_credentials
 from shared.errors import SettingsError
 
 
@@ -37,3 +37,10 @@ def test_other_urls_pass() -> None:
 def test_what_stores_repeat_is_left_out() -> None:
     said = "no AKIAABCDEFGHIJKLMNOP for http://me:pw@h/p?sig=abc&x=1 here"
     assert without_credentials(said) == "no … for http://…@h/p?… here"
+
+
+def test_names_are_relative_to_folders_near_and_far() -> None:
+    assert joined("/data", "a.wav") == "/data/a.wav"
+    assert joined("/data", "/b/a.wav") == "/b/a.wav"
+    assert joined("s3://b/k", "c/a.wav") == "s3://b/k/c/a.wav"
+    assert joined("s3://b/k", "https://h/a.wav") == "https://h/a.wav"
