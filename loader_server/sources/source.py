@@ -96,6 +96,8 @@ class Source:
     Settings: ClassVar[type[Any]]
     #: How many rows a process looks at in one go: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256
+    #: The same where each row is read, decoded and put through transforms, whose lengths are measured.
+    measured_rows: ClassVar[int] = 16
     #: Whether samples can be read while indexing, as transforms that declare nothing need it.
     measurable: ClassVar[bool] = True
     #: Columns that differ between copies of one data set, so that no fingerprint hangs on them.

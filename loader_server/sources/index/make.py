@@ -45,8 +45,6 @@ __all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index", "
 
 #: Fewer pieces than this are probed faster by one process than others start.
 _PIECES_THAT_PAY = 8
-#: A measured row costs as much as a thousand others.
-_MEASURED_PIECE_ROWS = 16
 _MEASURED_PIECES_THAT_PAY = 4
 #: Bad rows that a report holds, and of them those that an error shows.
 _REPORTED_BAD_ROWS = 1000
@@ -204,7 +202,7 @@ def _recipe(request: IndexRequest, source: Source) -> str:
 
 
 def _piece_rows(request: IndexRequest, source: Source) -> int:
-    own = min(source.piece_rows, _MEASURED_PIECE_ROWS) if _measuring(request) else source.piece_rows
+    own = min(source.piece_rows, source.measured_rows) if _measuring(request) else source.piece_rows
     return request.piece_rows or own
 
 

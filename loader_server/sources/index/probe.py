@@ -75,7 +75,7 @@ class Prober:
         kept, bad = list[int](), dict(found.bad)
         doubtful = chain.doubtful(self._source.lengths)
         for place, row in enumerate(found.rows):
-            made = self._measure_or_bad(place, row, chain) if doubtful[place] else None
+            made = self._measure_or_bad(place, row, self._read([place])[0], chain) if doubtful[place] else None
             if isinstance(made, BadRow):
                 bad[row] = made
             else:
@@ -85,34 +85,40 @@ class Prober:
     def _measured(self, found: Found, chain: Chain) -> Probed:
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
-        for place, row in enumerate(found.rows):
-            made = self._measure_or_bad(place, row, chain)
+        raw = self._read(range(len(found.rows)))
+        for place, (row, one) in enumerate(zip(found.rows, raw, strict=True)):
+            made = self._measure_or_bad(place, row, one, chain)
             if isinstance(made, BadRow):
                 bad[row] = made
                 continue
-            refuse_other_fields(fields or made[0], made[0], self._where(place))
             fields = fields or made[0]
+            if fields != made[0]:
+                refuse_other_fields(fields, made[0], self._where(place))
             kept.append(place)
             for key, length in made[1].items():
                 lengths.setdefault(key, []).append(length)
         return Probed(_only(found, kept, bad), self._where(kept[0]) if kept else "", fields, lengths)
 
-    def _measure_or_bad(self, place: int, row: int, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]] | BadRow:
+    def _read(self, places: Sequence[int]) -> list[bytes]:
+        return read_patiently(self._source.read, places, bool)
+
+    def _measure_or_bad(
+        self, place: int, row: int, raw: bytes, chain: Chain
+    ) -> tuple[tuple[Field, ...], dict[str, int]] | BadRow:
         try:
-            return self._measure(place, row, chain)
+            return self._measure(place, row, raw, chain)
         except SampleError as error:
             detail = f"expected {error.expected}, got {error.got}"
             return BadRow(*self._source.place(place), error.reason, detail)
 
-    def _measure(self, place: int, row: int, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]]:
-        (raw,) = read_patiently(self._source.read, [place], bool)
+    def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> tuple[tuple[Field, ...], dict[str, int]]:
         try:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):
             raise
         except Exception as error:
             raise undecoded(error, self._where(place)) from error
-        return chain.measure(sample, row, self._where(place))
+        return chain.measure(sample, row, self._source.name(place))
 
     def _where(self, place: int) -> str:
         where, line = self._source.place(place)

@@ -51,6 +51,7 @@ class LineSource(Source):
     """
 
     piece_rows = 20_000
+    measured_rows = 1024
     #: How the files of a folder end that are meant.
     suffixes: ClassVar[tuple[str, ...]]
 

@@ -64,6 +64,7 @@ class ParallelSource(Source):
 
     Settings = ParallelSettings
     piece_rows = 10_000
+    measured_rows = 1024
     settings: ParallelSettings
 
     @property

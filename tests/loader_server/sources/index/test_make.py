@@ -13,6 +13,7 @@ import soundfile
 
 import loader_server.sources.index.make as making
 from loader_server.sources.index.make import IndexRequest, make_index, open_index
+from loader_server.sources.source import Source
 from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
 from shared.errors import DataError
@@ -95,7 +96,7 @@ def test_an_index_knows_lengths_and_segments(corpus):
 def test_the_index_is_the_same_whatever_the_number_of_processes(corpus, monkeypatch, users):
     chain = users("doubled")
     monkeypatch.setattr(making, "_MEASURED_PIECES_THAT_PAY", 0)
-    monkeypatch.setattr(making, "_MEASURED_PIECE_ROWS", 1)
+    monkeypatch.setattr(Source, "measured_rows", 1)
     with corpus.open("a") as file:
         file.write("missing.wav,x\n")
     seen = []
@@ -361,7 +362,7 @@ def test_lengths_measured_with_other_transforms_are_refused(corpus, users):
 )
 def test_a_dtype_or_shape_that_changes_is_refused_while_indexing(corpus, users, monkeypatch, name, message):
     for rows in (1, 16):
-        monkeypatch.setattr(making, "_MEASURED_PIECE_ROWS", rows)
+        monkeypatch.setattr(Source, "measured_rows", rows)
         with pytest.raises(DataError, match=message):
             make_index(request(corpus, chain=users(name)))
     assert not (corpus.parent / "index").exists()
