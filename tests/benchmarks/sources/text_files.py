@@ -1,13 +1,15 @@
-"""Lines of text to token ids, by a Hugging Face tokenizer and by a SentencePiece model, beside a torch DataLoader.
+"""Lines of text to token ids, by a Hugging Face tokenizer and by a SentencePiece model, and JSON lines that hold such
+ids, beside a torch DataLoader.
 
 Rules: all sides shuffle, use the same model, and leave padded int batches of about 4 096 tokens; each has one worker.
-The first peer is a Dataset of lines that tokenizes in `__getitem__`, as most people write it; the second reads them by
-the `datasets` library and tokenizes whole batches.
+The first peer is a Dataset of lines that takes one apart in `__getitem__`, as most people write it; the second reads
+them by the `datasets` library and tokenizes whole batches.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +42,18 @@ length = "text"
 budget = "4096 tokens"
 """
 
+_JSONL_JOB = """
+[job]
+name = "jsonl"
+
+[streams.train]
+source = "jsonl"
+paths = ["corpus.jsonl"]
+keys = { ids = "int32 [any]" }
+length = "ids"
+budget = "4096 tokens"
+"""
+
 #: What makes ids of one text, and of several.
 _Encoders = tuple["Callable[[str], list[int]]", "Callable[[list[str]], list[list[int]]]"]
 
@@ -53,6 +67,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
     return [
         *_beside(folder, "tokenizers", "tokenizer.json", _tokenizer, rounds),
         *_beside(folder, "sentencepiece", "text.model", _sentencepiece, rounds),
+        *_json_lines(folder, lines, rounds),
     ]
 
 
@@ -67,6 +82,18 @@ def _beside(folder: Path, name: str, model: str, encoders: Callable[[Path], _Enc
             "torch DataLoader, datasets": _by_batch(folder, encoders(folder)),
         }
         return interleaved(f"lines, {name}", sides, rounds)
+
+
+def _json_lines(folder: Path, lines: list[str], rounds: int) -> list[Row]:
+    encode, _ = _sentencepiece(folder)
+    written = [json.dumps({"ids": encode(line), "text": line}) for line in lines]
+    (folder / "corpus.jsonl").write_text("\n".join(written) + "\n")
+    job = folder / "jsonl.toml"
+    job.write_text(_JSONL_JOB)
+    index_streams(JobFile(job), ["train"], processes=1)
+    with stoker(job) as epoch:
+        peer = _passes(lambda: _Lines(written, lambda line: json.loads(line)["ids"]), _padded)
+        return interleaved("jsonl", {"stoker": epoch, "torch DataLoader, Dataset of lines": peer}, rounds)
 
 
 def _lines() -> list[str]:
