@@ -302,6 +302,10 @@ def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
             where=f"{where}, {field.name}",
             remedy=f"It means: {field.metadata['help']}.",
         ) from None
+    except SettingsError as bad:  # of a parser that knows the remedy, and only the place within the setting
+        raise SettingsError(
+            expected=bad.expected, got=bad.got, where=f"{where}, {bad.where}", remedy=bad.remedy
+        ) from None
 
 
 def nearest(got: object, known: Iterable[str]) -> str:

@@ -19,7 +19,13 @@ import xxhash
 from loader_server.sources.file_facts import changed
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.example_gathering import gather_examples
-from loader_server.sources.records.examples import FIRST_RECORDS, ExampleDecoder, forms_of_records
+from loader_server.sources.records.examples import (
+    FIRST_RECORDS,
+    MOST_RECORDS_WITHOUT,
+    ExampleDecoder,
+    forms_of_records,
+    refuse_unknown_features,
+)
 from loader_server.sources.records.feature_forms import feature_forms, forms_said
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
@@ -46,7 +52,7 @@ class ArrayRecordSettings:
     paths: tuple[str, ...] = setting(
         texts, "ArrayRecord files, folders of them, and patterns such as train*.array_record"
     )
-    features: dict[str, str] | None = setting(
+    features: tuple[tuple[str, str], ...] | None = setting(
         feature_forms,
         'the features to read, such as { audio = "float32 [any]" }; left out: those of the first records',
         default=None,
@@ -86,9 +92,12 @@ class ArrayRecordSource(Source):
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
-        if self.settings.features is not None:
-            return ExampleDecoder(forms_said(self.settings.features))
-        return ExampleDecoder(forms_of_records(islice(self._usable(), FIRST_RECORDS), ", ".join(self.settings.paths)))
+        where = ", ".join(self.settings.paths)
+        if self.settings.features is None:
+            return ExampleDecoder(forms_of_records(islice(self._usable(), FIRST_RECORDS), where))
+        forms = forms_said(self.settings.features)
+        refuse_unknown_features(forms, islice(self._usable(), MOST_RECORDS_WITHOUT), where)
+        return ExampleDecoder(forms)
 
     def _usable(self) -> Iterator[bytes]:
         """All records that can be read."""
@@ -146,7 +155,7 @@ class ArrayRecordSource(Source):
         self.indexed = indexed
         self._columns = indexed.numbers
         self._paths = [facts["path"] for facts in indexed.origin]
-        self._decoder = ExampleDecoder(forms_said(indexed.about["features"]))
+        self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
 
     @property
     def parts(self) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.records.example_wire import MalformedExample, features_of
 from loader_server.sources.records.feature_forms import UnfitFeature, forms_of_examples
-from shared.errors import DataError, SampleError
+from shared.config import nearest
+from shared.errors import DataError, SampleError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +24,20 @@ if TYPE_CHECKING:
     from loader_server.sources.records.feature_forms import FeatureForm
     from shared.wire.layout import Field
 
-__all__ = ["FIRST_RECORDS", "SCATTERED", "ExampleDecoder", "forms_of_records", "unpacked"]
+__all__ = [
+    "FIRST_RECORDS",
+    "MOST_RECORDS_WITHOUT",
+    "SCATTERED",
+    "ExampleDecoder",
+    "forms_of_records",
+    "refuse_unknown_features",
+    "unpacked",
+]
 
 #: Records from which the features are taken, if the job file does not name them.
 FIRST_RECORDS = 64
+#: After so many records without it, a feature that the job file names is one that nobody wrote.
+MOST_RECORDS_WITHOUT = 1024
 
 #: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
 _KIND_BITS, _SIZE_BITS = 2, 30
@@ -97,6 +108,28 @@ def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm,
             remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
         )
     return forms
+
+
+def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[bytes], where: str) -> None:
+    """SettingsError for a form whose key none of these records has: a list that is missing is empty, and would be so
+    in all of them. No more are looked at than it takes.
+    """
+    missing, known = {form.key for form in forms}, set[str]()
+    for raw in records:
+        if not missing:
+            return
+        with contextlib.suppress(MalformedExample):
+            found = features_of(raw).keys()
+            missing -= found
+            known |= found
+    if missing and known:
+        wrong = min(missing)
+        raise SettingsError(
+            expected=f"features out of {', '.join(sorted(known))}{nearest(wrong, known)}",
+            got=f'"{wrong}", which none of the first records has',
+            where=f"{where}, features",
+            remedy="Mend `features` of the stream.",
+        )
 
 
 def _packed(found: Feature | list[Feature] | None) -> int:

@@ -22,7 +22,7 @@ from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -163,11 +163,11 @@ def _joined(steps: list[NDArray[Any]], form: FeatureForm) -> NDArray[Any]:
 # --- where forms come from ---
 
 
-def feature_forms(said: object) -> dict[str, str]:
-    """The setting `features`: a table of keys and forms, as the job file says it, but checked."""
+def feature_forms(said: object) -> tuple[tuple[str, str], ...]:
+    """The setting `features`: a table of keys and forms, as the job file says it, but checked, and as pairs."""
     if not isinstance(said, dict) or not said:
         raise _unread(repr(said), "features")
-    return {key: str(_form(key, form)) for key, form in said.items()}
+    return tuple((key, str(_form(key, form))) for key, form in sorted(said.items()))
 
 
 def _form(key: str, said: object) -> FeatureForm:
@@ -190,9 +190,9 @@ def _unread(got: str, where: str) -> SettingsError:
     )
 
 
-def forms_said(said: Mapping[str, str]) -> tuple[FeatureForm, ...]:
+def forms_said(said: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
     """Forms that `feature_forms` checked."""
-    return tuple(_form(key, form) for key, form in said.items())
+    return tuple(_form(key, form) for key, form in said)
 
 
 def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[FeatureForm, ...]:

@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.files import changed
 from loader_server.sources.records.example_gathering import gather_examples
-from loader_server.sources.records.examples import FIRST_RECORDS, ExampleDecoder, forms_of_records
+from loader_server.sources.records.examples import (
+    FIRST_RECORDS,
+    MOST_RECORDS_WITHOUT,
+    ExampleDecoder,
+    forms_of_records,
+    refuse_unknown_features,
+)
 from loader_server.sources.records.feature_forms import feature_forms, forms_said
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.tfrecord_file import TRAILER_BYTES, masked, records_from, refuse_no_records
@@ -48,7 +55,7 @@ class TFRecordSettings:
     """What a stream with source = "tfrecord" says besides."""
 
     paths: tuple[str, ...] = setting(texts, "TFRecord files, folders of them, and patterns such as train-*.tfrecord")
-    features: dict[str, str] | None = setting(
+    features: tuple[tuple[str, str], ...] | None = setting(
         feature_forms,
         'the features to read, such as { audio = "float32 [any]" }; left out: those of the first records',
         default=None,
@@ -97,9 +104,12 @@ class TFRecordSource(Source):
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
-        if self.settings.features is not None:
-            return ExampleDecoder(forms_said(self.settings.features))
-        return ExampleDecoder(forms_of_records(self._first_records(), ", ".join(self.settings.paths)))
+        where = ", ".join(self.settings.paths)
+        if self.settings.features is None:
+            return ExampleDecoder(forms_of_records(islice(self._first_records(), FIRST_RECORDS), where))
+        forms = forms_said(self.settings.features)
+        refuse_unknown_features(forms, islice(self._first_records(), MOST_RECORDS_WITHOUT), where)
+        return ExampleDecoder(forms)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -138,16 +148,12 @@ class TFRecordSource(Source):
                 record, row = record + count, row + count
 
     def _first_records(self) -> Iterator[bytes]:
-        """As many as are needed to know what records hold."""
-        left = FIRST_RECORDS
+        """As many as are needed to know what records hold, of as many files as it takes."""
         for path in self._paths:
             data = self._mapped[path]
-            found = records_from(data, 0, left)
+            found = records_from(data, 0, MOST_RECORDS_WITHOUT)
             refuse_no_records(data, found, self.files.where(path))
             yield from (data[start:stop] for start, stop in found.ranges())
-            left -= len(found.offsets)
-            if not left:
-                break
 
     def probe(self, piece: RecordPiece) -> Found:
         """Take the records apart."""
@@ -204,7 +210,7 @@ class TFRecordSource(Source):
         self.indexed = indexed
         self._columns = indexed.numbers
         self._paths = [facts["path"] for facts in indexed.origin]
-        self._decoder = ExampleDecoder(forms_said(indexed.about["features"]))
+        self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
         self.reads_ahead = self.files.are_remote
 
     @property

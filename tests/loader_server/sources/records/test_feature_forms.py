@@ -129,4 +129,4 @@ def test_features_are_a_table() -> None:
     for said in ({}, "audio", ["audio"]):
         with pytest.raises(SettingsError, match="features: expected a dtype"):
             feature_forms(said)
-    assert feature_forms({"x": "float32[any,80]"}) == {"x": "float32 [any, 80]"}
+    assert feature_forms({"y": "text", "x": "float32[any,80]"}) == (("x", "float32 [any, 80]"), ("y", "text"))

@@ -229,6 +229,20 @@ def test_no_batch_is_gathered_of_records_that_have_changed_or_whose_checksums_ar
     assert not indexed(tmp_path, [spoken(0)], checksums=True)[0].gathers
 
 
+def test_a_feature_that_no_record_has_is_refused_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = {"audo": "float32 [any]", "label": "int64"}
+    said = r'\*\.tfrecord, features: expected features out of audio, label, words, perhaps "audio", got "audo"'
+    with pytest.raises(SettingsError, match=said):
+        indexed(tmp_path, [spoken(0), b"no example"], features=features)
+    rare = [*(example(label=n) for n in range(9)), example(label=9, audo=[1.0])]
+    assert indexed(tmp_path, rare, features=features)[0].lengths["audo"].tolist() == [0] * 9 + [1]
+    monkeypatch.setattr(tfrecord, "MOST_RECORDS_WITHOUT", 9)
+    with pytest.raises(SettingsError, match="none of the first records has"):
+        indexed(tmp_path, rare, features=features)
+
+
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "google_crc32c", None)
     with pytest.raises(SettingsError, match=r"checksums: expected google-crc32c.*pip install 'stoker\[tfrecord\]'"):
@@ -247,3 +261,9 @@ def test_a_job_has_its_features_in_a_table(tmp_path: Path) -> None:
     stream = job.open("train")
     assert [(field.key, field.dtype) for field in stream.chain.fields] == [("audio", "float32"), ("label", "int32")]
     stream.close()
+    toml = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(toml.replace("float32 [any]", "floats"))
+    with pytest.raises(
+        SettingsError, match=r'job\.toml, \[streams\.train\], features, "audio": expected a dtype, and axes'
+    ):
+        JobFile(tmp_path / "job.toml")
