@@ -69,6 +69,22 @@ def test_a_source_reads_from_a_server_what_it_reads_from_a_disk(name: str, tmp_p
     local.close()
 
 
+def test_remote_records_are_brought_before_they_are_gathered(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    spec = FIXTURES["tfrecord"](tmp_path / "data").spec
+    with plain_server(tmp_path / "data", ranges=True) as target:
+        far = served(spec, f"http://{target}", tmp_path / "elsewhere")
+        index_source(far)
+        source = open_source(far)
+        samples = np.arange(source.samples)
+        missing = source.unread(samples)
+        assert (source.gathers, source.reads_ahead) == (True, True)
+        assert 0 < len(missing) < len(samples)
+        assert [len(raw) > 0 for raw in source.read(missing)] == [True] * len(missing)
+        assert not len(source.unread(samples))
+        source.close()
+
+
 def test_recordings_of_a_manifest_are_missing_or_changed_or_stretches_as_on_a_disk(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

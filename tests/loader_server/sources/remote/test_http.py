@@ -12,6 +12,7 @@ import pytest
 
 from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.files import Files
+from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.remote import failures, remote_files
 from shared.errors import DataError, ReadError
 from tests.support.disk import small_disk
@@ -198,6 +199,33 @@ def test_one_process_looks_ahead_for_all_and_not_too_far(tmp_path: Path, ranged:
     assert not first.looks_ahead()
     ranged.open.set()
     first.close()
+
+
+def test_what_is_expected_fills_a_quarter_of_the_cache_at_most(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path, 16 * 8192)
+    files.refuse_changed(files.origin([url]), tmp_path)
+    ranged.open.clear()
+    files.expect([(url, 0, 4 * 8192)])
+    assert files.looks_ahead()
+    files.expect([(url, 0, 5 * 8192)])
+    assert not files.looks_ahead()
+    ranged.open.set()
+    files.close()
+
+
+def test_mapped_files_fill_half_of_the_cache_at_most_and_can_be_read_while_others_come(
+    tmp_path: Path, ranged: StoreProxy, served: Path
+) -> None:
+    for n in range(4):
+        (served / f"{n}.bin").write_bytes(bytes([n]) * 3000)
+    urls, files = [f"{ranged.url}/{n}.bin" for n in range(4)], files_of(tmp_path, 12_000)
+    mapped = MappedFiles(files)
+    first = mapped[urls[0]]
+    for n, url in enumerate(urls):
+        assert mapped[url][2999] == n
+    assert [url in mapped for url in urls] == [False, False, True, True]
+    assert first[2999] == 0
+    mapped.close()
 
 
 def test_whole_files_are_expected_too(tmp_path: Path, ranged: StoreProxy) -> None:

@@ -106,19 +106,28 @@ def test_there_is_one_layer_of_retries(files: Files, store: StoreProxy) -> None:
     with pytest.raises(ReadError, match="at each of 5 attempts"):
         files.read("s3://data/x/b.txt", 0, 3)
     assert len(store.requests) == 5
+    store.fault = lambda method, path: "cut" if method == "GET" else None
+    store.requests.clear()
+    with pytest.raises(ReadError, match="at each of 5 attempts"):
+        files.read("s3://data/x/b.txt", 0, 3)
+    assert store.asked()["GET"] == 5
     faults = iter([503, "cut", 503])
     store.fault = lambda method, path: next(faults, None)
     assert files.read("s3://data/x/b.txt", 0, 3) == b"one"
 
 
-def test_another_version_is_refused_by_the_store(files: Files, store: StoreProxy, bucket: Any) -> None:
+def test_another_version_is_refused_by_the_store(files: Files, store: StoreProxy, bucket: Any, tmp_path: Path) -> None:
     url = "s3://data/x/a.tar"
+    known = files.facts(url)
     assert files.read(url, 0, 5) == DATA[:5]
     bucket.pipe("data/x/a.tar", DATA[::-1])
     store.requests.clear()
     with pytest.raises(ReadError, match=r"s3://data/x/a\.tar: .*the file has changed since"):
         files.read(url, len(DATA) - 5, 5)
     assert store.asked() == {"GET": 1}, "the request itself names the version"
+    again = Files(tmp_path, CacheSettings(folder=tmp_path / "another", bytes=2**30))
+    with pytest.raises(ReadError, match=r"s3://data/x/a\.tar: expected the file that was indexed.*has changed since"):
+        again.whole(url, known)
 
 
 def test_what_reads_a_store_is_an_extra(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
