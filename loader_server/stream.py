@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.planning import LEFT_OUT, Plan, PlanSettings
+from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan, PlanSettings
 from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.row_filter import RowFilter
 from loader_server.sources.side_source import SourceName
+from loader_server.sources.source import OfJob
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
+from loader_server.sources.whole import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from loader_server.transforms.own_code import own_code
@@ -60,6 +62,8 @@ class StreamRecipe:
     base: Path
     #: Which samples take part; None: all.
     filter: RowFilter | None = None
+    #: Whether its source makes whole batches, perhaps of the samples of another stream.
+    whole: bool = False
 
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
         """Its transforms, over raw samples of these fields; or only those before one of them."""
@@ -83,7 +87,7 @@ class JobFile:
             ) from None
         self.job: Job = parse_job(toml, str(path))
         self.base = self.path.resolve().parent
-        if any(":" in name for name in _source_names(self.job)):
+        if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
         self.recipes = {name: self._recipe(name) for name in self.job.streams}
 
@@ -144,7 +148,11 @@ class JobFile:
 
     def _recipe(self, name: str) -> StreamRecipe:
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
-        single = () if table.get("sources") else (source_class(str(table.get("source", "no source")), where).Settings,)
+        kinds = () if table.get("sources") else (source_class(str(table.get("source", "no source")), where),)
+        if kinds and issubclass(kinds[0], WholeSource):
+            _refuse_planning(table, kinds[0].Settings, where)
+            table = {**table, **_NOT_PLANNED}
+        single = tuple(kind.Settings for kind in kinds)
         classes = (StreamSettings, PlanSettings, *single)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
         named = tuple(sorted(_named_transforms(table) - own))
@@ -152,7 +160,7 @@ class JobFile:
         flat = {key: value for key, value in table.items() if key not in tables}
         settings, plan, *asked = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
-        sources = self._sources(settings, asked, where)
+        sources = self._sources(name, settings, asked, where)
         if settings.evaluation and plan.epoch_parts > 1:
             raise SettingsError(
                 expected="an evaluation stream without parts, as it gives the same epoch each time",
@@ -170,29 +178,65 @@ class JobFile:
             tables=tables,
             base=self.base,
             filter=rule,
+            whole=any(issubclass(kind, WholeSource) for kind in kinds),
         )
 
-    def _sources(self, settings: StreamSettings, asked: Sequence[Any], where: str) -> tuple[SourceSpec, ...]:
+    def _sources(
+        self, stream: str, settings: StreamSettings, asked: Sequence[Any], where: str
+    ) -> tuple[SourceSpec, ...]:
         """The one source, whose settings were asked for, or each of several."""
         if not settings.sources:
-            return (self._spec(settings.source, asked[0], where),)
+            return (self._spec(settings.source, asked[0], where, stream),)
         found = []
         for place, table in enumerate(settings.sources, 1):
             name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
-            _, own = read_tables((SourceName, source_class(name, here).Settings), table, here)
-            found.append(self._spec(name, own, f"{here} ({name})"))
+            kind = source_class(name, here)
+            if issubclass(kind, WholeSource):
+                raise SettingsError(
+                    expected="sources of samples, as they are mixed sample by sample",
+                    got=f'"{name}", which makes whole batches',
+                    where=here,
+                    remedy="Make it a stream of its own.",
+                )
+            _, own = read_tables((SourceName, kind.Settings), table, here)
+            found.append(self._spec(name, own, f"{here} ({name})", stream))
         return tuple(found)
 
-    def _spec(self, name: str, settings: Any, where: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
+    def _spec(self, name: str, settings: Any, where: str, stream: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
         dotted = dotted_name(name, where)
-        return SourceSpec(name=name, dotted=dotted, settings=settings, base=self.base, where=where, cache=self.cache)
+        return SourceSpec(
+            name=name,
+            dotted=dotted,
+            settings=settings,
+            base=self.base,
+            where=where,
+            cache=self.cache,
+            of_job=OfJob(stream=stream, seed=self.settings.seed, path=self.path.resolve()),
+        )
 
 
-def _source_names(job: Job) -> list[str]:
-    """All that the streams call their sources, right or wrong."""
+def _names_of_code(job: Job) -> list[str]:
+    """All that the streams call their sources and pipelines, right or wrong."""
     lists = (table.get("sources") for table in job.streams.values())
     several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
-    return [str(table.get("source")) for table in (*job.streams.values(), *several)]
+    tables = (*job.streams.values(), *several)
+    return [str(table.get(key)) for table in tables for key in ("source", "pipeline")]
+
+
+#: Stands for what a stream need not say whose batches are made whole; nobody looks at it.
+_NOT_PLANNED = {"length": "-", "budget": "1 steps"}
+
+
+def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
+    """Refuse settings that make batches of samples where the source makes whole ones."""
+    planning = {"length", "transforms", "filter"} | {field.name for field in dataclasses.fields(PlanSettings)}
+    for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
+        raise SettingsError(
+            expected="no setting of batches or transforms, as the pipeline itself makes whole batches",
+            got=f'"{key}"',
+            where=where,
+            remedy="Leave it out, or give it to the stream that the pipeline reads (base).",
+        )
 
 
 def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
@@ -249,20 +293,12 @@ class Stream:
         self.bad_rows = joined.bad
         self.source: Source = joined.source
         self.chain = joined.bound(recipe.chain(self.source.fields))
-        joined.refuse_lacking(recipe.settings.length, self.chain)
-        sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
-        _check_key(recipe, self.chain.fields)
-        self.table = _Lengths(joined, self.chain, recipe, sources)
-        self.plan = Plan.make(
-            self.table,
-            recipe.plan,
-            key=recipe.settings.length,
-            seed=self.seed,
-            progress=progress,
-            per_second={field.key: field.per_second for field in self.chain.fields if field.padded},
-            keeper=PlanKeeper(job.index_folder(recipe.name)),
-            sources=sources,
-        )
+        whole = self.source if isinstance(self.source, WholeSource) else None
+        #: How many shards its batches come from, if they are made whole; else 0.
+        self.producers = whole.producers if whole is not None else 0
+        #: What a sample of the data set below a user's pipeline holds.
+        self.base_fields = whole.base_fields if whole is not None else ()
+        self.plan = self._planned(job, recipe, progress) if whole is None else _ordinals(whole, joined.fingerprint)
         self.packed = recipe.plan.packing is not None
         #: What a batch carries.
         self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
@@ -270,6 +306,23 @@ class Stream:
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
         #: Names the plan and the element spec: batches of equal digest and number are the same batch.
         self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
+
+    def _planned(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
+        joined, fields = self._joined, self.chain.fields
+        joined.refuse_lacking(recipe.settings.length, self.chain)
+        sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
+        _check_key(recipe, fields)
+        self.table = _Lengths(joined, self.chain, recipe, sources)
+        return Plan.make(
+            self.table,
+            recipe.plan,
+            key=recipe.settings.length,
+            seed=self.seed,
+            progress=progress,
+            per_second={field.key: field.per_second for field in fields if field.padded},
+            keeper=PlanKeeper(job.index_folder(recipe.name)),
+            sources=sources,
+        )
 
     def shape(self, planned: BucketShape) -> BucketShape:
         """A planned shape with the lengths of all padded fields: marks of packed rows are as long as the rows."""
@@ -302,6 +355,11 @@ class Stream:
     def close(self) -> None:
         """Give back what is open."""
         self.source.close()
+
+
+def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
+    """The number of each of its batches is all that there is to plan."""
+    return OrdinalPlan(producers=source.producers, elements=source.elements, largest=source.largest, made_from=(index,))
 
 
 def _foreign_code(modules: Sequence[str]) -> tuple[str, ...]:

@@ -185,7 +185,18 @@ def public(thing):
 def test_the_public_names_of_a_feed_and_what_it_gives():
     assert public(Feed) == sorted(
         (
-            *("close", "cursor", "dataset", "distributed", "epoch", "interrupt", "open", "restore", "rounds_left"),
+            *(
+                "close",
+                "cursor",
+                "dataset",
+                "distributed",
+                "epoch",
+                "interrupt",
+                "open",
+                "pipeline",
+                "restore",
+                "rounds_left",
+            ),
             *("shapes", "state", "tag", "trained", "waited", "warm_up"),
         )
     )

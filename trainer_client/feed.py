@@ -9,7 +9,7 @@ of a feed, and the room `session` holds what is behind it. It imports TensorFlow
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
@@ -194,6 +194,19 @@ class Feed:
         from trainer_client.tf import dataset  # noqa: PLC0415 - TensorFlow only when it is used
 
         return dataset.make(self._session, ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map))
+
+    def pipeline(
+        self,
+        function: Callable[[Any], tf.data.Dataset] | Literal[True] = True,  # noqa: FBT002 - as a job says it
+        *,
+        device: str = "",
+    ) -> tf.data.Dataset:
+        """What a `dataset_pipeline(context)` makes here of what it made in workers, for a stream with `source =
+        "pipeline"`; True is the default pipeline. `device` is where it puts elements: the first accelerator, if any.
+        """
+        from trainer_client.tf import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
+
+        return pipeline.make(self._session, function, device)
 
     def distributed(
         self,

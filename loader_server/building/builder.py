@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Built", "Prepared", "decoded", "values_of"]
+__all__ = ["Builder", "Built", "Prepared", "decoded", "gaps_of", "unwatched", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -115,7 +115,7 @@ class _BatchInHand:
             self.reason = f"{name[-_MOST_NAME:]}: {error.reason}: {error.got}"[:_MOST_REASON]
 
 
-def _unwatched(_sample: int) -> None:
+def unwatched(_sample: int) -> None:
     """For callers that need not know which sample is being read."""
 
 
@@ -156,9 +156,8 @@ class Builder:
                 plan = self._epochs[key] = self.stream.plan.epoch(epoch, group)
             return plan
 
-    def prepare(self, want: Want, begin: Callable[[int], None] = _unwatched) -> Prepared:
-        """Look the want up and read its samples, saying which before each; for a thread that reads ahead."""
-        began_ns = time.perf_counter_ns()
+    def planned(self, want: Want) -> PlannedBatch:
+        """The batch that is wanted, as the plan has it."""
         epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
             raise DataError(
@@ -167,7 +166,12 @@ class Builder:
                 where=f"epoch {want.epoch} of {self.stream.name}",
                 remedy="Trainer and worker disagree on the plan: report this.",
             )
-        planned = epoch.batch(want.number)
+        return epoch.batch(want.number)
+
+    def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
+        """Look the want up and read its samples, saying which before each; for a thread that reads ahead."""
+        began_ns = time.perf_counter_ns()
+        planned = self.planned(want)
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
         self.stream.source.expect(samples)
@@ -176,7 +180,7 @@ class Builder:
             raw = self._read(samples.tolist(), begin)
         else:
             culprits = self._read_around(self._gathering, samples, begin)
-        self._ahead.after(epoch, (want.epoch, want.group), want.number)
+        self._ahead.after(self._get_epoch(want.epoch, want.group), (want.epoch, want.group), want.number)
         read_us = (time.perf_counter_ns() - began_ns) // 1000
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, culprits)
 
@@ -198,7 +202,7 @@ class Builder:
                 self._layouts.clear()
             shape = self.stream.shape(planned)
             layout = layout_of(self.stream.fields, shape)
-            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(_gaps(layout)))
+            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(gaps_of(layout)))
         return known[1:]
 
     def _read(self, samples: Sequence[int], begin: Callable[[int], None]) -> list[bytes | None]:
@@ -401,7 +405,7 @@ class Builder:
         arrays["tag"][row] = sample
 
 
-def _gaps(layout: Layout) -> Iterator[slice]:
+def gaps_of(layout: Layout) -> Iterator[slice]:
     """The bytes between tensors, because they are part of the payload and of its digest."""
     ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
     for tensor, end in zip(layout.tensors, ends, strict=True):

@@ -35,7 +35,7 @@ def index_streams(
 ) -> dict[str, IndexReport]:
     """Make the indexes of these streams; without `force` only those that would be others."""
     reports = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: job.recipes[name].whole):  # these may read others
         recipe = job.recipes[name]
         for spec, folder in job.sources(recipe):
             title = name if len(recipe.sources) == 1 else f"{name}, {folder.name}"

@@ -75,6 +75,13 @@ def open_stream(job: JobFile, name: str) -> Stream:
             where=str(job.path),
             remedy="Name one of these.",
         )
+    if job.recipes[name].whole:
+        raise SettingsError(
+            expected="a stream whose batches are planned from samples",
+            got=f"{name}, which makes whole batches",
+            where=str(job.path),
+            remedy="There is no plan to look at: batch n is element n div producers of shard n mod producers.",
+        )
     with progress_bar(f"plan {name}") as progress:
         return job.open(name, progress)
 

@@ -39,6 +39,8 @@ class StreamView(Protocol):
     evaluation: bool
     fields: tuple[WireField, ...]
     shapes: tuple[WireShape, ...]
+    producers: int
+    base_fields: tuple[WireField, ...]
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None while they are still being counted: ask again soon."""

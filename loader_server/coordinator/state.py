@@ -278,6 +278,8 @@ class CoordinatorState:
             most_batches=view.most_batches(max(next_group, group)),
             fields=view.fields,
             shapes=view.shapes,
+            producers=view.producers,
+            base_fields=view.base_fields,
             heartbeat_timeout_ms=int(1000 * self._timeout_s),
             max_bad=self._settings.max_bad.share,
             max_bad_samples=self._settings.max_bad.samples,

@@ -72,6 +72,8 @@ class View:
         self.left_out = stream.bad_rows | stream.plan.dropped
         self.fields = tuple(map(WireField.of, stream.fields))
         self.shapes = tuple(map(WireShape.of, stream.shapes))
+        self.producers = stream.producers
+        self.base_fields = tuple(map(WireField.of, stream.base_fields))
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None while they are being counted."""

@@ -4,8 +4,18 @@ Pure, all of it.
 """
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch
+from loader_server.planning.ordinals import OrdinalPlan
 from loader_server.planning.plan import PLANNER_VERSION, Plan
 from loader_server.planning.settings import PlanSettings
 from loader_server.planning.survey import LEFT_OUT, LengthTable
 
-__all__ = ["LEFT_OUT", "PLANNER_VERSION", "EpochPlan", "LengthTable", "Plan", "PlanSettings", "PlannedBatch"]
+__all__ = [
+    "LEFT_OUT",
+    "PLANNER_VERSION",
+    "EpochPlan",
+    "LengthTable",
+    "OrdinalPlan",
+    "Plan",
+    "PlanSettings",
+    "PlannedBatch",
+]

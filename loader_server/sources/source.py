@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Field
 
-__all__ = ["SEGMENT_SAMPLES", "BadRow", "Found", "Indexed", "Inventory", "Source", "gather_rows"]
+__all__ = ["SEGMENT_SAMPLES", "BadRow", "Found", "Indexed", "Inventory", "OfJob", "Source", "gather_rows"]
 
 #: Samples of a segment, where the format suggests nothing else.
 SEGMENT_SAMPLES = 4096
@@ -52,6 +52,8 @@ class Inventory:
     """
 
     total: int
+    #: Whether `total` counts pieces, as nobody knows the rows before they are looked at.
+    rows_unknown: bool = False
     pieces: Callable[[int], Iterator[Any]]
     origin: list[dict[str, Any]] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +89,15 @@ class Indexed:
     place: Path = Path()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfJob:
+    """What a source may have to know of its job: which stream it is for, the seed, and the file, for other streams."""
+
+    stream: str = ""
+    seed: int = 0
+    path: Path | None = None
+
+
 class Source:
     """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`, `read`
     and `name` where there is something to read and to name, and of the others what it knows better.
@@ -100,6 +111,8 @@ class Source:
     measured_rows: ClassVar[int] = 16
     #: Whether samples can be read while indexing, as transforms that declare nothing need it.
     measurable: ClassVar[bool] = True
+    #: Whether pieces are looked at in other processes only, as it leaves behind what must not be there after a fork.
+    apart: ClassVar[bool] = False
     #: Columns that differ between copies of one data set, so that no fingerprint hangs on them.
     local_columns: ClassVar[frozenset[str]] = frozenset()
 
@@ -110,6 +123,8 @@ class Source:
         #: As the job file says; relative paths in it start from `base`.
         self.settings = settings
         self.base = base
+        #: What the job says, where there is one.
+        self.of_job = OfJob()
         #: Opens its files.
         self.files = Files(base)
 

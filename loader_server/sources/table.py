@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loader_server.named_objects import imported
-from loader_server.sources.source import Source
+from loader_server.sources.source import OfJob, Source
 from shared.config import nearest
 from shared.errors import SettingsError
 
@@ -38,8 +38,8 @@ SOURCES: dict[str, str] = {
     "parquet": "loader_server.sources.arrays.parquet:ParquetSource",
     "arrow": "loader_server.sources.arrays.arrow:ArrowSource",
     "numpy": "loader_server.sources.arrays.numpy_arrays:NumpySource",
-    "tfds": "loader_server.sources.records.tfds:TfdsSource",
     "array_record": "loader_server.sources.records.array_record:ArrayRecordSource",
+    "pipeline": "loader_server.sources.pipeline.source:PipelineSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
 
@@ -63,10 +63,12 @@ class SourceSpec:
     where: str = ""
     #: Where remote files are kept, if that was said.
     cache: CacheSettings | None = None
+    of_job: OfJob = field(default_factory=OfJob)
 
     def make(self) -> Source:
         """A source of one's own; nothing is opened yet."""
         made = _class_at(self.dotted)(self.settings, self.base)
+        made.of_job = self.of_job
         if self.cache is not None:
             made.files.cache = self.cache
         return made

@@ -16,12 +16,12 @@ import zmq
 
 from loader_server.building.build_counts import BuildCounts
 from loader_server.building.build_thread import BuildThread
-from loader_server.building.builder import Builder
 from loader_server.building.crash_trial import CrashTrial
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
+from loader_server.building.whole_builder import builder_of
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
@@ -81,7 +81,9 @@ class Worker:
         self.masked_by_reason = self._quarantine.counts
         build_timeout_s = self._job.settings.build_timeout_s
         deadline = Deadline(build_timeout_s)
-        self._builders = {name: Builder(stream, self._quarantine, deadline) for name, stream in self._streams.items()}
+        self._builders = {
+            name: builder_of(stream, self._quarantine, deadline) for name, stream in self._streams.items()
+        }
         self._waker = Waker()
         encoding = self._job.payload_encoding
         require_library(encoding)

@@ -125,6 +125,8 @@ class Attached(Message):
     most_batches: int = wire(COUNT)
     fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
     shapes: tuple[WireShape, ...] = wire(Many(record(WireShape), 4096))
+    producers: int = wire(Integer(0, 4096))
+    base_fields: tuple[WireField, ...] = wire(Many(record(WireField), 64))
     heartbeat_timeout_ms: int = wire(MS)
     max_bad: float = wire(Share())
     max_bad_samples: int | None = wire(Maybe(COUNT))

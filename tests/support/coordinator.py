@@ -44,6 +44,8 @@ class View:
     evaluation: bool = False
     fields: tuple[WireField, ...] = (WireField("audio", "float32", (None, 80), 100.0),)
     shapes: tuple[WireShape, ...] = (WireShape(4, (("audio", 100),)),)
+    producers: int = 0
+    base_fields: tuple[WireField, ...] = ()
 
     samples: int = 1000
     left_out: tuple[()] = ()

@@ -46,7 +46,8 @@ def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) 
     said: dict[str, object] = {
         "serial": serial, "job": "digits", "stream": "train", "evaluation": False,
         "cursor": Cursor(*at, 4, DIGEST), "next_group": 4, "batches": BATCHES, "most_batches": BATCHES,
-        "fields": FIELDS, "shapes": (SHAPE,), "heartbeat_timeout_ms": 2000, "max_bad": 1.0,
+        "fields": FIELDS, "shapes": (SHAPE,),
+        "producers": 0, "base_fields": (), "heartbeat_timeout_ms": 2000, "max_bad": 1.0,
         "max_bad_samples": None, "members": 1, "workers": (),
     }  # fmt: skip
     return m.Attached(**{**said, **other})  # type: ignore[arg-type]

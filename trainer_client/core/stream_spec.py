@@ -38,6 +38,10 @@ class StreamSpec:
     plan_digest: str
     fields: tuple[Field, ...]
     shapes: tuple[BucketShape, ...]
+    #: Batch n is made whole by shard n mod this; 0: any worker builds any batch.
+    producers: int
+    #: What a sample of the data set below a user's pipeline holds.
+    base_fields: tuple[Field, ...]
     most_batches: int
     heartbeat_timeout_s: float
     _layouts: dict[WireShape, Layout | None] = field(default_factory=dict)
@@ -52,6 +56,8 @@ class StreamSpec:
             plan_digest=attached.cursor.plan_digest,
             fields=tuple(one.field() for one in attached.fields),
             shapes=tuple(one.bucket() for one in attached.shapes),
+            producers=attached.producers,
+            base_fields=tuple(one.field() for one in attached.base_fields),
             most_batches=attached.most_batches,
             heartbeat_timeout_s=attached.heartbeat_timeout_ms / 1000,
         )

@@ -74,6 +74,11 @@ class FeedSession:
         return self.receiver.spec.shapes
 
     @property
+    def producers(self) -> int:
+        """How many shards batches come from that are made whole, each with shapes of its own; else 0."""
+        return self.receiver.spec.producers
+
+    @property
     def replicas(self) -> int:
         """How many batches of each round this trainer gets: one for each of its ranks."""
         return self.receiver.settings.core.ranks.replicas

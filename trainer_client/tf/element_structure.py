@@ -103,7 +103,9 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
 
 
 def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
-    """One shape for all buckets: a dimension has a size only if they all agree on it."""
+    """One shape for all buckets: a dimension has a size only if they all agree on it. What is made whole varies."""
+    if session.producers:
+        return {field.key: (1, *field.shape) for field in session.fields}
     layouts = [layout_of(session.fields, shape) for shape in session.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
     return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}

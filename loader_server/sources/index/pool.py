@@ -33,8 +33,10 @@ _PIECES_AHEAD = 4
 def probed_in_order(
     order: ProbeOrder, source: Source, pieces: Iterator[Any], processes: int
 ) -> Generator[Probed, None, None]:
-    """What each piece holds: `source` looks itself if one process is enough. BrokenProcessPool where a process died."""
-    if processes == 1:
+    """What each piece holds: `source` looks itself if one process is enough, unless it must not. BrokenProcessPool
+    where a process died.
+    """
+    if processes == 1 and not source.apart:
         yield from map(Prober(order, source).probe, pieces)
         return
     yield from done_in_order(probed, pieces, processes, partial(begin_probing, order, os.getpid()))

@@ -36,8 +36,8 @@ class TestAttaching:
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"), next_group=4,
-            batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, heartbeat_timeout_ms=2000,
-            max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
+            batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, producers=0, base_fields=(),
+            heartbeat_timeout_ms=2000, max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
         )  # fmt: skip
 
     def test_the_job_may_be_left_out(self):

@@ -52,7 +52,7 @@ def view(plan, monkeypatch):
     monkeypatch.setattr(module, "_MOMENT_S", 0.0)
     stream = SimpleNamespace(
         name="train", plan=plan, digest="plan-1", settings=SimpleNamespace(evaluation=False), samples=7, bad_rows={},
-        fields=(), shapes=(),
+        fields=(), shapes=(), producers=0, base_fields=(),
     )  # fmt: skip
     return View(stream, CountingThread())
 

@@ -48,6 +48,8 @@ EXAMPLES: tuple[m.Message, ...] = (
             WireField("weight", "float32", (), None),
         ),
         shapes=(WireShape(32, (("audio", 400), ("text", 25))), WireShape(8, (("audio", 1600), ("text", 90)))),
+        producers=3,
+        base_fields=(WireField("audio", "float32", (None,), None),),
         heartbeat_timeout_ms=2000,
         max_bad=0.5,
         max_bad_samples=20,
@@ -56,7 +58,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Wait(serial=3, reason="rank 1 stands elsewhere", retry_ms=500),
     m.NotAttached(serial=3, code="plan", expected="plan a", got="plan b", remedy="Restore the job file."),
-    m.Refused(code="version", expected="protocol version 4", got="version 5", remedy="Install the same release."),
+    m.Refused(code="version", expected="protocol version 5", got="version 6", remedy="Install the same release."),
     m.Progress(
         stream="train",
         rank=0,

@@ -32,6 +32,8 @@ class Stream:
 
     fields = _FIELDS
     shapes = _SHAPES
+    producers = 0
+    base_fields = ()
     wrong_shape = _WRONG
 
     def __init__(self, name: str, *, evaluation: bool, sizes: Sequence[int], build_s: float) -> None:

@@ -42,6 +42,7 @@ class Told:
                     next_group=1, batches=batches, most_batches=batches, max_bad=0.5,
                     max_bad_samples=None, members=1, workers=workers,
                     fields=(WireField("weight", "float32", (), None),), shapes=(SHAPE,), heartbeat_timeout_ms=1000,
+                    producers=0, base_fields=(),
                 )
             )
         )  # fmt: skip

@@ -8,6 +8,8 @@ Rules, each from an interleaving that failed without it:
 - The head always gets a slot: the furthest ready batch makes room, or else the reserve slot serves, by TCP.
 - A worker with nothing to do takes over wants that another one has not begun and will not begin soon.
 - At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is fine.
+- Where batches are made whole, shard by shard, the worker that holds the shard is asked, and none takes over or hedges:
+  another one would have to make the whole shard anew (see `shard_holders`).
 Pure. The work of one decision depends on what changed, and on the few workers that this trainer talks to, never on the
 size of the fleet.
 """
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
+from trainer_client.core.asking.shard_holders import ShardHolders
 from trainer_client.core.workers.known_workers import KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ class Wants:
         self._answers = answers
         self._out = out
         self._live: list[KnownWorker] = []
+        self._holders = ShardHolders(spec.producers) if spec.producers else None
         self._retracting: set[int] = set()
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
@@ -106,6 +110,9 @@ class Wants:
         """Ask for what nobody has in hand who was heard lately, nearest batches first."""
         if self._tickets.look_around:
             self._see_who_is_there()
+        if self._holders is not None:
+            self._ask(now_s)
+            return
         self._hedge(now_s)
         self._ask(now_s)
         self._rebalance(now_s)
@@ -128,7 +135,7 @@ class Wants:
             entry = upcoming.entries.get(seq)
             if entry is None or entry.ready:
                 continue
-            worker = least_busy(self._live, entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
+            worker = self._choose(entry, usual_s, now_s) if seq < horizon and now_s >= entry.again_s else None
             if worker is None:
                 left.append(seq)
                 continue
@@ -142,6 +149,11 @@ class Wants:
                 entry.again_s = now_s + entry.patience_s
             self._send(seq, worker, ticket, now_s)
         self._tickets.unasked = left
+
+    def _choose(self, entry: Entry, usual_s: float, now_s: float) -> KnownWorker | None:
+        if self._holders is not None:
+            return self._holders.holder(entry, self._live, now_s)
+        return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
         """Idle workers take over what would wait longest elsewhere, but not what is being built."""

@@ -1,0 +1,117 @@
+"""Builds batches of a source that makes them whole: they are made while reading ahead, and copied into place here.
+
+Rules: as for any builder. A batch has the shape that it came with; a place that its shard does not fill is a batch
+without rows. What making raises ends the want, and nothing is masked: there are no samples.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loader_server.building.builder import Builder, Built, Prepared, gaps_of, unwatched
+from loader_server.sources.whole import WholeSource
+from shared.hashing import digest64
+from shared.wire.layout import BucketShape, layout_of
+from shared.wire.payload import round_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.building.quarantine import Quarantine
+    from loader_server.machine.deadline import Deadline
+    from loader_server.stream import Stream
+    from shared.wire.messages import Want
+
+__all__ = ["WholeBuilder", "builder_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made(Prepared):
+    """A batch that was made; None if there is none."""
+
+    values: Mapping[str, NDArray[Any]] | None = None
+
+
+def builder_of(stream: Stream, quarantine: Quarantine, deadline: Deadline) -> Builder:
+    """The builder that suits the stream's source."""
+    if isinstance(stream.source, WholeSource):
+        return WholeBuilder(stream, quarantine, deadline, stream.source)
+    return Builder(stream, quarantine, deadline)
+
+
+class WholeBuilder(Builder):
+    """Builds batches of one stream whose source makes them."""
+
+    def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline, source: WholeSource) -> None:
+        super().__init__(stream, quarantine, deadline)
+        self._source = source
+        source.begin_making()
+
+    def reads(self, want: Want) -> bool:  # noqa: ARG002 - always
+        """Making takes long: other threads do it."""
+        return True
+
+    def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
+        """Have the batch made."""
+        began_ns = time.perf_counter_ns()
+        planned = self.planned(want)
+        values = None if want.empty else self._source.make_batch(want.epoch, want.number, begin)
+        shape = BucketShape(rows=1, lengths={key: _steps(key, values) for key in planned.shape.lengths})
+        layout = layout_of(self.stream.fields, shape)
+        return _Made(
+            planned=planned,
+            samples=planned.samples[:0],
+            shape=shape,
+            layout=layout,
+            gaps=tuple(gaps_of(layout)),
+            raw=(),
+            read_us=(time.perf_counter_ns() - began_ns) // 1000,
+            values=values,
+        )
+
+    def build(
+        self,
+        want: Want,
+        prepared: Prepared,
+        payload: NDArray[np.uint8],
+        *,
+        digest: bool = True,
+        convicted: AbstractSet[int] = frozenset(),  # noqa: ARG002 - there are no samples
+    ) -> Built:
+        """Write every byte of `payload`."""
+        began_ns = time.perf_counter_ns()
+        assert isinstance(prepared, _Made)
+        arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        payload[:] = 0
+        if prepared.values is None:
+            arrays["tag"][:] = -1
+        else:
+            self._write_element(arrays, want.number, prepared.values)
+        round_in_place(payload, prepared.layout, self.stream.float32)
+        rows = int(prepared.values is not None)
+        return Built(
+            rows=rows,
+            masked=0,
+            digest=digest64(payload.data) if digest else 0,
+            build_us=(time.perf_counter_ns() - began_ns) // 1000,
+            read_us=prepared.read_us,
+        )
+
+    def _write_element(
+        self, arrays: Mapping[str, NDArray[Any]], number: int, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        for field in self.stream.chain.fields:
+            arrays[field.key][0] = values[field.key]
+            if field.padded:
+                arrays[f"{field.key}_length"][0] = len(values[field.key])
+        arrays["weight"][0], arrays["tag"][0] = 1, number
+
+
+def _steps(key: str, values: Mapping[str, NDArray[Any]] | None) -> int:
+    return 0 if values is None else len(values[key])

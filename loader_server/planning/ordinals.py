@@ -1,0 +1,58 @@
+"""The plan of a stream whose batches are made whole: batch n is element n div S of shard n mod S, of S shards.
+
+Rules: pure; the number of batches depends neither on who makes them nor on how long a shard turns out to be: each epoch
+has room for `elements` of every shard, in whole groups, and places that a shard does not fill are empty batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.epoch import EpochPlan, PlannedBatch
+from loader_server.planning.plan import Plan
+from shared.hashing import fingerprint
+
+if TYPE_CHECKING:
+    from shared.wire.layout import BucketShape
+
+__all__ = ["OrdinalEpoch", "OrdinalPlan"]
+
+#: Raised whenever the same shards would give other batches than before.
+_VERSION = 1
+
+
+class OrdinalEpoch(EpochPlan):
+    """The batches of any epoch: which shard makes one follows from its number."""
+
+    def __init__(self, batches: int, group: int, shape: BucketShape) -> None:
+        self.batches = batches
+        self.group = group
+        self._largest = shape
+
+    def batch(self, number: int) -> PlannedBatch:
+        """What is known of it before it is made: the largest shape that it may have, and its number as its sample."""
+        return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
+
+
+class OrdinalPlan(Plan):
+    """Room for so many elements of each of `producers` shards, none larger than `largest`."""
+
+    def __init__(self, *, producers: int, elements: int, largest: BucketShape, made_from: tuple[str, ...]) -> None:
+        self.buckets = (largest,)
+        self.dropped = {}
+        self.digest = fingerprint(f"ordinals {_VERSION}", f"{producers} {elements}", *made_from)
+        self._batches = producers * elements
+
+    def most_batches(self, group: int) -> int:
+        """All epochs have as many."""
+        return -(-self._batches // group) * group
+
+    def objection(self, group: int) -> None:  # noqa: ARG002 - as for plans of samples
+        """Any group will do: its last batches may be empty."""
+        return
+
+    def epoch(self, epoch: int, group: int) -> OrdinalEpoch:  # noqa: ARG002 - as for plans of samples
+        """The batches of one epoch, in groups of `group`."""
+        return OrdinalEpoch(self.most_batches(group), group, self.buckets[0])

@@ -1,0 +1,1 @@
+"""A user's own `tf.data` pipeline as a source of whole batches."""

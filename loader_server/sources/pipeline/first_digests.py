@@ -1,0 +1,63 @@
+"""What each element was when it was made first, so that one that comes out otherwise later is noticed.
+
+A file for each epoch and shard, eight bytes an element, which the workers of a machine share. Rules: the first to make
+an element writes its digest; nothing depends on the files being there: a folder that cannot be written costs the check,
+with a warning. The newest few are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from shared.logs import Log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FirstDigests"]
+
+_BYTES = 8
+#: Epochs that may be read again: by a restart, or by an evaluation beside training.
+_EPOCHS_KEPT = 4
+
+
+class FirstDigests:
+    """The digests under one name, which stands for all that shapes the elements."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._writable = True
+
+    def first(self, epoch: int, shard: int, ordinal: int, digest: int) -> int:
+        """The digest with which the element was made first: this one, if nobody has made it before."""
+        try:
+            return self._kept(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
+        except OSError as error:
+            if self._writable:
+                Log("worker").warning("elements are not compared with those made before", error=str(error))
+            self._writable = False
+            return digest
+
+    def _kept(self, path: Path, ordinal: int, digest: int) -> int:
+        self._folder.mkdir(exist_ok=True)
+        if not path.exists():
+            self._remove_old()
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            known = int.from_bytes(os.pread(number, _BYTES, ordinal * _BYTES), "little")
+            if not known:
+                os.pwrite(number, digest.to_bytes(_BYTES, "little"), ordinal * _BYTES)
+            return known or digest
+        finally:
+            os.close(number)
+
+    def _remove_old(self) -> None:
+        """Of older epochs, and of what the stream was before."""
+        own = [path for path in self._folder.iterdir() if path.name.startswith(f"{self._name}-")]
+        kept = sorted({int(path.name.split("-")[-2]) for path in own})[-_EPOCHS_KEPT:]
+        for path in set(self._folder.iterdir()) - {one for one in own if int(one.name.split("-")[-2]) in kept}:
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,109 @@
+"""The elements of one shard by ordinal, for whoever asks: made in order, kept for a while, made again if that is over.
+
+Rules: what was made and not yet asked for is kept, because several trainers read side by side, within a limit in bytes.
+An element before those takes the shard from its beginning again, which costs all that lies before it: that is logged.
+Every element that is made is handed to `check`. Any thread may ask; one at a time makes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shared.errors import DataError
+from shared.logs import Log
+from shared.pipeline_elements import flat_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.sources.pipeline.shard_run import ShardRun
+
+    Flat = Mapping[str, NDArray[np.generic]]
+
+__all__ = ["ShardReader"]
+
+_KEPT_BYTES = 128 * 2**20
+#: Elements that are always kept: the one that is handed out, and the one before.
+_LEAST_KEPT = 2
+_LOG_EVERY_S = 10.0
+
+
+class ShardReader:
+    """A shard of one epoch; `elements` is how many it may have."""
+
+    def __init__(
+        self, start: Callable[[], ShardRun], check: Callable[[int, Flat], None], *, elements: int, where: str
+    ) -> None:
+        self._start = start
+        self._check = check
+        self._elements = elements
+        self._where = where
+        self._lock = threading.Lock()
+        self._run: ShardRun | None = None
+        self._ended = False
+        #: The last elements, and the ordinal that comes next.
+        self._kept: deque[Flat] = deque()
+        self._kept_bytes = 0
+        self._next = 0
+
+    def element(self, ordinal: int, begin: Callable[[int], None]) -> Flat | None:
+        """The element, as it crosses; None if the shard ends before it. `begin` is told each ordinal that is made."""
+        with self._lock:
+            if self._run is None or ordinal < self._next - len(self._kept):
+                self._begin_anew(ordinal)
+            progress_s = time.monotonic() + _LOG_EVERY_S
+            while ordinal >= self._next and not self._ended:
+                begin(self._next)
+                self._make_next()
+                if time.monotonic() > progress_s:
+                    progress_s += _LOG_EVERY_S
+                    Log("worker").info("on the way in a shard", shard=self._where, at=self._next, to=ordinal)
+            return self._kept[ordinal - self._next] if ordinal < self._next else None
+
+    def _begin_anew(self, ordinal: int) -> None:
+        if ordinal:
+            Log("worker").info("a shard is made from its beginning", shard=self._where, to=ordinal)
+        self._run = self._start()
+        self._kept.clear()
+        self._kept_bytes = self._next = 0
+        self._ended = False
+
+    def _make_next(self) -> None:
+        """After an error the shard begins anew: what the run would go on with is anybody's guess."""
+        run, self._run = self._run, None
+        assert run is not None
+        element = run.next_element()
+        if element is None:
+            self._ended = True
+        else:
+            flat = flat_values(run.values, element)
+            self._check(self._next, flat)
+            if self._next + 1 == self._elements and run.next_element() is not None:
+                raise self._too_many()
+            self._keep(flat)
+            self._next += 1
+        self._run = run
+
+    def _keep(self, flat: Flat) -> None:
+        self._kept.append(flat)
+        self._kept_bytes += _nbytes(flat)
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > _LEAST_KEPT:
+            self._kept_bytes -= _nbytes(self._kept.popleft())
+
+    def _too_many(self) -> DataError:
+        return DataError(
+            expected=f"at most {self._elements} elements, as many as the longest shard had while indexing",
+            got="more",
+            where=self._where,
+            remedy="Where the number differs from epoch to epoch, write the most there may be: elements = …",
+        )
+
+
+def _nbytes(flat: Flat) -> int:
+    return sum(array.nbytes for array in flat.values())

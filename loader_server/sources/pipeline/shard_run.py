@@ -1,0 +1,255 @@
+"""One shard of one epoch, run from its beginning: the user's function is called, and what is above the marker iterated.
+
+Rules: the only module of the loaders that imports TensorFlow, and only when a shard is run. Each run is built afresh
+after the global seed was set from job seed, epoch and shard, and is as deterministic as `tf.data` can be; where the
+graph shows that it is not, it is refused. Runs are built one at a time, because seeds are the process's, and iterated
+side by side. An exception comes out as a data error with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError, SettingsError, StokerError
+from shared.hashing import key_of
+from shared.pipeline_context import PipelineContext, build_pipeline, samples_dataset
+from shared.pipeline_elements import ElementValue
+from shared.wire.layout import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    import tensorflow as tf
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+    Element = Mapping[str, NDArray[np.generic]]
+
+__all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
+
+_BUILDING = threading.Lock()
+#: As much of what was raised, and of its traceback, as a message carries beside the rest.
+_SAID, _TRACEBACK = 1500, 1500
+#: What RETURNN calls the length of an axis: "size:key:axis".
+_SIZE = "size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOrder:
+    """All that runs of a pipeline share: the function, what it is given, and what messages call it."""
+
+    function: Callable[[Any], Any]
+    where: str
+    name: str
+    seed: int
+    shards: int
+    max_rows: int
+    #: Whether a shard that is made again has to be the same.
+    exact: bool
+    paths: Sequence[str]
+    base_fields: tuple[Field, ...]
+    #: The samples of a shard, as the base stream has them.
+    base: Callable[[int, int], Iterator[Element]]
+
+
+class _ProducerContext(PipelineContext):
+    """Keeps what the marker is given."""
+
+    captured: tf.data.Dataset
+    where: str
+
+    def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Keep the data set; below, an empty one of the same kind goes on."""
+        self.marked += 1
+        self.captured = _with_plain_keys(dataset, self.where)
+        return self.captured.take(0)
+
+
+def import_tensorflow() -> Any:  # noqa: ANN401 - a module
+    """TensorFlow, without accelerators: these are the trainers'."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what it says of the processor and the like
+    try:
+        import tensorflow as tf  # noqa: PLC0415 - only where a pipeline is run
+    except ImportError as error:
+        raise SettingsError(
+            expected="TensorFlow, which workers of a pipeline need",
+            got=str(error),
+            where='source = "pipeline"',
+            remedy="Run pip install 'stoker[trainer-cpu]' on this machine.",
+        ) from error
+    if tf.config.get_visible_devices("GPU"):
+        tf.config.set_visible_devices([], "GPU")
+    return tf
+
+
+class ShardRun:
+    """A shard's elements in order, each once."""
+
+    def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:
+        self._order = order
+        self._where = f"{order.where}, shard {shard} of epoch {epoch}"
+        self._made = 0
+        with _BUILDING:
+            tf = import_tensorflow()
+            tf.random.set_seed(key_of("pipeline", order.seed, epoch, shard) & 0x7FFFFFFF)
+            dataset = self._guarded(lambda: _built(tf, order, epoch, shard))
+            #: What an element holds.
+            self.values = _values(tf, dataset.element_spec, order.where)
+            if order.exact:
+                _refuse_stateful(tf, dataset, order.where)
+            self._elements = iter(dataset)
+
+    def next_element(self) -> Element | None:
+        """The next one; None at the end."""
+        found = self._guarded(lambda: next(self._elements, None))
+        if found is None:
+            return None
+        self._made += 1
+        return {key: tensor.numpy() for key, tensor in found.items()}
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the user's code makes
+        try:
+            return work()
+        except StokerError:
+            raise
+        except Exception as error:
+            raise DataError(
+                expected=f"element {self._made} to be made",
+                got=_told(error),
+                where=self._where,
+                remedy="The pipeline raised this: mend it, or the data that it reads.",
+            ) from error
+
+
+def _told(error: Exception) -> str:
+    """What was raised, and where: the lines outside of TensorFlow, which puts those of Python functions that it calls
+    into its message.
+    """
+    said = str(error).strip()
+    if len(said) > _SAID:
+        said = f"{said[: _SAID // 2]} … {said[-_SAID // 2 :]}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_tensorflows(frame.filename)]
+    return f"{type(error).__name__}: {said}\n{''.join(traceback.format_list(frames))[-_TRACEBACK:]}".rstrip()
+
+
+def _is_tensorflows(filename: str) -> bool:
+    return bool({"tensorflow", "keras", "loader_server"} & set(Path(filename).parts))
+
+
+def _built(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module
+    context = _ProducerContext(
+        dataset_name=order.name,
+        base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),
+        default_max_rows=order.max_rows,
+    )
+    context.where = order.where
+    context.shard, context.shards, context.epoch, context.paths = shard, order.shards, epoch, order.paths
+    build_pipeline(order.function, context, order.where)
+    options = tf.data.Options()
+    options.deterministic = True
+    _refuse_endless(tf, context.captured, order.where)
+    return context.captured.with_options(options)
+
+
+def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise SettingsError(
+            expected="a pipeline that ends with its epoch",
+            got="an endless one",
+            where=where,
+            remedy="Leave repeat() out: trainers open epoch after epoch. Or cut it: dataset.take(n).",
+        )
+
+
+# --- what an element holds ---
+
+
+def _values(tf: Any, spec: Any, where: str) -> tuple[ElementValue, ...]:  # noqa: ANN401 - a module, a structure
+    if not isinstance(spec, dict) or not spec:
+        raise _unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
+    return tuple(_value(tf, str(key), one, where) for key, one in sorted(spec.items()))
+
+
+def _value(tf: Any, key: str, spec: Any, where: str) -> ElementValue:  # noqa: ANN401 - a module, a spec
+    expected = f'"{key}" as a dense tensor of numbers'
+    if not isinstance(spec, tf.TensorSpec):
+        raise _unfit(where, expected, f"{spec}", "Make it dense: tensor.to_tensor(), tf.sparse.to_dense(…).")
+    if spec.dtype.name not in DTYPES:
+        raise _unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
+    if spec.shape.rank is None:
+        raise _unfit(where, f"{expected} of known rank", "any rank", "Say it: tensor.set_shape([None, …]) in a map.")
+    return ElementValue(key, spec.dtype.name, tuple(spec.shape.as_list()))
+
+
+def _with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
+    spec = dataset.element_spec
+    if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
+        return dataset
+    plain = [_plain_key(str(key)) for key in spec]
+    if twice := sorted({key for key in plain if plain.count(key) > 1}):
+        raise _unfit(where, "each key once", f'"{twice[0]}" twice', "Lengths are called <key>_length: rename.")
+    return dataset.map(lambda element: {_plain_key(str(key)): value for key, value in element.items()})
+
+
+def _plain_key(key: str) -> str:
+    """`size:key:axis` is the length of an axis, called `<key>_length` here; of a later axis with its number."""
+    kind, *rest = key.split(":")
+    if kind != _SIZE or len(rest) != 2:
+        return key.replace(":", "_")
+    return f"{rest[0]}_length" if rest[1] == "0" else f"{rest[0]}_length_{rest[1]}"
+
+
+def _unfit(where: str, expected: str, got: str, remedy: str) -> SettingsError:
+    return SettingsError(expected=expected, got=got, where=f"{where}, before map_producer_to_consumer", remedy=remedy)
+
+
+# --- what would differ from run to run ---
+
+#: Operations that draw from a state which parallel calls share, so that who comes first gets what.
+_STATEFUL = frozenset(
+    (
+        *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
+        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
+        *("StatefulUniform", "StatefulUniformInt", "StatefulStandardNormalV2", "StatefulTruncatedNormal"),
+    )
+)
+
+
+def _refuse_stateful(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
+    """Refuse a parallel map that draws from a shared state."""
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
+    graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
+    functions = {one.signature.name: one for one in graph.library.function}
+    nodes = [*graph.node, *(node for one in functions.values() for node in one.node_def)]
+    for node in nodes:
+        if node.op.startswith("Parallel") and "f" in node.attr:
+            drawn = _drawing(node.attr["f"].func.name, functions, set())
+            if drawn:
+                raise _unfit(
+                    where,
+                    "a parallel map to draw without state, so that a shard can be made again",
+                    drawn,
+                    "Use tf.random.stateless_uniform and its like with a seed from the element, or map without "
+                    "num_parallel_calls.",
+                )
+
+
+def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:
+    """The first stateful operation of a function, or of one that it calls."""
+    if name in seen or name not in functions:
+        return ""
+    seen.add(name)
+    for node in functions[name].node_def:
+        if node.op in _STATEFUL:
+            return str(node.op)
+        for attribute in node.attr.values():
+            if attribute.func.name and (found := _drawing(attribute.func.name, functions, seen)):
+                return found
+    return ""

@@ -1,0 +1,133 @@
+"""What a user's `dataset_pipeline(context)` is given, on either side of the marker that divides it.
+
+The same function runs in workers and in trainers. In a worker, what lies above `context.map_producer_to_consumer` is
+kept and run, and what lies below gets an empty stand-in. In a trainer, what lies above is built from an empty stand-in
+and never run, and the marker gives the feed. Rules: knows neither side; imports TensorFlow only in a process where a
+pipeline is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import tensorflow as tf
+
+    from shared.wire.layout import Field
+
+__all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset"]
+
+#: Rows of a batch, if nothing else is said.
+_MAX_ROWS = 32
+
+
+def _nothing() -> Iterator[Any]:
+    return iter(())
+
+
+class PipelineContext:
+    """The context of one side."""
+
+    def __init__(
+        self,
+        *,
+        dataset_name: str,
+        base_dataset: tf.data.Dataset,
+        default_max_rows: int = _MAX_ROWS,
+        consumer_device: str = "",
+    ) -> None:
+        #: What the job calls the stream.
+        self.dataset_name = dataset_name
+        #: The samples of the stream that the job names as `base`: of one shard in a worker, none in a trainer.
+        self.base_dataset = base_dataset
+        #: How many rows `padded_batch` gives a batch, if nothing else is said.
+        self.default_max_rows = default_max_rows
+        #: Where `prefetch_to_consumer_device` puts elements; empty in a worker.
+        self.consumer_device = consumer_device
+        #: Which part of the data is asked for, for those who open files themselves: `dataset.shard(shards, shard)`.
+        self.shard, self.shards = 0, 1
+        #: The epoch, for those who draw without state.
+        self.epoch = 0
+        #: The files that the stream names as `paths`: none in a trainer.
+        self.paths: Sequence[str] = ()
+        self.marked = 0
+
+    def add_lengths(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Add the length of each value whose first axis varies, as `<key>_length`; of a later one with its number."""
+        import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+        varying = [
+            (key, axis, f"{key}_length" if axis == 0 else f"{key}_length_{axis}")
+            for key, spec in _dict_spec(dataset, "add_lengths").items()
+            for axis, size in enumerate(spec.shape)
+            if size is None
+        ]
+
+        def with_lengths(element: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return element | {name: tf.shape(element[key])[axis] for key, axis, name in varying}
+
+        return dataset.map(with_lengths)
+
+    def padded_batch(self, dataset: tf.data.Dataset, max_rows: int = 0) -> tf.data.Dataset:
+        """Batch so many elements, padded with zeros to the longest."""
+        return dataset.padded_batch(max_rows or self.default_max_rows)
+
+    def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """What is above runs in workers, what is below in trainers; to be called once."""
+        raise NotImplementedError
+
+    def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Have elements on the trainer's device ahead of time; the last thing that a pipeline does."""
+        return dataset
+
+
+def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
+    """The pipeline of those who have none: the base's samples with their lengths, in padded batches."""
+    dataset = context.padded_batch(context.add_lengths(context.base_dataset))
+    return context.prefetch_to_consumer_device(context.map_producer_to_consumer(dataset))
+
+
+def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, where: str) -> tf.data.Dataset:
+    """Call the function, and see that it divided its work once and gave a data set."""
+    made = function(context)
+    if context.marked != 1:
+        raise SettingsError(
+            expected="one call of context.map_producer_to_consumer(dataset)",
+            got=f"{context.marked} calls",
+            where=where,
+            remedy="What is above it runs in workers, what is below in trainers: call it once.",
+        )
+    if not hasattr(made, "element_spec"):
+        raise SettingsError(
+            expected="a tf.data.Dataset to be returned",
+            got=f"a {type(made).__name__}",
+            where=where,
+            remedy="Return what trainers are to iterate over.",
+        )
+    return made
+
+
+def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]] = _nothing) -> tf.data.Dataset:
+    """A data set of samples of these fields, which `samples` gives anew each time; without fields there are none."""
+    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+    if not fields:
+        return tf.data.Dataset.range(0)
+    specs = {field.key: tf.TensorSpec(field.shape, field.dtype) for field in fields}
+    return tf.data.Dataset.from_generator(samples, output_signature=specs)
+
+
+def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
+    spec = dataset.element_spec
+    if isinstance(spec, dict):
+        return spec
+    raise SettingsError(
+        expected="a data set whose elements are dicts",
+        got=f"elements of the form {spec}",
+        where=f"context.{asked}",
+        remedy='Have a map before it return {"key": tensor, …}.',
+    )

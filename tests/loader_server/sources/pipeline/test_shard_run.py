@@ -1,0 +1,108 @@
+"""What a run of a shard gives, and what it refuses. TensorFlow runs in this process."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun
+from shared.errors import DataError, SettingsError
+from shared.wire.layout import Field
+
+LENGTHS = (Field(key="text", dtype="int32", shape=(None,)),)
+
+
+def run_of(function, epoch=0, shard=0, **other):
+    order = {
+        "function": function, "where": "my:pipeline", "name": "train", "seed": 3, "shards": 2, "max_rows": 2,
+        "exact": True, "paths": (), "base_fields": LENGTHS, "base": samples,
+    }  # fmt: skip
+    return ShardRun(PipelineOrder(**{**order, **other}), epoch, shard)
+
+
+def samples(epoch, shard):
+    for length in range(1, 6):
+        yield {"text": np.full(length, 10 * epoch + shard, np.int32)}
+
+
+def elements(run):
+    return list(iter(run.next_element, None))
+
+
+def marked(dataset, **keys):
+    """A pipeline with this above the marker."""
+    return lambda context: context.map_producer_to_consumer(dataset(context) if callable(dataset) else dataset)
+
+
+def numbers(draw, **how):
+    return marked(tf.data.Dataset.range(40).map(lambda n: {"n": n, "drawn": draw(n)}, **how))
+
+
+def test_a_shard_has_its_own_samples_and_draws_its_own_numbers():
+    def function(context):
+        assert (context.dataset_name, context.shards, context.paths) == ("train", 2, ())
+        data = context.base_dataset.map(lambda one: one | {"drawn": tf.random.uniform([])}).shuffle(9)
+        return context.map_producer_to_consumer(context.padded_batch(context.add_lengths(data)))
+
+    first, again, other_epoch, other_shard = (
+        elements(run_of(function, *which)) for which in ((1, 0), (1, 0), (2, 0), (1, 1))
+    )
+    assert [one["text"].shape[0] for one in first] == [2, 2, 1]
+    assert {int(one["text"].max()) for one in first} == {10}
+    assert {int(one["text"].max()) for one in other_shard} == {11}
+    drawn = [np.concatenate([one["drawn"] for one in run]).tolist() for run in (first, again, other_epoch, other_shard)]
+    assert drawn[0] == drawn[1]
+    assert len(set(map(tuple, drawn))) == 3
+    np.testing.assert_equal(first, again)
+    assert sorted(length for one in first for length in one["text_length"]) == [1, 2, 3, 4, 5]
+
+
+def test_lengths_by_the_name_of_an_axis_get_plain_names():
+    data = tf.data.Dataset.from_tensors({"data": [[1.0]], "size:data:0": 1, "size:data:1": 2})
+    run = run_of(marked(data))
+    assert [value.key for value in run.values] == ["data", "data_length", "data_length_1"]
+    assert int(run.next_element()["data_length_1"]) == 2
+    assert run.next_element() is None
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda context: context.base_dataset, r"expected one call of context\.map_producer_to_consumer.*got 0 calls"),
+        (marked(tf.data.Dataset.range(3).repeat()), r"expected a pipeline that ends with its epoch.*take\(n\)"),
+        (marked(tf.data.Dataset.range(3)), "expected a dict of tensors as element"),
+        (marked(tf.data.Dataset.from_tensors({"words": "one"})), '"words" as a dense tensor .*, got dtype string'),
+        (marked(tf.data.Dataset.from_tensors({"r": tf.ragged.constant([[1], []])})), '"r" as a dense .*, got Ragged'),
+        (marked(tf.data.Dataset.from_tensors({"size:a:0": 1, "a_length": 1})), 'each key once, got "a_length" twice'),
+        (numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2), "draw without .*got RandomUniform.*stateless"),
+    ],
+)  # fmt: skip
+def test_what_cannot_cross_or_would_differ_is_refused(function, message):
+    with pytest.raises(SettingsError, match=f"(?s)^my:pipeline.*{message}"):
+        run_of(function)
+
+
+def test_draws_that_do_not_depend_on_who_comes_first_pass():
+    def draw(n):
+        return tf.random.stateless_uniform([], seed=[1, n])
+
+    how = {"num_parallel_calls": 4, "deterministic": False}
+    parallel, plain = elements(run_of(numbers(draw, **how))), elements(run_of(numbers(draw)))
+    assert [int(one["n"]) for one in parallel] == list(range(40)), "kept in order, whatever the map says"
+    np.testing.assert_equal(parallel, plain)
+    run_of(numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2), exact=False)
+
+
+def test_an_exception_comes_with_its_traceback():
+    def raising(n):
+        if n == 2:
+            raise KeyError("no such speaker")
+        return n
+
+    data = tf.data.Dataset.range(3).map(lambda n: {"n": tf.ensure_shape(tf.numpy_function(raising, [n], tf.int64), [])})
+    run = run_of(marked(data), epoch=4, shard=1)
+    assert [int(run.next_element()["n"]) for _ in range(2)] == [0, 1]
+    with pytest.raises(
+        DataError, match=r"(?s)^my:pipeline, shard 1 of epoch 4: .*no such speaker.*in raising"
+    ) as caught:
+        run.next_element()
+    assert "expected element 2 to be made" in str(caught.value)

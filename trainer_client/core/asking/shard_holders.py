@@ -1,0 +1,82 @@
+"""Which worker makes the batches of a shard, where batches are made whole: batch n by shard n mod `producers`.
+
+Rules: pure. A shard is made in order, from its beginning, so its batches are asked of one worker as long as that is
+there; another one has to make all of it anew up to the batch that is asked for. Who it is follows from the names of the
+workers that are there, so that all trainers ask the same one. Workers that come while a shard is young get their share
+of it; later only the shards of a lost worker move, and they come back to its successor with the next epoch. What
+a worker has refused is asked of others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.hashing import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trainer_client.core.upcoming import Entry
+    from trainer_client.core.workers.known_workers import KnownWorker
+
+__all__ = ["ShardHolders"]
+
+#: Epochs whose holders are remembered: the one being read and those that are asked for ahead of it.
+_EPOCHS_KEPT = 4
+#: Elements that are quickly made again: so long, a shard goes to whom it would have gone at the beginning.
+_YOUNG = 8
+
+
+class ShardHolders:
+    """The worker of each shard of each epoch, chosen when it is first needed and whenever it is gone."""
+
+    def __init__(self, producers: int) -> None:
+        self._producers = producers
+        self._names: dict[int, dict[int, str]] = {}
+        #: How shards are shared out among the workers that were there last.
+        self._shared_among: frozenset[str] = frozenset()
+        self._shared: dict[int, str] = {}
+
+    def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
+        """Whom to ask for this batch now; None if that one is busy, or everyone has it or refused it."""
+        able = [one for one in live if one.incarnation not in entry.refused]
+        if not able:
+            return None
+        named = self._of_epoch(entry.batch.position.epoch)
+        ordinal, shard = divmod(entry.batch.number, self._producers)
+        if ordinal < _YOUNG or shard not in named:
+            named[shard] = self._shares(live)[shard]
+        found = next((one for one in able if one.name == named[shard]), None)
+        if found is None:
+            found = _preferred(shard, able)
+            if not entry.refused:  # it is gone, not at odds with this one batch
+                named[shard] = found.name
+        free = found.incarnation not in entry.askers and now_s >= found.busy_until_s
+        return found if free else None
+
+    def _of_epoch(self, epoch: int) -> dict[int, str]:
+        if epoch not in self._names and len(self._names) >= _EPOCHS_KEPT:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(epoch, {})
+
+    def _shares(self, live: Sequence[KnownWorker]) -> dict[int, str]:
+        names = frozenset(one.name for one in live)
+        if names != self._shared_among:
+            self._shared_among, self._shared = names, _shared_out(self._producers, live)
+        return self._shared
+
+
+def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
+    """Each shard to the worker that it prefers of those that have not had their share."""
+    share, given = -(-producers // len(live)), {one.name: 0 for one in live}
+    named = {}
+    for shard in range(producers):
+        open_ = [one for one in live if given[one.name] < share] or live
+        named[shard] = _preferred(shard, open_).name
+        given[named[shard]] += 1
+    return named
+
+
+def _preferred(shard: int, workers: Sequence[KnownWorker]) -> KnownWorker:
+    """By rendezvous: the same choice wherever the same workers are known."""
+    return max(workers, key=lambda one: (key_of(shard, one.name), one.name))

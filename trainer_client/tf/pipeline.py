@@ -1,0 +1,89 @@
+"""A user's `dataset_pipeline(context)` in a trainer: what `feed.pipeline(...)` returns.
+
+What lies above the marker is built from an empty stand-in and never run; the marker gives the feed's batches as the
+elements that workers made. Rules: what lies below the marker should give an element for each that it takes, or else
+steps are not rounds, and a checkpoint's cursor is wrong. Must not know sockets, slots or plans.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from shared.pipeline_context import PipelineContext, build_pipeline, default_pipeline, samples_dataset
+from shared.pipeline_elements import values_of_element
+from trainer_client.tf import dataset as feed_dataset
+from trainer_client.tf.element_structure import ElementStructure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.pipeline_elements import ElementValue
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["make"]
+
+
+class _ConsumerContext(PipelineContext):
+    """Gives the feed at the marker."""
+
+    def __init__(self, session: FeedSession, device: str) -> None:
+        spec = session.receiver.spec
+        super().__init__(
+            dataset_name=spec.stream,
+            base_dataset=samples_dataset(spec.base_fields),
+            consumer_device=device,
+        )
+        self._session = session
+
+    def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # noqa: ARG002 - workers run it
+        """The feed."""
+        self.marked += 1
+        values = values_of_element(self._session.fields)
+        structure = ElementStructure(inputs=None, targets=None, weights=None, map=lambda batch: _element(values, batch))
+        return feed_dataset.make(self._session, structure)
+
+    def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """On an accelerator ahead of time; on the CPU elements are ahead as it is."""
+        if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
+            return dataset
+        return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
+
+
+def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str) -> tf.data.Dataset:
+    """The data set that the function makes of the feed; the default one where the function is True."""
+    chosen = default_pipeline if function is True else function
+    where = "feed.pipeline"
+    if not callable(chosen):
+        raise SettingsError(
+            expected="a function of a context, or True for the default pipeline",
+            got=repr(chosen),
+            where=where,
+            remedy="Hand in the function that the job file names as pipeline.",
+        )
+    if not session.producers:
+        raise SettingsError(
+            expected='a stream with source = "pipeline"',
+            got=f"{session.receiver.spec.stream}, whose batches the planner makes",
+            where=where,
+            remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
+        )
+    return build_pipeline(chosen, _ConsumerContext(session, device or _first_device()), where)
+
+
+def _first_device() -> str:
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    return "/gpu:0" if "GPU" in kinds else "/cpu:0"
+
+
+def _element(values: tuple[ElementValue, ...], batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The element in a batch: each value in its own shape."""
+    return {value.key: _shaped(value, batch) for value in values}
+
+
+def _shaped(value: ElementValue, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    flat = batch[f"{value.key}:values"][0]
+    tensor = tf.reshape(flat, batch[f"{value.key}:shape"][0]) if value.flattened else flat
+    return tf.ensure_shape(tensor, value.shape)
