@@ -8,6 +8,7 @@ business, and so is what makes a row bad; a sample that the transforms refuse is
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,10 @@ _PROBERS: list[Prober] = []
 
 def begin_probing(order: ProbeOrder, parent: int) -> None:
     """Tell a process of its own which source the pieces are of; it ends with its parent, also if that is killed."""
-    end_with_parent(parent, signal.SIGKILL)
+    try:
+        end_with_parent(parent, signal.SIGKILL)
+    except SystemExit:  # it was killed while we started, and a pool would complain at length
+        os._exit(0)
     _TOLD[:] = [order]
     _PROBERS.clear()
 

@@ -1,0 +1,93 @@
+"""Bad rows go to a file: all of them, as they were, and without growing in memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.sources import BadRow, Found, Inventory, Source
+from loader_server.sources.index.bad_rows import BadRowsWriter, first_bad_rows
+from loader_server.sources.index.make import IndexRequest, make_index
+from loader_server.sources.table import SourceSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+ROWS = (
+    BadRow("a.csv", 2, "missing_file", "No such file: caf\u00e9\n\udcff.wav"),
+    BadRow("b.csv", 3, "undecodable", 'expected "audio"'),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllMissingSettings:
+    """It has none."""
+
+
+class AllMissing(Source):
+    """One good row, and very many bad ones."""
+
+    Settings = AllMissingSettings
+    total = 0
+
+    @property
+    def fields(self):
+        return ()
+
+    def stamp(self):
+        return "all missing"
+
+    def survey(self):
+        return Inventory(
+            total=self.total,
+            pieces=lambda rows: (range(at, min(at + rows, self.total)) for at in range(0, self.total, rows)),
+        )
+
+    def probe(self, piece):
+        good = [row for row in piece if row == 0]
+        bad = {row: BadRow("/data/train.csv", row, "missing_file", f"No such file: {row}.wav") for row in piece if row}
+        return Found(rows=good, numbers={"length_text": np.ones(len(good), np.int64)}, bad=bad)
+
+
+def test_rows_come_back_as_they_were_after_an_interruption_too(tmp_path: Path) -> None:
+    assert first_bad_rows(tmp_path, 9) == ()
+    writer = BadRowsWriter(tmp_path / "bad_rows.jsonl")
+    writer.append(ROWS[:1])
+    size = writer.size
+    writer.append(ROWS)
+    writer.close()
+    assert first_bad_rows(tmp_path, 2) == (ROWS[0], ROWS[0])
+    writer = BadRowsWriter(tmp_path / "bad_rows.jsonl", size)
+    writer.append(ROWS[1:])
+    writer.close()
+    assert first_bad_rows(tmp_path, 9) == ROWS
+    assert writer.size == (tmp_path / "bad_rows.jsonl").stat().st_size
+
+
+def test_no_bad_row_leaves_no_file(tmp_path: Path) -> None:
+    BadRowsWriter(tmp_path / "bad_rows.jsonl").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _peak(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(AllMissing, "total", rows)
+    spec = SourceSpec(name="x", dotted=f"{__name__}:AllMissing", settings=AllMissingSettings(), base=folder)
+    tracemalloc.start()
+    report = make_index(IndexRequest(folder=folder / f"index-{rows}", spec=spec, processes=1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (report.samples, report.bad_counts, report.rows) == (1, {"missing_file": rows - 1}, rows)
+    assert report.bad_path is not None
+    assert len(report.bad_path.read_text().splitlines()) == rows - 1
+    assert [row.line for row in report.bad] == list(range(1, 1001))
+    return peak
+
+
+def test_memory_does_not_grow_with_the_number_of_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (_peak(tmp_path, rows, monkeypatch) for rows in (2_000, 10_000))
+    assert many < few + 500_000  # the 8 000 more would take 1.7 MB
