@@ -185,6 +185,7 @@ def test_pieces_are_whole_groups_unless_they_have_to_be_small(tmp_path: Path) ->
     source = spec_of("parquet", tmp_path, paths=[written(tmp_path / "a.parquet").name]).make()
     pieces = source.survey().pieces
     assert list(pieces(4)) == [range(n, min(n + 4, 30)) for n in range(0, 30, 4)]
+    assert list(pieces(10)) == [range(10), range(10, 20), range(20, 30)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(source), "piece_rows", 15)
         assert list(pieces(15)) == [range(20), range(20, 30)]

@@ -10,6 +10,7 @@ import pytest
 
 from loader_server.commands.index import index_streams
 from loader_server.sources.arrays.numpy_arrays import NumpySource
+from loader_server.sources.index.folder import open_index
 from loader_server.stream import JobFile
 from shared.errors import DataError
 from shared.wire.layout import Field
@@ -167,6 +168,10 @@ def test_data_of_the_same_size_that_are_others_are_refused_and_a_copy_is_not(tmp
     spec = spec_of("numpy", tmp_path, paths=["data"])
     index_source(spec)
     path = tmp_path / "data" / "values.npy"
+    untouched = spec.make()
+    untouched.files.read = None  # type: ignore[assignment, method-assign]  # nothing is read of a file as old as it was
+    untouched.open(open_index(tmp_path / "index").indexed)
+    untouched.close()
     os.utime(path, ns=(1, 1))
     open_source(spec).close()
     np.save(path, np.arange(300_000) + 1)
