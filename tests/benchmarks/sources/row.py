@@ -7,20 +7,25 @@ the machine was. Must not know any format.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
-__all__ = ["Pass", "Row", "interleaved", "measured", "stoker"]
+__all__ = ["Pass", "Row", "elsewhere", "interleaved", "measured", "serve", "stoker"]
+
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,34 @@ def stoker(job: Path) -> Iterator[Callable[[], Pass]]:
 
     with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
         yield lambda: measured(int(batch["weight"].sum()) for batch in feed)
+
+
+@contextmanager
+def elsewhere(module: str, *arguments: str) -> Iterator[Callable[[], Pass]]:
+    """A side in a process of its own, for those whose threads would count as others': `module` calls `serve`."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=_ROOT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def read() -> Pass:
+            asked.write("\n")
+            asked.flush()
+            return Pass(**json.loads(answers.readline()))
+
+        try:
+            yield read
+        finally:
+            asked.close()
+
+
+def serve(read: Callable[[], Pass]) -> None:
+    """Run a pass for each line of input."""
+    for _ in sys.stdin:
+        print(json.dumps(asdict(read())), flush=True)
 
 
 def interleaved(name: str, sides: Mapping[str, Callable[[], Pass]], rounds: int) -> list[Row]:

@@ -10,16 +10,18 @@ prints what a batch costs in each place, too.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
-from tests.benchmarks.sources.row import interleaved, measured
+from tests.benchmarks.sources.row import elsewhere, interleaved, measured, serve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,21 +41,33 @@ _SOURCES = {"numpy": 'paths = ["{folder}/arrays"]', "parquet": 'paths = ["{folde
 
 
 def rows(folder: Path, rounds: int) -> list[Row]:
-    """Stoker into `tf.data`, and its plain iterator, beside `tf.data` alone."""
+    """Stoker into `tf.data` from arrays and from Parquet, and its plain iterator, beside `tf.data` alone."""
+    sides = {
+        "stoker": ("dataset", str(_job(folder / "numpy", "numpy"))),
+        "tf.data": ("peer", str(folder / "numpy")),
+        "stoker, Parquet": ("dataset", str(_job(folder / "parquet", "parquet"))),
+        "stoker, plain iterator": ("plain", str(_job(folder / "plain", "numpy"))),
+    }
+    with ExitStack() as stack:
+        started = {side: stack.enter_context(elsewhere(__name__, *how)) for side, how in sides.items()}
+        return interleaved("tokens", started, rounds)
+
+
+def _serve(side: str, where: Path) -> None:
+    """One side, in this process."""
+    if side == "peer":
+        peer = _tf_data(*_arrays(where))
+        serve(lambda: measured(int(batch.shape[0]) for batch in peer))
+        return
     import trainer_client
     from tests.benchmarks.data_path_stoker import loaders
 
-    job = _job(folder, "numpy")
-    values, offsets = _arrays(folder)
-    with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
+    with loaders(where) as endpoint, trainer_client.connect(endpoint) as feed:
+        if side == "plain":
+            serve(lambda: measured(len(batch["tokens"]) for batch in feed))
+            return
         data = feed.dataset(inputs=("tokens", "tokens_length"))
-        peer = _tf_data(values, offsets)
-        sides = {
-            "stoker": lambda: measured(int(lengths.shape[0]) for _, lengths in data),
-            "tf.data": lambda: measured(int(batch.shape[0]) for batch in peer),
-            "stoker, plain iterator": lambda: measured(len(batch["tokens"]) for batch in feed),
-        }
-        return interleaved("tokens", sides, rounds)
+        serve(lambda: measured(int(lengths.shape[0]) for _, lengths in data))
 
 
 def _arrays(folder: Path) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -62,22 +76,24 @@ def _arrays(folder: Path) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
 
 
 def _job(folder: Path, source: str) -> Path:
-    """The data in all forms, and a job that reads one of them."""
+    """The data in one form, and a job that reads them."""
     from tests.benchmarks.data_path_stoker import make_job
 
     random = np.random.default_rng(7)
     lengths = np.maximum(random.lognormal(np.log(44), 0.5, _SAMPLES), 1).astype(np.int64)
     offsets = np.append(0, np.cumsum(lengths))
     values = random.integers(1, 32_000, offsets[-1], np.int32)
-    (folder / "arrays").mkdir()
-    np.save(folder / "arrays" / "tokens_values", values)
-    np.save(folder / "arrays" / "tokens_offsets", offsets)
     if source == "parquet":
         import pyarrow as pa
         import pyarrow.parquet
 
+        folder.mkdir()
         tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
         pyarrow.parquet.write_table(pa.table({"tokens": tokens}), folder / "tokens.parquet", row_group_size=2**14)
+    else:
+        (folder / "arrays").mkdir(parents=True)
+        np.save(folder / "arrays" / "tokens_values", values)
+        np.save(folder / "arrays" / "tokens_offsets", offsets)
     return make_job(folder / "job", _SOURCES[source].format(folder=folder) + "\n" + _STREAM, source=source)
 
 
@@ -135,6 +151,10 @@ def _thread_name(thread: int) -> str:
 
 
 def _main() -> None:
+    if len(sys.argv) > 2:
+        _serve(sys.argv[1], Path(sys.argv[2]))
+        sys.stdout.flush()
+        os._exit(0)  # TensorFlow's threads need no goodbye
     with tempfile.TemporaryDirectory(prefix="stoker-tokens-") as folder:
         source = sys.argv[1] if len(sys.argv) > 1 else "numpy"
         print(json.dumps(_costs(_job(Path(folder), source)), indent=1))

@@ -189,6 +189,8 @@ def test_pieces_are_whole_groups_unless_they_have_to_be_small(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(source), "piece_rows", 15)
         assert list(pieces(15)) == [range(20), range(20, 30)]
+        patch.setattr(type(source), "piece_rows", 10)
+        assert list(pieces(10)) == [range(10), range(10, 20), range(20, 30)]
 
 
 def test_a_shuffled_epoch_decodes_each_group_once_a_window_in_bounded_memory(tmp_path: Path) -> None:
