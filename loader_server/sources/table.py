@@ -38,6 +38,7 @@ SOURCES: dict[str, str] = {
     "parquet": "loader_server.sources.arrays.parquet:ParquetSource",
     "arrow": "loader_server.sources.arrays.arrow:ArrowSource",
     "numpy": "loader_server.sources.arrays.numpy_arrays:NumpySource",
+    "tfds": "loader_server.sources.records.tfds:TfdsSource",
     "array_record": "loader_server.sources.records.array_record:ArrayRecordSource",
     "pipeline": "loader_server.sources.pipeline.source:PipelineSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",

@@ -20,6 +20,7 @@ from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
 from tests.support.example_protos import example
+from tests.support.prepared import prepare, spoken_example
 from tests.support.records import damage, record, write_array_records, write_records
 from tests.support.shards import npy, tar_of, write_shard
 from tests.support.sources import spec_of
@@ -197,6 +198,18 @@ def array_record(folder: Path) -> SourceCase:
     return SourceCase(spec=spec, change=change, bad=bad)
 
 
+def tfds(folder: Path) -> SourceCase:
+    """A data set as TensorFlow Datasets prepares it, in two shards, with a record of another kind."""
+    place = folder / "tiny" / "1.0.0"
+    prepare(place, [map(spoken_example, range(9)), [*map(spoken_example, range(9, 15)), example(label=1)]])
+
+    def change() -> None:
+        write_array_records(place / "tiny-train.array_record-00000-of-00002", [spoken_example(3)] * 9)
+
+    spec = spec_of("tfds", folder, folder="tiny/1.0.0", split="train")
+    return SourceCase(spec=spec, change=change, bad={"undecodable": 1})
+
+
 def synthetic(folder: Path) -> SourceCase:
     """Features; there are no data that could change."""
     return SourceCase(spec=spec_of("synthetic", folder, samples=70, kind="features", bands=3), bad={})
@@ -310,6 +323,7 @@ FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "tfrecord": tfrecord,
     "webdataset": webdataset,
     "array_record": array_record,
+    "tfds": tfds,
     "parallel": parallel,
     "jsonl": jsonl,
     "parquet": parquet,

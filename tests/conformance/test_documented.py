@@ -25,6 +25,7 @@ from tests.loader_server.sources.speech.kaldi_data import features, table, write
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
+from tests.support.prepared import prepare, spoken_example
 from tests.support.records import write_array_records, write_records
 from tests.support.shards import write_shard
 from tests.support.token_models import TEXTS, train_sentencepiece
@@ -173,6 +174,13 @@ def test_array_record(tmp_path: Path) -> None:
     records = (example_protos.example(audio=[0.5] * (n + 1), label=n, words="one") for n in range(9))
     write_array_records(tmp_path / "train.array_record", records)
     made = job(tmp_path, example("toml", "*.array_record"))
+    assert index_streams(made, ["train"])["train"].samples == 9
+    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+
+
+def test_tfds(tmp_path: Path) -> None:
+    prepare(tmp_path / "tensorflow_datasets" / "tiny" / "1.0.0", [map(spoken_example, range(1, 11))])
+    made = job(tmp_path, example("toml", "tensorflow_datasets/tiny"))
     assert index_streams(made, ["train"])["train"].samples == 9
     assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
 

@@ -46,7 +46,7 @@ def index(job: Path) -> None:
     """Make the indexes of a job anew."""
     file = JobFile(job)
     file.make_importable()
-    index_streams(file, list(file.recipes))
+    index_streams(file, list(file.recipes), force=True)
 
 
 def rows_of(loaders: Loaders) -> dict[int, float]:

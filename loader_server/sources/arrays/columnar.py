@@ -128,6 +128,10 @@ class ColumnarSource(Source):
 
     # --- while an index is made ---
 
+    def stamp(self) -> str:
+        """Of the files."""
+        return self.files.stamp(self._paths())
+
     def survey(self) -> Inventory:
         """The groups of all files."""
         found = self._surveyed

@@ -14,30 +14,34 @@ import importlib.metadata
 import os
 import time
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.bad_rows import BAD_ROWS, first_bad_rows
-from loader_server.sources.index.commit import commit, forget_refused, keep_refused, locked, sweep
+from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
 from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
 from loader_server.sources.index.pool import probed_in_order
 from loader_server.sources.index.probe import ProbeOrder
+from loader_server.sources.index.refusals import (
+    is_refused,
+    process_died,
+    refuse_bad,
+    refuse_measuring,
+    refuse_too_many,
+)
+from loader_server.sources.index.request import IndexReport, IndexRequest, report_of
 from loader_server.sources.source import Indexed
 from loader_server.transforms.own_code import own_code
-from shared.bad_limit import NO_LIMIT, BadLimit, counted_reasons
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
-    from loader_server.sources.source import BadRow, Inventory, Source
-    from loader_server.sources.table import SourceSpec
+    from loader_server.sources.source import Inventory, Source
     from loader_server.transforms.chain import Chain
     from shared.wire.layout import Field
 
@@ -46,72 +50,24 @@ __all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index", "
 #: Fewer pieces than this are probed faster by one process than others start.
 _PIECES_THAT_PAY = 8
 _MEASURED_PIECES_THAT_PAY = 4
-#: Bad rows that a report holds, and of them those that an error shows.
-_REPORTED_BAD_ROWS = 1000
-_SHOWN_BAD_ROWS = 10
 #: Lengths that are compared at a time.
 _BLOCK = 2**20
-
-
-def _unseen(done: int, total: int) -> None:
-    """Nobody watches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexRequest:
-    """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source;
-    with more bad rows than `max_bad`, or with one if it is `strict`, the data are refused.
-
-    `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
-    rows done and rows in all; what was looked at is kept every `keep_s` seconds for who goes on after a kill -9.
-    """
-
-    folder: Path
-    spec: SourceSpec
-    source: Source | None = None
-    chain: Chain | None = None
-    processes: int = 0
-    piece_rows: int = 0
-    strict: bool = False
-    max_bad: BadLimit = NO_LIMIT
-    keep_s: float = 5.0
-    progress: Callable[[int, int], None] = field(default=_unseen)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexReport:
-    """What came of it: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
-    file that has all, if there are any. `unchanged`: nothing had to be done.
-    """
-
-    folder: Path
-    fingerprint: str
-    samples: int
-    bad: tuple[BadRow, ...]
-    bad_counts: Mapping[str, int]
-    bad_path: Path | None
-    unchanged: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Good and bad ones."""
-        return self.samples + sum(self.bad_counts.values())
 
 
 def make_index(request: IndexRequest) -> IndexReport:
     """Make the index of a source in `request.folder`, replacing the one that is there."""
     source = request.source or request.spec.make()
-    _refuse_measuring(request, source)
+    refuse_measuring(request, source)
     with contextlib.closing(source), locked(request.folder):
         made_from = _made_from(request, source)
         inventory = source.survey()
         with _draft(request, source, made_from) as draft:
             _write_all(request, source, inventory, draft)
-            _refuse_bad(request, inventory, draft)
+            refuse_bad(request, inventory, draft)
             meta = _meta(request, source, inventory, draft)
             draft.remove_journal()
             commit(request.folder, draft.folder, meta)
-    return _report(request.folder, meta)
+    return report_of(request.folder, meta)
 
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
@@ -120,23 +76,11 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
         meta = open_index(request.folder).meta
         source = request.source or request.spec.make()
         same = meta.made_from and meta.made_from == _made_from(request, source)
-        report = replace(_report(request.folder, meta), unchanged=True)
-        if same and not _is_refused(request, meta.bad, report.rows):
+        report = replace(report_of(request.folder, meta), unchanged=True)
+        if same and not is_refused(request, meta.bad, report.rows):
             source.close()
             return report
     return None
-
-
-def _report(folder: Path, meta: Meta) -> IndexReport:
-    columns = folder / meta.folder
-    return IndexReport(
-        folder=folder,
-        fingerprint=meta.fingerprint,
-        samples=meta.samples,
-        bad=first_bad_rows(columns, _REPORTED_BAD_ROWS),
-        bad_counts=meta.bad,
-        bad_path=columns / BAD_ROWS if meta.bad else None,
-    )
 
 
 def _made_from(request: IndexRequest, source: Source) -> str:
@@ -174,20 +118,6 @@ def _draft(request: IndexRequest, source: Source, made_from: str) -> Iterator[Dr
         sweep(request.folder, keep=kept)
 
 
-def _refuse_measuring(request: IndexRequest, source: Source) -> None:
-    if _measuring(request) is not None and not source.measurable:
-        raise DataError(
-            expected="transforms that declare their outputs",
-            got="one that has to be measured",
-            where=f'source = "{request.spec.name}"',
-            remedy="Declare it with @transform(…): no sample of this source is looked at while indexing.",
-        )
-
-
-def _measuring(request: IndexRequest) -> Chain | None:
-    return request.chain if request.chain is not None and request.chain.measured else None
-
-
 def _trying(request: IndexRequest, source: Source) -> Chain | None:
     """The chain, if samples are put through it while indexing: all of them, or those that it may refuse."""
     return request.chain if request.chain is not None and source.measurable and request.chain.index_recipe else None
@@ -202,13 +132,13 @@ def _recipe(request: IndexRequest, source: Source) -> str:
 
 
 def _piece_rows(request: IndexRequest, source: Source) -> int:
-    own = min(source.piece_rows, source.measured_rows) if _measuring(request) else source.piece_rows
+    own = min(source.piece_rows, source.measured_rows) if request.measuring else source.piece_rows
     return request.piece_rows or own
 
 
 def _processes(request: IndexRequest, pieces: float) -> int:
     """How many are worth starting for so many pieces."""
-    pays = _MEASURED_PIECES_THAT_PAY if _measuring(request) else _PIECES_THAT_PAY
+    pays = _MEASURED_PIECES_THAT_PAY if request.measuring else _PIECES_THAT_PAY
     return (request.processes or os.cpu_count() or 1) if request.piece_rows or pieces > pays else 1
 
 
@@ -226,65 +156,17 @@ def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draf
         with contextlib.closing(probed_in_order(order, source, pieces, processes)) as found:
             for part in found:
                 draft.write(part)
-                _refuse_too_many(request, inventory, draft)
+                refuse_too_many(request, inventory, draft)
                 if draft.journal.made_from and time.monotonic() - kept_s >= request.keep_s:
                     draft.keep()
                     kept_s = time.monotonic()
                 request.progress(_done(draft, inventory), inventory.total)
     except BrokenProcessPool:
-        raise _process_died(request, draft.journal.rows) from None
+        raise process_died(request, draft.journal.rows) from None
 
 
 def _done(draft: Draft, inventory: Inventory) -> int:
     return draft.journal.pieces if inventory.rows_unknown else draft.journal.rows
-
-
-def _process_died(request: IndexRequest, done: int) -> DataError:
-    return DataError(
-        expected="every file to be readable or refused",
-        got="one that ended the process which read it, or too little memory",
-        where=f'source = "{request.spec.name}" below {request.spec.base}, row {done + 1} of all or soon after',
-        remedy="Find and remove that file: index with processes = 1 and part of the rows.",
-    )
-
-
-def _is_refused(request: IndexRequest, bad: Mapping[str, int], rows: int) -> bool:
-    count = sum(bad.values())
-    return bool(count and request.strict) or request.max_bad.is_exceeded(count, rows)
-
-
-def _refuse_too_many(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
-    """Stop as soon as it is certain."""
-    bad, limit = draft.journal.bad, request.max_bad
-    if limit.is_exceeded(sum(bad.values()), inventory.total):
-        mended = "mend them, or raise max_bad in [job]"
-        raise _too_bad(request, inventory, draft, f"at most {limit} of the rows to be bad (max_bad)", mended)
-
-
-def _refuse_bad(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
-    if not draft.journal.samples:
-        raise _too_bad(request, inventory, draft, "at least one good row", "mend them")
-    if request.strict and draft.journal.bad:
-        raise _too_bad(
-            request, inventory, draft, "only good rows, as --strict asks", "mend them, or leave --strict out"
-        )
-
-
-def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected: str, remedy: str) -> DataError:
-    """Why data are refused: bad rows by reason, the first of them, and where all are that were looked at."""
-    draft.close()
-    bad, rows = draft.journal.bad, draft.journal.rows
-    among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
-    counts = counted_reasons(bad) if bad else "no rows at all"
-    first = first_bad_rows(draft.folder, _SHOWN_BAD_ROWS)
-    shown = "; ".join(f"{row.where}, line {row.line}: {row.reason}: {row.detail}" for row in first)
-    listed = f"All are in {keep_refused(request.folder, draft.folder)}: {remedy}" if bad else "Name other data"
-    return DataError(
-        expected=expected,
-        got=f"{sum(bad.values())} bad of {among} ({counts})",
-        where=", ".join(str(facts.get("path")) for facts in inventory.origin) or f'source = "{request.spec.name}"',
-        remedy=f"The first: {shown}. {listed}." if bad else f"{listed}.",
-    )
 
 
 # --- what the index says of itself ---
@@ -292,7 +174,7 @@ def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected
 
 def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> Meta:
     draft.close()
-    chain = _measuring(request)
+    chain = request.measuring
     about = {**inventory.about, **source.conclude(draft.numbers())}
     journal = draft.journal
     return Meta(

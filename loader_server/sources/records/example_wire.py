@@ -49,6 +49,8 @@ _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
 #: Besides the packed form, a list may have a value a field.
 _UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
 _LONGEST_VARINT = 10
+#: Integers of so few bytes are decoded one by one.
+_FEW_BYTES = 40
 _NO_FEATURE: Feature = (0, [])
 
 
@@ -58,6 +60,43 @@ class MalformedExample(ValueError):  # noqa: N818 - what it is, not what happene
 
 def features_of(raw: bytes) -> Features:
     """All features by key, those of the context and the feature lists together."""
+    plain = _plain_features(raw)
+    return plain if plain is not None else _all_features(raw)
+
+
+def _plain_features(raw: bytes) -> Features | None:
+    """Of an Example as writers write it, each list in one run; None for all else. A third of the time of looking at
+    every field, which is most of what indexing takes.
+    """
+    found: Features = {}
+    try:
+        at = _begin(raw, 0, _FIRST, len(raw))
+        while at < len(raw):
+            size, entry = _varint(raw, at + 1)
+            stop = entry + size
+            size, key = _varint(raw, entry + 1)
+            if raw[at] != _FIRST or raw[entry] != _FIRST:
+                return None
+            kind = _KINDS[raw[feature := _begin(raw, key + size, _SECOND, stop)]]
+            at = _begin(raw, _begin(raw, feature, raw[feature], stop), _FIRST, stop)
+            if (kind == FLOAT and (stop - at) % 4) or (kind == INT64 and raw[stop - 1] > 127):
+                return None
+            found[raw[key : key + size].decode()] = (kind, [(at, stop)])
+            at = stop
+    except (IndexError, KeyError, ValueError):  # another form, or none at all: the patient reader tells
+        return None
+    return found
+
+
+def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
+    """Where the content begins of a field with this tag, which has to end there."""
+    size, begin = _varint(raw, at + 1)
+    if raw[at] != tag or begin + size != stop:
+        raise KeyError(tag)
+    return begin
+
+
+def _all_features(raw: bytes) -> Features:
     found: Features = {}
     context: Features = {}
     try:
@@ -176,6 +215,8 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
 
 def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
     """A number of seven bits a byte, the lowest first, and where it ends."""
+    if raw[at] < 128:
+        return raw[at], at + 1
     value = shift = 0
     for place in range(at, at + _LONGEST_VARINT):
         byte = raw[place]
@@ -203,10 +244,19 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
+def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
+    """The same, one by one: numpy takes 20 µs to begin with."""
+    found = []
+    while at < stop:
+        value, at = _varint(raw, at)
+        found.append(value % 2**64)
+    return np.array(found, np.uint64).view(np.int64)
+
+
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
     """The integers of a packed run, in an array of its own."""
-    if stop - start == 1:  # as most numbers are
-        return np.array([raw[start]], np.int64)
+    if stop - start <= _FEW_BYTES:
+        return _few_int64(raw, start, stop)
     octets = np.frombuffer(raw, np.uint8, stop - start, start)
     last = octets < 128
     if last.all():

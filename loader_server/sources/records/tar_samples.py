@@ -85,7 +85,7 @@ def _add(sample: TarSample, suffix: str, member: TarMember) -> None:
         sample.refuse("no_suffix", f"expected a name such as 000017.flac, got {name}")
     elif suffix in sample.members:
         sample.refuse("duplicate_member", f"expected one member with this suffix, got {name} again")
-    sample.members.setdefault(suffix, member)
+    sample.members[suffix] = member
 
 
 def _is_utf8(name: str) -> bool:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.text_files.whole_lines import WholeLines
     from shared.wire.layout import Field
 
 __all__ = ["JsonLinesSettings", "JsonLinesSource"]
@@ -119,31 +118,22 @@ class JsonLinesSource(LineSource):
     def probe(self, piece: LinePiece) -> Found:
         """Take the objects apart."""
         lines, where = self._lines_of(piece), self.files.where(piece.path)
-        good: list[int] = []
-        lengths: list[list[int]] = []
+        good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
         for number in range(len(lines.starts)):
             try:
-                values = self._values(lines.line(number))
+                good[number] = self._lengths_in(lines.line(number))
             except UnusableValueError as error:
                 bad[piece.row + number] = BadRow(where, piece.line + number, error.reason, error.detail)
-                continue
-            good.append(number)
-            lengths.append([len(values[key]) for key in self._measured_keys])
-        return self._found_in(piece, lines, np.array(good, np.int64), lengths, bad)
-
-    def _found_in(
-        self,
-        piece: LinePiece,
-        lines: WholeLines,
-        good: NDArray[np.int64],
-        lengths: list[list[int]],
-        bad: dict[int, BadRow],
-    ) -> Found:
-        of_keys = np.array(lengths, np.int64).reshape(len(good), len(self._measured_keys)).T
-        columns = self._columns_of(piece, lines, good)
+        numbers = np.array(list(good), np.int64)
+        of_keys = np.array(list(good.values()), np.int64).reshape(len(good), len(self._measured_keys)).T
+        columns = self._columns_of(piece, lines, numbers)
         columns |= {f"length_{place}": column for place, column in enumerate(of_keys)}
-        return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
+        return Found(rows=(piece.row + numbers).tolist(), numbers=columns, bad=bad)
+
+    def _lengths_in(self, line: bytes) -> list[int]:
+        values = self._values(line)
+        return [len(values[key]) for key in self._measured_keys]
 
     def _values(self, line: bytes) -> dict[str, Any]:
         if not line:

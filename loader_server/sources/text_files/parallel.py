@@ -67,11 +67,6 @@ class ParallelSource(Source):
     measured_rows = 1024
     settings: ParallelSettings
 
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """None: a text becomes numbers in a transform."""
-        return ()
-
     #: The files that were looked at when this was opened.
     _origin: list[dict[str, Any]] | None = None
 
@@ -80,6 +75,11 @@ class ParallelSource(Source):
         self._keys = tuple(key for key, _ in settings.paths)
         self._names = tuple(name for _, name in settings.paths)
         self._places = tuple(map(self.files.where, self._names))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """None: a text becomes numbers in a transform."""
+        return ()
 
     # --- while an index is made ---
 
@@ -108,10 +108,11 @@ class ParallelSource(Source):
     def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
-            cuts = tee(cut_lines(first, rows), len(others) + 1)
-            spans = [spans_of(file, (lines for *_, lines in own)) for file, own in zip(others, cuts[1:], strict=True)]
+            cuts, *same_cuts = tee(cut_lines(first, rows), len(self._names))
+            counts = [(lines for *_, lines in same) for same in same_cuts]
+            spans = map(spans_of, others, counts, self._places[1:])
             row = 0
-            for (start, stop, lines), *same in zip(cuts[0], *spans, strict=True):
+            for (start, stop, lines), *same in zip(cuts, *spans, strict=True):
                 yield ParallelPiece(((start, stop), *same), row)
                 row += lines
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from loader_server.sources.files import changed
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
@@ -68,13 +69,16 @@ def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
         yield start, last, held
 
 
-def spans_of(file: BinaryIO, counts: Iterable[int]) -> Iterator[tuple[int, int]]:
+def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tuple[int, int]]:
     """Where a file can be cut so that each piece has so many lines: from and to."""
     blocks = _line_ends(file)
     ends, taken, start = np.zeros(0, np.int64), 0, 0
     for count in counts:
         while len(ends) - taken < count:
-            ends, taken = np.concatenate([ends[taken:], next(blocks)[0]]), 0
+            more = next(blocks, None)
+            if more is None:
+                raise changed(f"{count} lines from byte {start} on", "fewer", where)
+            ends, taken = np.concatenate([ends[taken:], more[0]]), 0
         taken += count
         yield start, int(ends[taken - 1])
         start = int(ends[taken - 1])

@@ -63,13 +63,17 @@ def test_lengths_say_which_samples_are_in_doubt():
     assert fit.may_refuse(lengths).tolist() == [False, True, False, False]
 
 
-def made(folder, texts, reduction=10, more=""):
+def written(folder, reduction=10, more=""):
+    (folder / "job.toml").write_text(JOB.format(reduction=reduction, more=more))
+    return JobFile(folder / "job.toml")
+
+
+def made(folder, texts):
     """Rows of 0.4 s: 38 frames, so at most three labels."""
     long_recording(folder, "wav")
     rows = [{"audio": "long.wav", "offset": n / 10, "duration": 0.4, "text": text} for n, text in enumerate(texts)]
     (folder / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "job.toml").write_text(JOB.format(reduction=reduction, more=more))
-    return JobFile(folder / "job.toml")
+    return written(folder)
 
 
 def test_labels_that_do_not_fit_are_a_bad_row_by_name(tmp_path):
@@ -100,11 +104,11 @@ def test_an_index_that_was_made_with_other_transforms_is_refused_if_these_decide
     job = made(tmp_path, ["abc", "abcd"])
     first = index_streams(job, ["train"])["train"]
     assert index_streams(job, ["train"])["train"].fingerprint == first.fingerprint
-    looser = made(tmp_path, ["abc", "abcd"], reduction=2)
+    looser = written(tmp_path, reduction=2)
     with pytest.raises(DataError, match=r"without the samples that the transforms refuse.*Run loader-server index"):
         looser.open("train")
     assert index_streams(looser, ["train"])["train"].samples == 2
-    after = made(tmp_path, ["abc", "abcd"], reduction=2, more=', "spec_augment"')
+    after = written(tmp_path, reduction=2, more=', "spec_augment"')
     assert after.open("train").samples == 2
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.generators import RefusingGenerator, generator_for
+from loader_server.transforms.generators import RecordingGenerator, RefusingGenerator, generator_for
 from shared.errors import SettingsError
 
 REFUSED = (
@@ -49,3 +49,21 @@ def test_whoever_touches_a_generator_that_it_declined_is_named(draw, touched):
 
 def test_it_passes_for_a_generator():
     assert isinstance(RefusingGenerator("noise", "job"), np.random.Generator)
+
+
+def test_a_recording_generator_gives_the_same_numbers_and_keeps_what_it_gave():
+    plain, recording = generator_for(7, 3, 5), RecordingGenerator(7, 3, 5)
+    values = recording.standard_normal(4, dtype="float32")
+    expected = plain.standard_normal(4, dtype="float32")
+    assert np.array_equal(values, expected)
+    values[:] = 0  # as a transform may
+    assert recording.integers(0, 1000) == plain.integers(0, 1000)
+    given, same = np.arange(9), np.arange(9)
+    recording.shuffle(given)
+    plain.shuffle(same)
+    assert [drawn.method for drawn in recording.drawn] == ["standard_normal", "integers", "shuffle"]
+    first, second, third = (drawn.got for drawn in recording.drawn)
+    assert np.array_equal(first, expected)
+    assert second.shape == ()
+    assert np.array_equal(third, same)
+    assert isinstance(recording, np.random.Generator)

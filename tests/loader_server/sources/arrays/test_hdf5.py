@@ -85,7 +85,9 @@ def test_sequences_of_returnn_have_their_tags_as_names(tmp_path, by):
         shutil.copy(RETURNN, tmp_path / "a.hdf")
     else:
         write_returnn(tmp_path / "a.hdf")
-    source, _ = indexed(tmp_path, "a.hdf", keys=["data", "classes"])
+    spec = spec_of("hdf5", tmp_path, paths=["a.hdf"], keys=["data", "classes"])
+    index_source(spec, piece_rows=1)
+    source = open_source(spec)
     assert [(one.key, one.dtype, one.shape) for one in source.fields] == [
         *(("data", "float32", (None, 5)), ("classes", "int32", (None,))),
     ]

@@ -20,6 +20,7 @@ from loader_server.sources.records.example_wire import (
     MalformedExample,
     count_int64,
     features_of,
+    int64_at,
     int64_of,
 )
 from tests.support.example_protos import Example, SequenceExample, example
@@ -184,6 +185,11 @@ def test_bytes_that_are_no_message_are_refused_in_words_or_read_as_one(seed: int
 # --- single rules ---
 
 
+def plain_example(kind: int, content: bytes) -> bytes:
+    """As writers write one of a single feature."""
+    return sized(1, sized(1, sized(1, b"x") + sized(2, sized(kind, sized(1, content)))))
+
+
 def test_a_list_that_is_packed_lies_in_one_run() -> None:
     raw = example(a=[1.0, 2.0], b=[7, -1], c="hi")
     found = features_of(raw)
@@ -207,9 +213,11 @@ def test_a_key_of_the_context_and_of_a_list_is_refused_by_name() -> None:
 
 
 def test_integers_of_all_sizes() -> None:
-    numbers = [0, 1, 127, 128, 300, -1, 2**62, -(2**63), 2**63 - 1] * 3
-    raw = b"".join(map(varint, numbers))
-    assert int64_of(b"xx" + raw, 2, 2 + len(raw)).tolist() == numbers
+    numbers = [0, 1, 127, 128, 300, -1, 2**62, -(2**63), 2**63 - 1]
+    for several in ([], *([number] for number in numbers), numbers, numbers * 3):
+        raw = b"".join(map(varint, several))
+        assert int64_of(b"xx" + raw, 2, 2 + len(raw)).tolist() == several
+    assert [int64_at(b"x" + varint(number), 1) for number in numbers] == numbers
 
 
 @pytest.mark.parametrize(
@@ -222,6 +230,8 @@ def test_integers_of_all_sizes() -> None:
         (b"\x80" * 12, "a number has more than 10 bytes"),
         (sized(1, sized(1, sized(1, b"\xff"))), "a key is not UTF-8"),
         (sized(1, sized(1, sized(2, sized(FLOAT, sized(1, b"abc"))))), "a list of floats has 3 bytes"),
+        (plain_example(FLOAT, b"abc"), "a list of floats has 3 bytes"),
+        (plain_example(INT64, b"\x80"), "a list of integers ends in the middle of one"),
         (sized(1, sized(1, sized(2, sized(INT64, sized(1, b"\x80"))))), "a list of integers ends in the middle of one"),
         (b"\x7b\x08\x01", "a group does not end"),
     ],

@@ -117,6 +117,15 @@ def test_every_line_that_cannot_be_used_is_a_bad_row(tmp_path):
     assert details[10] == 'expected a line of "mute" in text, got none'
 
 
+@pytest.mark.parametrize("entry", ["cat a.wav |", "| tee a.wav", "-"])
+def test_what_is_no_file_is_never_run_or_waited_for(tmp_path, entry):
+    write_recordings(tmp_path / "data", "a")
+    table(tmp_path / "data", "wav.scp", f"a {tmp_path}/data/a.wav", f"b {entry}")
+    _, bad, report = indexed(tmp_path)
+    assert bad == [("wav.scp", 2, "command")]
+    assert f"got a command, which is never run ({entry})" in report.bad[0].detail
+
+
 def test_lines_that_are_not_utf8_are_bad_rows(tmp_path):
     write_recordings(tmp_path / "data", "a", "b")
     (tmp_path / "data/text").write_bytes(b"a caf\xe9\nb fine\n\xff x\n")

@@ -107,6 +107,14 @@ def test_cuts_that_cannot_be_read_are_bad_rows(tmp_path, audio):
     assert bad[10][2] == "expected 8000 Hz, as the recording's manifest says, got 16000: call.flac"
 
 
+def test_a_channel_may_have_a_file_of_its_own(tmp_path, audio):
+    cut = golden()["right"]
+    sources = [{"type": "file", "channels": [channel], "source": "mono.wav"} for channel in (0, 1)]
+    bad, source = manifest(tmp_path, cut | {"recording": cut["recording"] | {"sources": sources}})
+    assert bad == []
+    assert decoded(source, 0)["audio"].tolist() == audio["mono.wav"][4800 : 4800 + 12443, 0].tolist()
+
+
 def test_text_that_is_not_utf8_is_a_bad_row(tmp_path, audio):
     line = json.dumps(golden()["whole"], ensure_ascii=False).encode()
     (tmp_path / "my.jsonl").write_bytes(line + b"\n" + line.replace("ï".encode(), b"\xef") + b"\n")

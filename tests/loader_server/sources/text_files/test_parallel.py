@@ -76,6 +76,17 @@ def test_paths_are_a_table(tmp_path: Path) -> None:
         spec_of("parallel", tmp_path, paths=["a", "b"])
 
 
+def test_a_file_that_loses_lines_while_it_is_indexed_is_named(tmp_path: Path) -> None:
+    for key in ("en", "de"):
+        (tmp_path / f"a.{key}").write_text("one\ntwo\n")
+    pieces = spec_of("parallel", tmp_path, paths={"en": "a.en", "de": "a.de"}).make().survey().pieces
+    (tmp_path / "a.en").write_text("one\n")
+    with pytest.raises(
+        ReadError, match=r"a\.en: expected 2 lines from byte 0 on, got fewer: the file has changed since"
+    ):
+        list(pieces(2))
+
+
 def test_a_row_that_changed_is_refused_when_it_is_read(tmp_path: Path) -> None:
     source, _ = indexed(tmp_path, source=b"one\ntwo\n", target=b"eins\nzwei\n")
     (tmp_path / "a.target").write_bytes(b"eins\nzwo!\n")
