@@ -18,15 +18,15 @@ import xxhash
 
 from loader_server.sources.file_facts import changed
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
-from loader_server.sources.records.example_gathering import gather_examples
-from loader_server.sources.records.examples import (
+from loader_server.sources.records.examples.decoder import (
     FIRST_RECORDS,
     MOST_RECORDS_WITHOUT,
     ExampleDecoder,
     forms_of_records,
     refuse_unknown_features,
 )
-from loader_server.sources.records.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.gathering import gather_examples
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, texts
 from shared.errors import ReadError, SampleError

@@ -16,20 +16,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.files import changed
-from loader_server.sources.records.example_gathering import gather_examples
-from loader_server.sources.records.examples import (
+from loader_server.sources.records.examples.decoder import (
     FIRST_RECORDS,
     MOST_RECORDS_WITHOUT,
     ExampleDecoder,
     forms_of_records,
     refuse_unknown_features,
 )
-from loader_server.sources.records.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.gathering import gather_examples
 from loader_server.sources.records.mapped_files import MappedFiles
-from loader_server.sources.records.tfrecord_file import TRAILER_BYTES, masked, records_from, refuse_no_records
+from loader_server.sources.records.tfrecord_file import (
+    TRAILER_BYTES,
+    checksum_function,
+    records_from,
+    refuse_no_records,
+)
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import flag, setting, texts
-from shared.errors import SampleError, SettingsError
+from shared.errors import SampleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.example_gathering import RecordPlace
+    from loader_server.sources.records.examples.gathering import RecordPlace
     from loader_server.sources.records.tfrecord_file import RecordRange
     from shared.errors import ReadError
     from shared.wire.layout import Field
@@ -100,7 +105,7 @@ class TFRecordSource(Source):
 
     @functools.cached_property
     def _checksum(self) -> Callable[[bytes], int] | None:
-        return _checksum_function() if self.settings.checksums else None
+        return checksum_function() if self.settings.checksums else None
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
@@ -192,7 +197,7 @@ class TFRecordSource(Source):
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
         if self._checksum is None:
             return
-        got = int(masked(np.array([self._checksum(raw)], np.uint32))[0])
+        got = self._checksum(raw)
         if got != written:
             raise SampleError(
                 reason="wrong_checksum",
@@ -297,16 +302,3 @@ class TFRecordSource(Source):
         """Unmap the files."""
         self._mapped.close()
         super().close()
-
-
-def _checksum_function() -> Callable[[bytes], int]:
-    try:
-        import google_crc32c  # noqa: PLC0415 - only for those who ask for it
-    except ImportError:
-        raise SettingsError(
-            expected="google-crc32c, with which checksums are checked",
-            got="none installed",
-            where="checksums",
-            remedy="Run `pip install 'stoker[tfrecord]'`, or leave checksums out.",
-        ) from None
-    return google_crc32c.value  # type: ignore[no-any-return]

@@ -15,15 +15,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import DataError
+from shared.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["HEADER_BYTES", "TRAILER_BYTES", "RecordRange", "masked", "records_from", "refuse_no_records"]
+__all__ = [
+    "HEADER_BYTES",
+    "TRAILER_BYTES",
+    "RecordRange",
+    "checksum_function",
+    "records_from",
+    "refuse_no_records",
+]
 
 HEADER_BYTES = 12
 TRAILER_BYTES = 4
@@ -113,7 +120,7 @@ def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDA
     checksum = np.zeros(len(sizes), np.uint32)
     for place, table in enumerate(_tables()[::-1]):
         checksum ^= table[sizes[:, place]]
-    return masked(~checksum)
+    return _masked(~checksum)
 
 
 @functools.cache
@@ -129,7 +136,7 @@ def _tables() -> NDArray[np.uint32]:
     return tables
 
 
-def masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """A checksum as it is written: turned and shifted, so that checksums may be taken of what holds checksums."""
     turned = np.bitwise_or(checksum >> 15, checksum << 17)
     return np.add(turned, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
@@ -154,3 +161,17 @@ def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -
         where=where,
         remedy="Name TFRecord files in `paths` of the stream.",
     )
+
+
+def checksum_function() -> Callable[[bytes], int]:
+    """What the checksum of data is, as it is written; SettingsError where the library for it is missing."""
+    try:
+        import google_crc32c  # noqa: PLC0415 - only for those who ask for it
+    except ImportError:
+        raise SettingsError(
+            expected="google-crc32c, with which checksums are checked",
+            got="none installed",
+            where="checksums",
+            remedy="Run `pip install 'stoker[tfrecord]'`, or leave checksums out.",
+        ) from None
+    return lambda data: int(_masked(np.array([google_crc32c.value(data)], np.uint32))[0])

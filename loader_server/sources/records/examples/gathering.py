@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from loader_server.sources.records.example_wire import BYTES, FLOAT, INT64, features_of, int64_at
-from loader_server.sources.records.examples import SCATTERED, unpacked
+from loader_server.sources.records.examples.decoder import SCATTERED, unpacked
+from loader_server.sources.records.examples.wire_format import BYTES, FLOAT, INT64, features_of, int64_at
 
 if TYPE_CHECKING:
     import mmap
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.feature_forms import FeatureForm
+    from loader_server.sources.records.examples.feature_forms import FeatureForm
 
 __all__ = ["RecordPlace", "gather_examples"]
 

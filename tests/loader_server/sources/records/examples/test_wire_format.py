@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.sources.records.example_wire import (
+from loader_server.sources.records.examples.wire_format import (
     BYTES,
     FLOAT,
     INT64,

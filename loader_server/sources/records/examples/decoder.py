@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.records.example_wire import MalformedExample, features_of
-from loader_server.sources.records.feature_forms import UnfitFeature, forms_of_examples
+from loader_server.sources.records.examples.feature_forms import UnfitFeature, forms_of_examples
+from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
 from shared.config import nearest
 from shared.errors import DataError, SampleError, SettingsError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.example_wire import Feature
-    from loader_server.sources.records.feature_forms import FeatureForm
+    from loader_server.sources.records.examples.feature_forms import FeatureForm
+    from loader_server.sources.records.examples.wire_format import Feature
     from shared.wire.layout import Field
 
 __all__ = [

@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader_server.sources.records.example_wire import features_of
-from loader_server.sources.records.feature_forms import UnfitFeature, feature_forms, forms_of_examples, forms_said
+from loader_server.sources.records.examples.feature_forms import (
+    UnfitFeature,
+    feature_forms,
+    forms_of_examples,
+    forms_said,
+)
+from loader_server.sources.records.examples.wire_format import features_of
 from shared.errors import SettingsError
 from tests.support.example_protos import SequenceExample, example
 

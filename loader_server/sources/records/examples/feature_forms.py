@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.records.example_wire import BYTES, FLOAT, INT64, count_int64, int64_of
+from loader_server.sources.records.examples.wire_format import BYTES, FLOAT, INT64, count_int64, int64_of
 from shared.errors import SettingsError
 from shared.wire.layout import DTYPES, Field
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.records.example_wire import Feature, Features, Run
+    from loader_server.sources.records.examples.wire_format import Feature, Features, Run
 
 __all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", "forms_said"]
 
