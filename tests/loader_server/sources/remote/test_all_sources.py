@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from loader_server.sources.source import Source
     from loader_server.sources.table import SourceSpec
 
-REMOTE = ("lines", "jsonl", "parallel", "tfrecord", "webdataset", "array_record", "numpy", "hdf5", "manifest")
+REMOTE = (
+    "lines",
+    "jsonl",
+    "parallel",
+    "tfrecord",
+    "webdataset",
+    "array_record",
+    "numpy",
+    "hdf5",
+    "manifest",
+    "parquet",
+    "arrow",
+)
 
 
 def served(spec: SourceSpec, url: str, folder: Path) -> SourceSpec:
