@@ -125,20 +125,24 @@ def test_jobs_end_in_their_order_built_into_their_places(
         assert tags.tolist() == [4 * number, 4 * number + 1, 4 * number + 2, 4 * number + 3, -1]
 
 
-def test_outcomes_of_small_builds_are_told_together_and_none_is_kept_back(bench: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize(("soon_s", "woken"), [(float("inf"), 1), (-1.0, 4)])
+def test_outcomes_of_small_builds_are_told_together_and_those_of_large_ones_alone(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, soon_s: float, woken: int
+) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._SOON_S", soon_s)
     gate, begun = threading.Event(), threading.Event()
     made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(20))}))
     for number in range(4):
         made.thread.submit(made.build(number))
     assert begun.wait(20)
     gate.set()
-    woken = 0
-    while made.thread.load:
+    while len(made.thread.outcomes) < 4:
         assert made.woken.acquire(timeout=20)
-        woken += 1
-        made.thread.take_outcomes()
-    assert 1 <= woken <= 4
-    assert not made.woken.acquire(blocking=False)
+        woken -= 1
+    assert made.thread.close(20.0)
+    while made.woken.acquire(blocking=False):
+        woken -= 1
+    assert woken == 0
 
 
 def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> None:
