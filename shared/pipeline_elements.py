@@ -104,7 +104,9 @@ def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     element = {}
     for key in values_on_wire(batch):
         values, shape = batch[key + _VALUES][0], batch.get(key + _SHAPE)
-        element[key] = values if shape is None else values.reshape(shape[0])
+        if shape is not None:  # an empty batch has zeros there, whatever is fixed
+            values = values.reshape(*shape[0][: len(shape[0]) - values.ndim + 1], *values.shape[1:])
+        element[key] = values
     return element
 
 

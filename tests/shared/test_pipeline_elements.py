@@ -55,6 +55,11 @@ def test_an_element_comes_back_as_it_was():
         np.testing.assert_array_equal(back[key], array)
 
 
+def test_an_element_without_steps_keeps_what_is_fixed():
+    zeros = {"feat:values": np.zeros((1, 0, 2)), "feat:shape": np.zeros((1, 3), np.int64)}
+    assert element_of(zeros)["feat"].shape == (0, 0, 2)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -18,12 +18,12 @@ from trainer_client.tf import dataset as feed_dataset
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from shared.pipeline_elements import ElementValue
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["make"]
+__all__ = ["element_tensors", "make"]
 
 
 class _ConsumerContext(PipelineContext):
@@ -42,7 +42,9 @@ class _ConsumerContext(PipelineContext):
         """The feed."""
         self.marked += 1
         values = values_of_element(self._session.fields)
-        structure = ElementStructure(inputs=None, targets=None, weights=None, map=lambda batch: _element(values, batch))
+        structure = ElementStructure(
+            inputs=None, targets=None, weights=None, map=lambda batch: element_tensors(values, batch)
+        )
         return feed_dataset.make(self._session, structure)
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -78,12 +80,14 @@ def _first_device() -> str:
     return "/gpu:0" if "GPU" in kinds else "/cpu:0"
 
 
-def _element(values: tuple[ElementValue, ...], batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The element in a batch: each value in its own shape."""
+def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The element in a batch: each value in its own shape; a place that its shard did not fill has no steps."""
     return {value.key: _shaped(value, batch) for value in values}
 
 
-def _shaped(value: ElementValue, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-    flat = batch[f"{value.key}:values"][0]
-    tensor = tf.reshape(flat, batch[f"{value.key}:shape"][0]) if value.flattened else flat
+def _shaped(value: ElementValue, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    tensor = batch[f"{value.key}:values"][0]
+    if value.flattened:  # an empty batch has zeros there, whatever is fixed
+        varying = batch[f"{value.key}:shape"][0][: value.flattened]
+        tensor = tf.reshape(tensor, tf.concat([varying, tf.constant(value.fixed, tf.int64)], axis=0))
     return tf.ensure_shape(tensor, value.shape)
