@@ -32,6 +32,8 @@ _KEPT_BYTES = 128 * 2**20
 #: Elements that are always kept: the one that is handed out, and the one before.
 _LEAST_KEPT = 2
 _LOG_EVERY_S = 10.0
+#: Fewer are made on the way because several ask side by side.
+_WORTH_TELLING = 16
 
 
 class ShardReader:
@@ -67,7 +69,7 @@ class ShardReader:
             return self._kept[ordinal - self._next] if ordinal < self._next else None
 
     def _begin_anew(self, ordinal: int) -> None:
-        if ordinal:
+        if ordinal >= _WORTH_TELLING:
             Log("worker").info("a shard is made from its beginning", shard=self._where, to=ordinal)
         self._run = self._start()
         self._kept.clear()

@@ -43,11 +43,12 @@ def test_the_end_is_told_as_often_as_somebody_asks():
 
 def test_what_is_not_kept_is_made_again_from_the_beginning(monkeypatch, caplog):
     monkeypatch.setattr(shard_reader, "_KEPT_BYTES", 24)
+    monkeypatch.setattr(shard_reader, "_WORTH_TELLING", 2)
     caplog.set_level("INFO")
     shard = Shard()
     assert [shard.ask(ordinal) for ordinal in (5, 3, 2)] == [5, 3, 2]
     assert (shard.runs, shard.checked) == (2, [0, 1, 2, 3, 4, 5, 0, 1, 2])
-    assert "a shard is made from its beginning" in caplog.text
+    assert "a shard is made from its beginning  shard=shard to=2" in caplog.text
 
 
 def test_more_elements_than_there_is_room_for_are_an_error_at_the_last():
