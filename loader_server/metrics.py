@@ -109,12 +109,16 @@ def _built(worker: Worker) -> Iterator[MetricSamples]:
     yield MetricSamples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
     seconds: Values = {}
     cells: Values = {}
+    samples: Values = {}
     for name, one in streams.items():
         seconds[name, "plan_and_read"] = one.read_us / 1e6
         seconds[name, "decode_and_transform"] = one.decode_us / 1e6
         seconds[name, "write_and_digest"] = one.write_us / 1e6
+        samples[name, "kept"] = one.kept_samples
+        samples[name, "decoded"] = one.decoded_samples
         cells[name, "sample"] = one.sample_cells
         cells[name, "padding"] = one.padding_cells
         cells[name, "masked"] = one.masked_cells
     yield MetricSamples(names.BUILD_SECONDS, seconds)
     yield MetricSamples(names.BUILT_CELLS, cells)
+    yield MetricSamples(names.DECODED_SAMPLES, samples)

@@ -122,6 +122,12 @@ class JobFile:
         folder = self.settings.remote_cache or f"{self.settings.state}/remote"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
 
+    @property
+    def feature_cache(self) -> CacheSettings:
+        """Where built samples are kept."""
+        folder = self.settings.feature_cache or f"{self.settings.state}/features"
+        return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
+
     def make_importable(self) -> None:
         """Let the job file name modules that lie beside it."""
         if str(self.base) not in sys.path:
@@ -335,8 +341,17 @@ class Stream:
     @cached_property
     def builder(self) -> str:
         """The fingerprint of all that shapes the bytes; equal on all workers of a job."""
-        code = (repr(sorted(self.source.versions.items())), *_foreign_code(self.source.modules))
-        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features(), *code)
+        return fingerprint(self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
+
+    @property
+    def steady(self) -> str:
+        """The fingerprint of all that shapes samples before a transform draws, their files' content aside."""
+        of_sources = (self._joined.fingerprint, repr(self.chain.raw), *self._decoding)
+        return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
+
+    @property
+    def _decoding(self) -> tuple[str, ...]:
+        return (repr(sorted(self.source.versions.items())), *_foreign_code(self.source.modules))
 
     @property
     def opened(self) -> str:

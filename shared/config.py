@@ -358,6 +358,15 @@ class JobSettings:
     remote_cache_bytes: int = setting(
         byte_count, 'most bytes of remote files that are kept there, such as "200 GiB"', default=32 * 2**30
     )
+    feature_cache: str = setting(
+        text,
+        "folder on this machine's disk where samples are kept as the transforms made them, for all its workers; "
+        "without it features/ in `state`",
+        default="",
+    )
+    feature_cache_bytes: int = setting(
+        byte_count, 'most bytes of samples that are kept there, such as "50 GiB"; "0 B": none are', default=0
+    )
     float32: str = setting(
         choice(*FLOAT32_FORMS),
         "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",

@@ -111,7 +111,6 @@ LATER = {
     "D10": "later: training loop",
     "D11": "later: callbacks",
     "D12": "later: training loop",
-    "D16": "later: sources and entry points",
     "D17": "later: queue mode",
     "E1": "later: queue mode",
     "E2": "later: queue mode",

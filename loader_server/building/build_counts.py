@@ -26,6 +26,8 @@ class BuildCounts:
     sample_cells: int = 0
     padding_cells: int = 0
     masked_cells: int = 0
+    kept_samples: int = 0
+    decoded_samples: int = 0
 
     def add(self, built: Built, nbytes: int) -> None:
         """Count one more batch."""
@@ -37,3 +39,5 @@ class BuildCounts:
         self.sample_cells += built.sample_cells
         self.padding_cells += built.cells - built.sample_cells - built.masked_cells
         self.masked_cells += built.masked_cells
+        self.kept_samples += built.kept
+        self.decoded_samples += built.decoded

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.quarantine import MaskedLog
+    from loader_server.feature_cache.cache import FeatureCache
     from loader_server.machine.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
@@ -55,6 +56,9 @@ _MOST_REASONS = 16
 _MOST_NAME = 100
 
 
+_NOTHING: Mapping[int, bytearray] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A want that was looked up in the plan, and the bytes of its samples."""
@@ -69,6 +73,8 @@ class Prepared:
     #: The bytes of each sample, None for a culprit; None instead of all if the source writes the whole batch at once.
     raw: Sequence[bytes | None] | None
     read_us: int
+    #: Samples that the feature cache has; their bytes were not read.
+    kept: Mapping[int, bytearray]
     #: Rows of culprits in a batch that is written at once.
     culprits: Sequence[int] = ()
 
@@ -93,6 +99,9 @@ class Built:
     cells: int = 0
     sample_cells: int = 0
     masked_cells: int = 0
+    #: Samples that came from the feature cache, and such that had to be decoded.
+    kept: int = 0
+    decoded: int = 0
 
 
 @dataclass(slots=True)
@@ -104,6 +113,9 @@ class _BatchInHand:
     convicted: AbstractSet[int]
     #: Masked rows by reason.
     reasons: Counter[str]
+    #: Samples that the feature cache has.
+    kept: Mapping[int, bytearray]
+    decoded: int = 0
     masked: int = 0
     reason: str = ""
     decode_ns: int = 0
@@ -122,8 +134,11 @@ def unwatched(_sample: int) -> None:
 class Builder:
     """Builds batches of one stream."""
 
-    def __init__(self, stream: Stream, quarantine: MaskedLog, deadline: Deadline) -> None:
+    def __init__(
+        self, stream: Stream, quarantine: MaskedLog, deadline: Deadline, features: FeatureCache | None = None
+    ) -> None:
         self.stream = stream
+        self._features = features
         #: Samples that kill the process that decodes them: masked unread.
         self.culprits = KnownCulprits(stream.name)
         self._quarantine = quarantine
@@ -174,15 +189,20 @@ class Builder:
         planned = self.planned(want)
         shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
-        self.stream.source.expect(samples)
+        kept = self._find_kept(samples, want)
+        self.stream.source.expect(np.array([one for one in samples if one not in kept], np.int64) if kept else samples)
         raw, culprits = None, list[int]()
         if self._gathering is None or want.attempt > 0:  # a suspect has to be tried alone
-            raw = self._read(samples.tolist(), begin)
+            raw = self._read(samples.tolist(), begin, kept)
         else:
             culprits = self._read_around(self._gathering, samples, begin)
         self._ahead.after(self._get_epoch(want.epoch, want.group), (want.epoch, want.group), want.number)
         read_us = (time.perf_counter_ns() - began_ns) // 1000
-        return Prepared(planned, samples, shape, layout, gaps, raw, read_us, culprits)
+        return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
+
+    def _find_kept(self, samples: NDArray[np.int64], want: Want) -> Mapping[int, bytearray]:
+        """What the feature cache has; a suspect has to be tried from its bytes."""
+        return self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
 
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
         """Read what is missing for gathering all but the culprits, whose rows are returned."""
@@ -205,11 +225,16 @@ class Builder:
             known = self._layouts[id(planned)] = (planned, shape, layout, tuple(gaps_of(layout)))
         return known[1:]
 
-    def _read(self, samples: Sequence[int], begin: Callable[[int], None]) -> list[bytes | None]:
-        culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else ()
-        wanted = [sample for sample in samples if sample not in culprits] if culprits else samples
+    def _read(
+        self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray] = _NOTHING
+    ) -> list[bytes | None]:
+        culprits = {sample for sample in samples if self.is_culprit(sample)} if self.culprits.keys else set[int]()
+        absent = culprits | kept.keys()
+        wanted = [sample for sample in samples if sample not in absent] if absent else samples
         raw = iter(read_patiently(self.stream.source.read, wanted, begin))
-        return [None if sample in culprits else next(raw) for sample in samples] if culprits else list(raw)
+        if not absent:
+            return list(raw)
+        return [(None if one in culprits else b"") if one in absent else next(raw) for one in samples]
 
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""
@@ -228,7 +253,7 @@ class Builder:
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
-        batch = _BatchInHand(want.epoch, convicted, Counter())
+        batch = _BatchInHand(want.epoch, convicted, Counter(), prepared.kept)
         if self._gathering is not None and prepared.raw is None:
             gather = self._gather_packed if self.stream.packed else self._gather
             rows = gather(self._gathering, prepared, arrays, batch)
@@ -254,6 +279,8 @@ class Builder:
             cells=space * length,
             sample_cells=int(arrays[f"{key}_length"].sum()),
             masked_cells=(space - rows) * length,
+            kept=len(prepared.kept),
+            decoded=batch.decoded,
         )
 
     def _gather(
@@ -357,7 +384,7 @@ class Builder:
         try:
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise _kills(self.stream.source.name(sample))
-            values = values_of(self.stream, batch.epoch, sample, raw)
+            values = self._values(sample, raw, batch)
             for key, most in room.items():
                 if len(values[key]) > most:
                     raise self._too_long(key, most, len(values[key]), (batch.epoch, sample, raw))
@@ -367,6 +394,20 @@ class Builder:
         batch.decode_ns += time.perf_counter_ns() - began_ns
         return values
 
+    def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
+        """What the transforms make of it, or what they have made, and the rest of them of that."""
+        stream, features = self.stream, self._features
+        blob = batch.kept.get(sample)
+        batch.decoded += blob is None
+        if features is None:
+            return values_of(stream, batch.epoch, sample, raw)
+        if blob is None:
+            made = stream.chain.begin(decoded(stream.source, sample, raw))
+            features.keep(sample, made)
+        else:
+            made = features.values(blob)
+        return stream.chain.finish(made, (stream.seed, batch.epoch, sample), stream.chain.steady_steps)
+
     def _note_masked(self, sample: int, error: SampleError, batch: _BatchInHand) -> None:
         name = self.stream.source.name(sample)
         self._quarantine.note(self.stream.name, sample, name, error)
@@ -375,7 +416,8 @@ class Builder:
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
         """Which transform it was is found out by doing it once more."""
         stream, (epoch, sample, raw) = self.stream, built
-        again, lengths = decoded(stream.source, sample, raw), stream.raw_lengths(sample)
+        (whole,) = (raw,) if raw else stream.source.read([sample])
+        again, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
         return SampleError(
             reason="longer_than_planned",
             expected=f'at most {most} steps of "{key}", as planned',

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.quarantine import Quarantine
+    from loader_server.feature_cache.cache import FeatureCache
     from loader_server.machine.deadline import Deadline
     from loader_server.stream import Stream
     from shared.wire.messages import Want
@@ -38,11 +39,13 @@ class _Made(Prepared):
     values: Mapping[str, NDArray[Any]] | None = None
 
 
-def builder_of(stream: Stream, quarantine: Quarantine, deadline: Deadline) -> Builder:
+def builder_of(
+    stream: Stream, quarantine: Quarantine, deadline: Deadline, features: FeatureCache | None = None
+) -> Builder:
     """The builder that suits the stream's source."""
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)
-    return Builder(stream, quarantine, deadline)
+    return Builder(stream, quarantine, deadline, features)
 
 
 class WholeBuilder(Builder):
@@ -71,6 +74,7 @@ class WholeBuilder(Builder):
             layout=layout,
             gaps=tuple(gaps_of(layout)),
             raw=(),
+            kept={},
             read_us=(time.perf_counter_ns() - began_ns) // 1000,
             values=values,
         )

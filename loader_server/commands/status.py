@@ -90,14 +90,21 @@ def _trainer(trainer: dict[str, Any]) -> str:
 
 
 def _workers(report: dict[str, Any]) -> Table:
-    table = Table("worker", "endpoint", "waiting", "building", "built", "masked", "silent s")
+    table = Table("worker", "endpoint", "waiting", "building", "built", "masked", "from cache", "silent s")
     for one in report["workers"]:
         table.add_row(
             one["name"],
             one["endpoint"],
-            *(str(one[key]) for key in ("waiting", "building", "built", "masked", "silent_s")),
+            *(str(one[key]) for key in ("waiting", "building", "built", "masked")),
+            _share_kept(one),
+            str(one["silent_s"]),
         )
     return table
+
+
+def _share_kept(worker: dict[str, Any]) -> str:
+    """How many of its samples the feature cache had."""
+    return f"{worker['kept'] / (worker['kept'] + worker['decoded']):.0%}" if worker["kept"] else "-"
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:

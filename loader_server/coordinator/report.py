@@ -81,6 +81,8 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
         "building": beat.building if beat else 0,
         "built": beat.built if beat else 0,
         "masked": beat.masked if beat else 0,
+        "kept": beat.kept if beat else 0,
+        "decoded": beat.decoded if beat else 0,
     }
 
 

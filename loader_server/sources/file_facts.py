@@ -26,7 +26,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Where a machine keeps remote files, and how many bytes of them."""
+    """Where a machine keeps something on its disk, and how many bytes of it."""
 
     folder: Path
     bytes: int

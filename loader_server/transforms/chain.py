@@ -114,9 +114,17 @@ class Chain:
     @property
     def fingerprint(self) -> str:
         """Of all that affects the bytes that this chain makes."""
-        own = {name: version for step in self.steps for name, version in step.packages.items()}
-        versions = (f"{name} {version}" for name, version in sorted((own | _versions()).items()))
-        return fingerprint(self.recipe, f"bytes {_BYTES_VERSION}", *versions)
+        return _fingerprint(self.steps)
+
+    @property
+    def steady_steps(self) -> int:
+        """How many transforms come before the first that draws random numbers."""
+        return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
+
+    @property
+    def steady_fingerprint(self) -> str:
+        """Of all that affects what these make."""
+        return _fingerprint(self.steps[: self.steady_steps])
 
     def bound(self, fields: tuple[Field, ...]) -> Chain:
         """The same chain with the fields that were found while indexing."""
@@ -147,17 +155,31 @@ class Chain:
 
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
         """The values of all fields for the sample of this number; a SampleError says why there are none."""
-        made = self._transform(sample, (seed, epoch, number))
-        return {field.key: _checked(field, made, self.where) for field in self.fields}
+        return self.finish(sample, (seed, epoch, number))
+
+    def begin(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """What the transforms make of it that come before the first that draws: the same in each epoch."""
+        for step in self.steps[: self.steady_steps]:
+            sample = _apply(step, sample, None, self.where)
+        return sample if self.steady_steps < len(self.steps) else dict(self._values(sample))
+
+    def finish(
+        self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0
+    ) -> dict[str, NDArray[np.generic]]:
+        """The values of all fields, where so many of the transforms are done; the key is seed, epoch and number."""
+        return dict(self._values(self._transform(sample, key, done)))
+
+    def _values(self, made: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
+        return ((field.key, _checked(field, made, self.where)) for field in self.fields)
 
     def stages(
-        self, sample: dict[str, Any], key: tuple[int, int, int], rng: np.random.Generator | None = None
+        self, sample: dict[str, Any], key: tuple[int, int, int], rng: np.random.Generator | None = None, done: int = 0
     ) -> Iterator[tuple[NamedTransform, dict[str, Any]]]:
-        """Each transform and what it makes of the sample; the key is seed, epoch and number, and `rng` what stands for
-        their generator.
+        """Each transform that is not done, and what it makes of the sample; the key is seed, epoch and number, and
+        `rng` what stands for their generator.
         """
         rng = rng or (generator_for(*key) if self.draws else None)  # making one takes 33 µs
-        for step in self.steps:
+        for step in self.steps[done:]:
             sample = _apply(step, sample, rng, self.where)
             yield step, sample
 
@@ -169,8 +191,8 @@ class Chain:
         fields = tuple(_measured_field(key, value, assumed.get(key), where) for key, value in arrays.items())
         return fields, {field.key: len(made[field.key]) for field in fields if field.padded}
 
-    def _transform(self, sample: dict[str, Any], key: tuple[int, int, int]) -> dict[str, Any]:
-        for _, made in self.stages(sample, key):
+    def _transform(self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0) -> dict[str, Any]:
+        for _, made in self.stages(sample, key, done=done):
             sample = made
         return sample
 
@@ -222,6 +244,12 @@ def _remade(
 ) -> Chain:
     names, tables, base = asked
     return Chain.make(names, tables, where, raw, base).bound(fields)
+
+
+def _fingerprint(steps: Sequence[NamedTransform]) -> str:
+    own = {name: version for step in steps for name, version in step.packages.items()}
+    versions = (f"{name} {version}" for name, version in sorted((own | _versions()).items()))
+    return fingerprint(_recipe(steps), f"bytes {_BYTES_VERSION}", *versions)
 
 
 def _recipe(steps: Sequence[NamedTransform]) -> str:

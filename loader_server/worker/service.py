@@ -22,6 +22,7 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
 from loader_server.building.whole_builder import builder_of
+from loader_server.feature_cache.cache import FeatureCache
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
@@ -81,8 +82,10 @@ class Worker:
         self.masked_by_reason = self._quarantine.counts
         build_timeout_s = self._job.settings.build_timeout_s
         deadline = Deadline(build_timeout_s)
+        self._features = {name: FeatureCache.open(self._job, stream) for name, stream in self._streams.items()}
         self._builders = {
-            name: builder_of(stream, self._quarantine, deadline) for name, stream in self._streams.items()
+            name: builder_of(stream, self._quarantine, deadline, self._features[name])
+            for name, stream in self._streams.items()
         }
         self._waker = Waker()
         encoding = self._job.payload_encoding
@@ -228,6 +231,8 @@ class Worker:
             building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
+            kept=sum(one.kept_samples for one in self.build_counts.values()),
+            decoded=sum(one.decoded_samples for one in self.build_counts.values()),
             culprits=self._registration.membership.culprits,
         )
         return load
@@ -255,6 +260,9 @@ class Worker:
         self._context.term()
         self._waker.close()
         self._quarantine.close()
+        for features in self._features.values():
+            if features is not None and ended:
+                features.close()
         for stream in self._streams.values():
             stream.close()
 

@@ -249,6 +249,19 @@ _DATA = Row(
             ),
         ),
         Panel(
+            title="How many samples does the feature cache have?",
+            unit="percentunit",
+            about="Share of the samples that workers needed not decode. Few after the first epoch: raise "
+            "feature_cache_bytes, or move transforms that draw behind the others.",
+            queries=(
+                Query(
+                    'sum by (stream) (rate(stoker_samples_total{job="$job", kind="kept"}[1m])) / '
+                    'sum by (stream) (rate(stoker_samples_total{job="$job"}[1m]))',
+                    "{{stream}}",
+                ),
+            ),
+        ),
+        Panel(
             title="Which samples take no part, and why?",
             unit="none",
             about="Of the index: all samples, and those left out by the plan's settings or as bad rows.",

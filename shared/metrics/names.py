@@ -237,6 +237,12 @@ BUILT_CELLS = _worker.counter(
     "Much padding: raise shapes. Much masked: fewer shapes, a smaller group, or a larger window.",
     ("stream", "kind"),
 )
+DECODED_SAMPLES = _worker.counter(
+    "stoker_samples_total",
+    "Samples of batches that were built one by one, by whether the feature cache had them (kept) or not (decoded).",
+    "Few kept after the first epoch: raise feature_cache_bytes, or move transforms that draw behind the others.",
+    ("stream", "kind"),
+)
 MASKED_SAMPLES = _worker.counter(
     "stoker_masked_samples_total",
     "Samples that could not be used and whose row was masked, by reason, counted each time.",

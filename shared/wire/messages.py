@@ -245,6 +245,8 @@ class Beat(Message):
     building: int = wire(COUNT)
     built: int = wire(COUNT)
     masked: int = wire(COUNT)
+    kept: int = wire(COUNT)
+    decoded: int = wire(COUNT)
     culprits: int = wire(ID)
 
 

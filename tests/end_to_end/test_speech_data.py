@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 import trainer_client
 from tests.loader_server.sources.arrays.hdf5_data import RETURNN, sequences
@@ -57,6 +58,7 @@ def seen(feed):
     return found
 
 
+@pytest.mark.heritage("D16")
 def test_what_the_toolkits_wrote_is_trained_on(tmp_path: Path) -> None:
     write_recordings(tmp_path / "data", "r")
     table(tmp_path / "data", "segments", "a r 0 0.4", "b r 0.2 0.6", "c r 0.5 0.9", "d r 1 1.3", "late r 2 3")

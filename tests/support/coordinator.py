@@ -109,7 +109,17 @@ def keys(*identities: str, stream: str = "train") -> tuple[int, ...]:
 
 
 def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
-    return m.Beat(worker=name, incarnation=incarnation, waiting=1, building=2, built=3, masked=4, culprits=culprits)
+    return m.Beat(
+        worker=name,
+        incarnation=incarnation,
+        waiting=1,
+        building=2,
+        built=3,
+        masked=4,
+        kept=5,
+        decoded=6,
+        culprits=culprits,
+    )
 
 
 def said(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:

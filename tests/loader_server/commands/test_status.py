@@ -63,8 +63,8 @@ def test_the_last_line_says_who_is_the_limit(waited, line):
 
 def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
     lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
-    assert "w0 tcp://127.0.0.1:11 1 2 3 4 1.0" in lines
-    assert "w0 tcp://127.0.0.1:12 0 0 0 0 1.0" in lines
+    assert "w0 tcp://127.0.0.1:11 1 2 3 4 45% 1.0" in lines
+    assert "w0 tcp://127.0.0.1:12 0 0 0 0 - 1.0" in lines
 
 
 @pytest.mark.fault(52)

@@ -172,6 +172,8 @@ class Worker(Process):
             building=0,
             built=0,
             masked=0,
+            kept=0,
+            decoded=0,
             culprits=self._membership.culprits,
         )
 

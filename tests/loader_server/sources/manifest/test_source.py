@@ -51,6 +51,7 @@ def test_every_style_and_format_gives_audio_text_and_columns(tmp_path, style, su
     source.close()
 
 
+@pytest.mark.heritage("D16")
 def test_several_manifests_are_merged_with_paths_relative_to_each(tmp_path):
     first = make_corpus(tmp_path / "a", samples=2)
     second = make_corpus(tmp_path / "b" / "deep", samples=3, style="nemo", suffix="flac")

@@ -1,0 +1,57 @@
+"""The samples of one stream as they are before the first transform that draws random numbers, kept across epochs.
+
+Rules: a sample is found only under the key of all that shaped it (the source and its index, the transforms so far with
+their settings and files, versions, the processor's loops) and as long as its identity is the one that it was kept
+under. What cannot be kept is made anew, which is always right. A stream whose first transform draws keeps nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loader_server.feature_cache.store import SampleStore
+from loader_server.feature_cache.values import as_bytes, from_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from loader_server.stream import JobFile, Stream
+
+__all__ = ["FeatureCache"]
+
+
+class FeatureCache:
+    """What is kept of a stream's samples; see `SampleStore` for who may call what."""
+
+    def __init__(self, stream: Stream, store: SampleStore) -> None:
+        self._stream = stream
+        self._store = store
+
+    @staticmethod
+    def open(job: JobFile, stream: Stream) -> FeatureCache | None:
+        """The cache of a stream, if the job has one and the stream anything to keep."""
+        settings = job.feature_cache
+        if not settings.bytes or not stream.chain.steady_steps:
+            return None
+        return FeatureCache(stream, SampleStore(settings.folder, stream.steady, stream.samples, settings.bytes))
+
+    def find(self, samples: Sequence[int]) -> dict[int, bytearray]:
+        """Those of these samples that are kept."""
+        found = ((sample, self._store.get(sample, self._stream.identity(sample))) for sample in samples)
+        return {sample: blob for sample, blob in found if blob is not None}
+
+    def keep(self, sample: int, values: Mapping[str, Any]) -> None:
+        """Keep a sample, if that can be done."""
+        blob = as_bytes(values)
+        if blob is not None:
+            self._store.put(sample, self._stream.identity(sample), blob)
+
+    @staticmethod
+    def values(blob: bytearray) -> dict[str, Any]:
+        """The sample again."""
+        return from_bytes(blob)
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self._store.close()

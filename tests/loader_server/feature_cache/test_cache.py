@@ -1,0 +1,150 @@
+"""A builder with a feature cache: the same batches, with less decoding."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loader_server.building.builder import Builder
+from loader_server.building.quarantine import Quarantine
+from loader_server.feature_cache.cache import FeatureCache
+from loader_server.stream import JobFile
+from tests.support.bad_samples import index
+from tests.support.in_memory import Steps, memory_want
+from tests.support.loaders import write_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DRAWING = ("logmel", "spec_augment", "characters")
+
+
+def job_of(folder: Path, *transforms: str, cached: str = "1 GiB", **how: Any) -> JobFile:
+    job = write_job(
+        folder, samples=30, longest_s=0.3, transforms=transforms, job=f'feature_cache_bytes = "{cached}"', **how
+    )
+    index(job)
+    return JobFile(job)
+
+
+class Building:
+    """Builds all batches of an epoch, as one worker would that starts now."""
+
+    def __init__(self, job: JobFile, *, cached: bool = True) -> None:
+        self.stream = job.open("train")
+        self.features = FeatureCache.open(job, self.stream) if cached else None
+        self.builder = Builder(self.stream, Quarantine(job.state / "quarantine.jsonl"), Steps(), self.features)
+
+    def epoch(self, epoch: int, **how: Any) -> tuple[list[bytes], Counter[str]]:
+        """The bytes of all batches, and how many samples were kept and decoded."""
+        payloads, counts = [], Counter[str]()
+        for number in range(self.builder.batches(epoch, 1)):
+            want = memory_want(number=number, epoch=epoch, group=1, **how)
+            prepared = self.builder.prepare(want)
+            payload = np.full(prepared.layout.nbytes, 0xA5, np.uint8)
+            built = self.builder.build(want, prepared, payload)
+            payloads.append(payload.tobytes())
+            counts += Counter(kept=built.kept, decoded=built.decoded)
+        return payloads, counts
+
+    def close(self) -> None:
+        """As at a worker's end."""
+        if self.features is not None:
+            self.features.close()
+        self.stream.close()
+
+
+@pytest.fixture
+def building() -> Iterator[Any]:
+    opened: list[Building] = []
+
+    def building(job: JobFile, **how: Any) -> Building:
+        opened.append(Building(job, **how))
+        return opened[-1]
+
+    yield building
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("transforms", [("logmel", "characters"), _DRAWING], ids=["all of it", "a part"])
+def test_batches_from_the_cache_are_those_without_it(tmp_path, building, transforms) -> None:
+    job = job_of(tmp_path, *transforms)
+    plain = building(job, cached=False)
+    one = building(job)
+    for epoch in range(2):
+        assert one.epoch(epoch) == (plain.epoch(epoch)[0], {"kept" if epoch else "decoded": 30})
+    other = building(job)  # of the same machine, or after a restart
+    assert other.epoch(2) == (plain.epoch(2)[0], {"kept": 30})
+
+
+def test_kept_samples_are_not_read(tmp_path, building) -> None:
+    job = job_of(tmp_path, "logmel", "characters")
+    one = building(job)
+    first, _ = one.epoch(0)
+    for clip in (tmp_path / "clips").iterdir():
+        clip.unlink()
+    assert one.epoch(0)[0] == first
+
+
+def test_a_mended_file_is_read_again(tmp_path, building) -> None:
+    job = job_of(tmp_path, "logmel", "characters")
+    with closing(building(job)) as one:
+        first, _ = one.epoch(0)
+    clips = sorted((tmp_path / "clips").iterdir())
+    raw = bytearray(clips[0].read_bytes())
+    raw[-200:] = bytes(200)
+    clips[0].write_bytes(raw)
+    os.utime(clips[0], (1, 1))
+    index(job.path)
+    again, plain = building(job), building(job, cached=False)
+    got, counts = again.epoch(0)
+    assert got == plain.epoch(0)[0] != first
+    assert counts == {"kept": 29, "decoded": 1}
+
+
+def test_other_settings_find_nothing(tmp_path, building) -> None:
+    building(job_of(tmp_path, "logmel", "characters")).epoch(0)
+    text = (tmp_path / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(text.replace("bands = 40", "bands = 20"))
+    other = building(JobFile(tmp_path / "job.toml"))
+    assert other.epoch(0)[1] == {"decoded": 30}
+
+
+def test_what_draws_behind_may_have_other_settings(tmp_path, building) -> None:
+    job = job_of(tmp_path, *_DRAWING)
+    building(job).epoch(0)
+    job.path.write_text(job.path.read_text() + "\n[streams.train.spec_augment]\nband_stripes = 0\n")
+    assert building(JobFile(job.path)).epoch(0)[1] == {"kept": 30}
+
+
+def test_a_suspect_is_read_and_decoded(tmp_path, building) -> None:
+    job = job_of(tmp_path, "logmel", "characters")
+    one = building(job)
+    first, _ = one.epoch(0)
+    assert one.epoch(0, attempt=1) == (first, {"decoded": 30})
+
+
+def test_culprits_are_masked_though_they_are_kept(tmp_path, building) -> None:
+    job = job_of(tmp_path, "logmel", "characters")
+    one, plain = building(job), building(job, cached=False)
+    one.epoch(0)
+    for each in (one, plain):
+        each.builder.culprits.find(each.stream.identity(3))
+    assert one.epoch(0)[0] == plain.epoch(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "cached"), [(("speed_perturb", "logmel", "characters"), "1 GiB"), (("logmel", "characters"), "0 B")]
+)
+def test_there_is_none_where_nothing_can_be_kept(tmp_path, building, transforms, cached) -> None:
+    one = building(job_of(tmp_path, *transforms, cached=cached))
+    assert one.features is None
+    one.epoch(0)
+    assert not (tmp_path / ".stoker" / "features").exists()
