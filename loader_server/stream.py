@@ -25,7 +25,7 @@ from loader_server.sources.row_filter import RowFilter
 from loader_server.sources.side_source import SourceName
 from loader_server.sources.source import OfJob
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
-from loader_server.sources.whole import WholeSource
+from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from loader_server.transforms.own_code import own_code

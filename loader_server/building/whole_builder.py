@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loader_server.building.builder import Builder, Built, Prepared, gaps_of, unwatched
-from loader_server.sources.whole import WholeSource
+from loader_server.sources.whole_source import WholeSource
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
 from shared.wire.payload import round_in_place

@@ -30,7 +30,7 @@ from loader_server.sources.pipeline.shard_reader import ShardReader
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, import_tensorflow
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import Found, Indexed, Inventory
-from loader_server.sources.whole import WholeSource
+from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import JobFile, Stream
 from loader_server.transforms.own_code import own_code
 from shared.config import byte_count, choice, setting, text, texts, whole

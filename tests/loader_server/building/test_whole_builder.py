@@ -13,7 +13,7 @@ from loader_server.building.whole_builder import WholeBuilder, builder_of
 from loader_server.commands.index import index_streams
 from loader_server.commands.plan import open_stream
 from loader_server.sources.source import Found, Indexed, Inventory
-from loader_server.sources.whole import WholeSource
+from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import JobFile
 from shared.config import setting, whole
 from shared.errors import SettingsError
