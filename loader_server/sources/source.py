@@ -97,6 +97,11 @@ class OfJob:
     seed: int = 0
     path: Path | None = None
 
+    @property
+    def table(self) -> str:
+        """What messages call the stream's table."""
+        return f"{self.path}, [streams.{self.stream}]"
+
 
 class Source:
     """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`, `read`

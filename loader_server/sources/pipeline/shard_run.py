@@ -129,18 +129,19 @@ class ShardRun:
 
 
 def _told(error: Exception) -> str:
-    """What was raised, and where: the lines outside of TensorFlow, which puts those of Python functions that it calls
+    """What was raised, and where: the user's own lines. TensorFlow puts those of Python functions that it calls
     into its message.
     """
     said = str(error).strip()
     if len(said) > _SAID:
         said = f"{said[: _SAID // 2]} … {said[-_SAID // 2 :]}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_tensorflows(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_in_between(frame.filename)]
     return f"{type(error).__name__}: {said}\n{''.join(traceback.format_list(frames))[-_TRACEBACK:]}".rstrip()
 
 
-def _is_tensorflows(filename: str) -> bool:
-    return bool({"tensorflow", "keras", "loader_server"} & set(Path(filename).parts))
+def _is_in_between(filename: str) -> bool:
+    """Whether a line is TensorFlow's or ours, and not the user's."""
+    return bool({"tensorflow", "keras", "loader_server", "pipeline_context.py"} & set(Path(filename).parts))
 
 
 def _built(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loader_server.building.builder import values_of
-from loader_server.building.read_ahead import read_patiently
 from loader_server.named_objects import imported
+from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.pipeline.element_check import ElementCheck
 from loader_server.sources.pipeline.first_digests import FirstDigests
 from loader_server.sources.pipeline.shard_reader import ShardReader
@@ -31,12 +30,10 @@ from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, im
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource
-from loader_server.stream import JobFile, Stream
 from loader_server.transforms.own_code import own_code
 from shared.config import byte_count, choice, setting, text, texts, whole
-from shared.errors import DataError, SampleError, SettingsError
+from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
-from shared.logs import Log
 from shared.pipeline_context import default_pipeline
 from shared.pipeline_elements import ElementValue, digest_of, fields_of_element, flat_values
 from shared.wire.layout import BucketShape, Field
@@ -92,8 +89,6 @@ class PipelineSource(WholeSource):
     def __init__(self, settings: PipelineSettings, base: Any) -> None:  # noqa: ANN401 - a folder
         super().__init__(settings, base)
         self._lock = threading.Lock()
-        #: Several shards may be run side by side, and one thread at a time decodes.
-        self._decoding = threading.Lock()
         self._readers: dict[tuple[int, int], ShardReader] = {}
 
     @property
@@ -109,23 +104,11 @@ class PipelineSource(WholeSource):
     @property
     def base_fields(self) -> tuple[Field, ...]:
         """Those of the base stream's samples."""
-        return self._base.chain.fields if self._base is not None else ()
+        return self._base.fields if self._base is not None else ()
 
     @cached_property
-    def _base(self) -> Stream | None:
-        if not self.settings.base:
-            return None
-        assert self.of_job.path is not None
-        job = JobFile(self.of_job.path)
-        named = job.recipes.get(self.settings.base)
-        if named is None or any(spec.name == "pipeline" for spec in named.sources):
-            raise SettingsError(
-                expected="another stream of the job, one of samples",
-                got=f'base = "{self.settings.base}"',
-                where=f"{self.of_job.path}, [streams.{self.of_job.stream}]",
-                remedy="Name a stream that has a source of its own, such as lines or tfrecord.",
-            )
-        return job.open(self.settings.base)
+    def _base(self) -> BaseSamples | None:
+        return BaseSamples(self.of_job, self.settings.base) if self.settings.base else None
 
     @property
     def _where(self) -> str:
@@ -165,7 +148,7 @@ class PipelineSource(WholeSource):
             raise SettingsError(
                 expected="pipeline = a function, or base = a stream for the default pipeline",
                 got="neither",
-                where='source = "pipeline"',
+                where=self.of_job.table,
                 remedy='Write pipeline = "my_module:dataset_pipeline".',
             )
 
@@ -242,7 +225,7 @@ class PipelineSource(WholeSource):
     def _order(self) -> PipelineOrder:
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
-            function=imported(name, "a function", "pipeline") if name else default_pipeline,
+            function=imported(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
             where=self._where,
             name=self.of_job.stream,
             seed=self.of_job.seed,
@@ -292,18 +275,7 @@ class PipelineSource(WholeSource):
         return run
 
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-        """Sample after sample of those whose number is `shard`, modulo the number of shards; a bad one is left out."""
-        base = self._base
-        assert base is not None
-        for sample in range(shard, base.samples, self.producers):
-            (raw,) = read_patiently(base.source.read, [sample], bool)
-            try:
-                with self._decoding:
-                    values = values_of(base, epoch, sample, raw)
-            except SampleError as error:
-                Log("worker").warning("sample left out", stream=base.name, error=str(error))
-                continue
-            yield values
+        return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
