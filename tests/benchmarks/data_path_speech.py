@@ -1,42 +1,47 @@
 """A real pipeline, ours and TensorFlow's: WAV files, 80-band log-mel, buckets, `tf.data`; audio seconds a CPU second.
 
 Rules: the same recordings, the same window, hop and bands, the same budget of a batch; one worker and one client each;
-CPU of both sides over one whole pass, what starting costs left out. Each side runs in a process of its own.
+CPU of both sides, what starting costs left out. Each side runs in a process of its own, all in turn, a pass at a time.
+The first pass is apart: TensorFlow traces, and the feature cache is filled.
 
-    python -m tests.benchmarks.data_path_speech [stoker | tfdata_service] FOLDER
+    python -m tests.benchmarks.data_path_speech [--rounds 6]
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
-import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import soundfile
 
 from shared.hashing import hashed, key_of
-from tests.benchmarks.data_path_consumer import children_cpu_s, cpu_s
+from tests.benchmarks.sources.row import elsewhere, measured, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Mapping
+
+    from tests.benchmarks.sources.row import Pass
 
 __all__ = ["speech"]
 
-_ROOT = Path(__file__).resolve().parents[2]
+#: Under which it runs in other processes, also when it is the main module here.
+_MODULE = "tests.benchmarks.data_path_speech"
 
 _FILES = 2400
 _RATE = 8000
 _BANDS = 80
 _WINDOW, _HOP, _FFT = 200, 80, 256
 _BUDGET_FRAMES = 6000
-_ROUNDS = 3
+_ROUNDS = 6
 
 _STREAM = f"""
 paths = ["corpus.csv"]
@@ -51,29 +56,37 @@ bands = {_BANDS}
 """
 
 
-def speech() -> dict[str, float]:
-    """Audio seconds per CPU second of Stoker, and that over what `tf.data service` makes of the same; medians."""
-    with tempfile.TemporaryDirectory(prefix="stoker-speech-") as folder:
+def speech(rounds: int = _ROUNDS) -> dict[str, Any]:
+    """Audio seconds per CPU second in later passes, and how many times those of `tf.data service`: medians, and the
+    least and most of any round.
+    """
+    with tempfile.TemporaryDirectory(prefix="stoker-speech-") as folder, ExitStack() as stack:
         audio_s = _make_corpus(Path(folder))
-        rates: dict[str, list[float]] = {"stoker": [], "tfdata_service": []}
-        for _ in range(_ROUNDS):
-            for side, found in rates.items():
-                found.append(audio_s / _cpu_of(side, folder))
-        ratios = [ours / theirs for ours, theirs in zip(*rates.values(), strict=True)]
-        return {
-            "audio_s_per_cpu_s": round(float(np.median(rates["stoker"])), 1),
-            "ratio_to_tfdata_service": round(float(np.median(ratios)), 3),
-        }
+        sides = {side: stack.enter_context(elsewhere(_MODULE, side, folder)) for side in _SIDES}
+        rates: dict[str, list[float]] = {side: [] for side in _SIDES}
+        for _ in range(rounds):
+            for side, read in sides.items():
+                rates[side].append(_rate(read(), audio_s))
+    return _summary(rates)
 
 
-def _cpu_of(side: str, folder: str) -> float:
-    command = [sys.executable, "-m", "tests.benchmarks.data_path_speech", side, folder]
-    done = subprocess.run(
-        command, cwd=_ROOT, env={**os.environ, "PYTHONPATH": str(_ROOT)}, check=True, capture_output=True
-    )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["rows"] == _FILES, answer
-    return float(answer["cpu_s"])
+def _rate(made: Pass, audio_s: float) -> float:
+    assert made.samples == _FILES, made
+    return audio_s / made.cpu_s
+
+
+def _summary(rates: Mapping[str, list[float]]) -> dict[str, Any]:
+    theirs = np.array(rates["tfdata_service"][1:])
+    found: dict[str, Any] = {}
+    for side, several in rates.items():
+        later = np.array(several[1:])
+        found[f"{side}_audio_s_per_cpu_s"] = round(float(np.median(later)), 1)
+        if side != "tfdata_service":
+            ratios = later / theirs
+            found[f"{side}_ratio"] = round(float(np.median(later) / np.median(theirs)), 3)
+            found[f"{side}_ratio_range"] = [round(float(ratios.min()), 2), round(float(ratios.max()), 2)]
+            found[f"{side}_first_ratio"] = round(several[0] / rates["tfdata_service"][0], 3)
+    return found
 
 
 def _make_corpus(folder: Path) -> float:
@@ -91,28 +104,18 @@ def _make_corpus(folder: Path) -> float:
     return float(sum(int(seconds * _RATE) for seconds in spread)) / _RATE
 
 
-def _counted(batches: Iterator[int]) -> dict[str, float]:
-    """The rows of a pass, and the CPU that both sides spent on it from its first batch on."""
-    own = psutil.Process()
-    before = cpu_s(own) + children_cpu_s()
-    rows = sum(batches)
-    return {"rows": rows, "cpu_s": cpu_s(own) + children_cpu_s() - before}
-
-
-def _stoker(folder: Path) -> dict[str, float]:
+def _stoker(folder: Path, *, cache: str = "") -> None:
     import trainer_client  # noqa: PLC0415 - each side imports its own
     from tests.benchmarks.data_path_stoker import loaders, make_job  # noqa: PLC0415
 
-    job_folder = Path(tempfile.mkdtemp(dir=folder)) / "job"
     stream = _STREAM.replace("corpus.csv", str(folder / "corpus.csv"))
-    job = make_job(job_folder, stream, source="manifest")
+    job = make_job(Path(tempfile.mkdtemp(dir=folder)) / "job", stream, source="manifest", settings=cache)
     with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
         data = feed.dataset(inputs=("audio", "audio_length", "weight"))
-        iterator = iter(data)
-        return _counted(int(weight.numpy().sum()) for _, _, weight in iterator)
+        serve(lambda: measured(int(weight.numpy().sum()) for _, _, weight in data))
 
 
-def _tfdata_service(folder: Path) -> dict[str, float]:
+def _tfdata_service(folder: Path) -> None:
     import tensorflow as tf  # noqa: PLC0415
 
     from tests.benchmarks.data_path_peers import tf_server  # noqa: PLC0415
@@ -120,8 +123,7 @@ def _tfdata_service(folder: Path) -> dict[str, float]:
     service = tf.data.experimental.service
     with tf_server() as target:
         data = _tf_features(folder).apply(service.distribute(service.ShardingPolicy.OFF, target, compression=None))
-        iterator = iter(data)
-        return _counted(int(tf.shape(lengths)[0]) for _, lengths in iterator)
+        serve(lambda: measured(int(tf.shape(lengths)[0]) for _, lengths in data))
 
 
 def _tf_features(folder: Path) -> Any:
@@ -146,11 +148,23 @@ def _tf_features(folder: Path) -> Any:
     )
 
 
+_SIDES: dict[str, Callable[[Path], None]] = {
+    "stoker": _stoker,
+    "tfdata_service": _tfdata_service,
+    "stoker_cached": partial(_stoker, cache='feature_cache_bytes = "4 GiB"'),
+}
+
+
 def main() -> None:
-    """One side, one pass."""
-    side, folder = sys.argv[1:]
-    print(json.dumps({"stoker": _stoker, "tfdata_service": _tfdata_service}[side](Path(folder))), flush=True)
-    os._exit(0)  # TensorFlow's threads need no goodbye
+    """Measure; or be one side, which reads a pass for each line of input."""
+    if sys.argv[1:2] and sys.argv[1] in _SIDES:
+        side, folder = sys.argv[1:]
+        _SIDES[side](Path(folder))
+        sys.stdout.flush()
+        os._exit(0)  # TensorFlow's threads need no goodbye
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="passes of each side")
+    print(json.dumps({**speech(parser.parse_args().rounds), "load": round(os.getloadavg()[0], 2)}))
 
 
 if __name__ == "__main__":

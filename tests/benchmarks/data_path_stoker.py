@@ -39,14 +39,15 @@ source = "{source}"
 """
 
 
-def make_job(folder: Path, stream: str, *, source: str = "stamped", keys: bool = False) -> Path:
-    """A job file with its index, in a folder of its own."""
+def make_job(folder: Path, stream: str, *, source: str = "stamped", keys: bool = False, settings: str = "") -> Path:
+    """A job file with its index, in a folder of its own; `settings` are further ones of the job."""
     register()
     folder.mkdir(parents=True)
     if keys:
         make_keys(folder / "keys")
     path = folder / "job.toml"
-    path.write_text(_JOB.format(job='keys = "keys"' if keys else "", source=source, stream=stream))
+    of_job = "\n".join([settings, *['keys = "keys"'] * keys])
+    path.write_text(_JOB.format(job=of_job, source=source, stream=stream))
     index_streams(JobFile(path), ["train"], processes=1)
     return path
 

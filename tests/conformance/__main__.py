@@ -1,4 +1,7 @@
-"""`python -m tests.conformance SOURCE`: examine a source of the table on data made for it, or any other on its own."""
+"""Examine a source of the table on data made for it, or any other on its own; or all that data are made for.
+
+python -m tests.conformance SOURCE | --all [--json]
+"""
 
 import sys
 

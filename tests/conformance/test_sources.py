@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import sys
@@ -23,6 +24,7 @@ from shared.wire.layout import Field
 from tests.conformance.fixtures import FIXTURES, lines, synthetic
 
 if TYPE_CHECKING:
+    from loader_server.sources.conformance.case import SourceCase
     from loader_server.sources.conformance.checks import CheckResult
     from loader_server.sources.source import Found
 
@@ -263,6 +265,24 @@ def test_the_command_prints_a_line_for_each_check_and_ends_with_0(capsys: pytest
     assert said[1] == f"       ok  {TITLES[0]}"
     assert said[-1] == "all is well"
     assert len(said) == 2 + len(TITLES)
+
+
+def test_the_command_counts_the_checks_of_all_sources_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    def shifted(folder: Path) -> SourceCase:
+        made = lines(folder)
+        return replace(made, spec=replace(made.spec, dotted=f"{__name__}:Shifted"), change=None)
+
+    assert main(["--all", "--json"], {"lines": lines, "worse": shifted}) == 1
+    first, second = json.loads(capsys.readouterr().out)["sources"]
+    assert first == {"source": "lines", "passed": len(TITLES) - 1, "failed": 0, "skipped": 1, "failures": []}
+    assert second["source"] == "worse"
+    assert (second["failed"], second["skipped"]) == (1, 2)
+    assert second["failures"][0].startswith("Lengths in the index are those of the decoded samples: sample 0:")
+
+
+def test_the_command_without_a_source_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([], {"lines": lines}) == 2
+    assert "expected a source, or --all" in capsys.readouterr().err
 
 
 def test_the_command_takes_a_class_with_arguments_and_ends_with_1_if_a_check_fails(

@@ -31,28 +31,52 @@ __all__ = ["main"]
 def main(
     arguments: Sequence[str] | None = None, fixtures: Mapping[str, Callable[[Path], SourceCase]] | None = None
 ) -> int:
-    """Examine one source and print what came of it; 1 if a check failed. `fixtures` make data for names of sources."""
+    """Examine sources and print what came of it; 1 if a check failed. `fixtures` make data for names of sources."""
     options = _parser().parse_args(arguments)
+    known = fixtures or {}
+    names = list(known) if options.all else [options.source] if options.source else []
+    if not names:
+        print(f"expected a source{', or --all' if known else ''}; see --help", file=sys.stderr)
+        return 2
     try:
-        with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
-            known = (fixtures or {}).get(options.source)
-            cases = [known(Path(folder))] if known else _cases(options)
-            results = [one for place, case in enumerate(cases) for one in _examine(case, Path(folder) / str(place))]
+        found = [one for name in names for one in _examined(name, known.get(name), options)]
     except StokerError as error:
         print(error, file=sys.stderr)
         return 1
+    results = [result for _, several in found for result in several]
     failed = sum(result.passed is False for result in results)
-    print(f"{len(results) - failed} of {len(results)} checks have nothing against it" if failed else "all is well")
+    if options.json:
+        print(json.dumps({"sources": [_counted(name, several) for name, several in found]}))
+    else:
+        print(f"{len(results) - failed} of {len(results)} checks have nothing against it" if failed else "all is well")
     return 1 if failed else 0
 
 
-def _examine(case: SourceCase, folder: Path) -> list[CheckResult]:
-    folder.mkdir()
-    results = check_source(case, folder)
-    print(f"{case.spec.name}:")
-    for result in results:
-        print(result)
-    return results
+def _examined(
+    name: str, fixture: Callable[[Path], SourceCase] | None, options: argparse.Namespace
+) -> list[tuple[str, list[CheckResult]]]:
+    """The sources that go by this name, and what came of their checks."""
+    with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
+        cases = [fixture(Path(folder))] if fixture else _cases(name, options)
+        found = []
+        for place, case in enumerate(cases):
+            (index := Path(folder) / str(place)).mkdir()
+            results = check_source(case, index)
+            found.append((name if fixture else case.spec.name, results))
+            if not options.json:
+                print("\n".join([f"{case.spec.name}:", *map(str, results)]), flush=True)
+        return found
+
+
+def _counted(name: str, results: Sequence[CheckResult]) -> dict[str, Any]:
+    passed = [result.passed for result in results]
+    return {
+        "source": name,
+        "passed": passed.count(True),
+        "failed": passed.count(False),
+        "skipped": passed.count(None),
+        "failures": [f"{result.name}: {result.said}" for result in results if result.passed is False],
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,9 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Try whether a source keeps to all that is expected of one.",
         epilog="example: python -m loader_server.sources.conformance my_data:Digits --arguments '{\"count\": 100}'",
     )
-    parser.add_argument("source", help="package.module:Class, a name that another package registered, or a job file")
+    parser.add_argument(
+        "source", nargs="?", help="package.module:Class, a name that another package registered, or a job file"
+    )
     parser.add_argument("--arguments", type=_table, default={}, metavar="JSON", help="what the class is made with")
     parser.add_argument("--stream", default="train", help="with a job file: the stream (default: train)")
+    parser.add_argument("--all", action="store_true", help="every source that data are made for, each in turn")
+    parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
     return parser
 
 
@@ -74,16 +102,16 @@ def _table(text: str) -> dict[str, Any]:
     return table
 
 
-def _cases(options: argparse.Namespace) -> list[SourceCase]:
-    if not options.source.endswith(".toml"):
-        return [SourceCase(spec=_spec(options.source, options.arguments))]
-    job = JobFile(options.source)
+def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
+    if not name.endswith(".toml"):
+        return [SourceCase(spec=_spec(name, options.arguments))]
+    job = JobFile(name)
     job.make_importable()
     if options.stream not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
             got=options.stream,
-            where=options.source,
+            where=name,
             remedy="Name it with --stream.",
         )
     return [SourceCase(spec=spec) for spec in job.recipes[options.stream].sources]

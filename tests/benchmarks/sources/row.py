@@ -27,6 +27,10 @@ __all__ = ["Pass", "Row", "elsewhere", "interleaved", "measured", "serve", "stok
 
 _ROOT = Path(__file__).resolve().parents[3]
 
+#: Processes that use less than this share of a core are idle; CPU is counted in steps of 10 ms.
+_QUIET = 0.2
+_LOOK_EVERY_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -54,10 +58,24 @@ class Pass:
 
 
 def measured(batches: Iterable[int]) -> Pass:
-    """Read all of these, each of which says how many samples it had."""
+    """Read all of these, each of which says how many samples it had.
+
+    What is made ahead for the next pass counts: what was made ahead for this one does not.
+    """
     began_s, before_s = time.perf_counter(), _cpu_s()
     samples = sum(batches)
-    return Pass(samples=samples, wall_s=time.perf_counter() - began_s, cpu_s=_cpu_s() - before_s)
+    wall_s = time.perf_counter() - began_s
+    return Pass(samples=samples, wall_s=wall_s, cpu_s=_cpu_once_quiet_s() - before_s)
+
+
+def _cpu_once_quiet_s() -> float:
+    """CPU used when hardly any more is being used."""
+    used_s = _cpu_s()
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        before_s, used_s = used_s, _cpu_s()
+        if used_s - before_s < _QUIET * _LOOK_EVERY_S:
+            return used_s
 
 
 def _cpu_s() -> float:

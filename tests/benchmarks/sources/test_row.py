@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 from tests.benchmarks.sources.row import Pass, Row, interleaved, measured
 
 
@@ -37,3 +40,15 @@ def test_a_pass_counts_samples_and_the_cpu_of_this_process() -> None:
     found = measured(len([n for n in range(200_000) if n % size]) * 0 + size for size in (2, 3))
     assert found.samples == 5
     assert 0 < found.cpu_s < 5
+
+
+def test_what_is_made_ahead_for_the_next_pass_counts() -> None:
+    def burn() -> None:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.3:
+            pass
+
+    ahead = threading.Thread(target=burn)
+    found = measured(ahead.start() or 1 for _ in range(1))
+    ahead.join()
+    assert (found.samples, found.cpu_s > 0.25) == (1, True)
