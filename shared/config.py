@@ -303,9 +303,8 @@ def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
             remedy=f"It means: {field.metadata['help']}.",
         ) from None
     except SettingsError as bad:  # of a parser that knows the remedy, and only the place within the setting
-        raise SettingsError(
-            expected=bad.expected, got=bad.got, where=f"{where}, {bad.where}", remedy=bad.remedy
-        ) from None
+        place = f"{where}, {bad.where}" if bad.where else where
+        raise SettingsError(expected=bad.expected, got=bad.got, where=place, remedy=bad.remedy) from None
 
 
 def nearest(got: object, known: Iterable[str]) -> str:

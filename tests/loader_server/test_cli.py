@@ -119,7 +119,7 @@ def test_a_mistake_in_the_job_file_is_one_paragraph(
     job.write_text(text.replace(old, new, 1))
     _, _, err = _run(capsys, "index", job)
     if not err:
-        _, _, err = _run(capsys, "plan", job) if "listen" not in new else _run(capsys, "run", job)
+        _, _, err = _run(capsys, "plan", job) if "listen" not in new else _run(capsys, "coordinator", job)
     assert said in err
     assert err.count("\n") == 1
 

@@ -121,6 +121,7 @@ class FakeSession:
 
     epochs: Sequence[int] = (10, 12, 9)
     replicas: int = 1
+    producers: int = 0
     at_a_time: int = 1
     slots: int = 8
     evaluation: bool = False

@@ -90,7 +90,7 @@ class Loaders:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=job.parent)
         try:
             wait_until(
-                lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 60
+                lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 100
             )
             assert self.process.poll() is None, self.text()
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -115,6 +116,7 @@ def test_what_comes_late_but_before_anybody_looked_is_taken(readers: ReadAhead, 
     with pytest.raises(ReadError, match="sample-2"):
         readers.wait_for(other)
     gate.set()
+    concurrent.futures.wait((late.future,), 20)
     assert readers.wait_for(late) == "late"
 
 

@@ -40,7 +40,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_name_leads_to_a_source(name: str) -> None:
-    assert source_class(name, "a job").Settings.__name__.lower().startswith(name)
+    found = source_class(name, "a job").__name__.removesuffix("Source").lower()
+    assert found == {"jsonl": "jsonlines"}.get(name, name.replace("_", ""))
 
 
 @pytest.mark.usefixtures("registered")

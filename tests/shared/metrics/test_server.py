@@ -87,7 +87,7 @@ def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
 
 @pytest.mark.fault(38)
 def test_a_crowd_that_asks_nothing_takes_few_threads_and_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.server._Handler.timeout", 0.2)
+    monkeypatch.setattr("shared.metrics.server._Handler.timeout", 1.0)
     with _serve(MetricSamples.one(names.WORKERS, 3)) as server, contextlib.ExitStack() as crowd:
         host, _, port = server.address.partition(":")
         before = threading.active_count()
