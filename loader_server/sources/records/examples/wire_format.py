@@ -49,6 +49,8 @@ _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
 #: Besides the packed form, a list may have a value a field.
 _UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
 _LONGEST_VARINT = 10
+#: As for protobuf.
+_DEEPEST_GROUP = 100
 #: Integers of so few bytes are decoded one by one.
 _FEW_BYTES = 40
 _NO_FEATURE: Feature = (0, [])
@@ -198,19 +200,23 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
-    """Where a group ends, which is an old way of writing a message."""
-    closing = opening - _GROUP + _GROUP_END
-    while at < end:
+    """Where a group ends, which is an old way of writing a message. Groups may lie in groups."""
+    within = [opening]
+    while within and at < end:
         tag, after = _varint(raw, at)
-        if tag == closing:
-            return after
-        if tag & 7 == _GROUP:
-            at = _group_end(raw, after, end, tag)
-            continue
-        for _, _, stop in _fields(raw, at, end):
-            at = stop
-            break
-    raise MalformedExample("a group does not end")
+        if tag == within[-1] - _GROUP + _GROUP_END:
+            within.pop()
+            at = after
+        elif tag & 7 == _GROUP:
+            within.append(tag)
+            at = after
+        else:
+            at = next(_fields(raw, at, end))[2]
+        if len(within) > _DEEPEST_GROUP:
+            raise MalformedExample(f"groups in groups, more than {_DEEPEST_GROUP} deep")
+    if within:
+        raise MalformedExample("a group does not end")
+    return at
 
 
 def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:

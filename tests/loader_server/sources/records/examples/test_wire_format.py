@@ -234,8 +234,15 @@ def test_integers_of_all_sizes() -> None:
         (plain_example(INT64, b"\x80"), "a list of integers ends in the middle of one"),
         (sized(1, sized(1, sized(2, sized(INT64, sized(1, b"\x80"))))), "a list of integers ends in the middle of one"),
         (b"\x7b\x08\x01", "a group does not end"),
+        (b"\x53\x5b\x54\x5c", "a field is written in form 4"),
+        (b"\x53" * 101 + b"\x54" * 101, "groups in groups, more than 100 deep"),
+        (b"\x53" * 50_000, "groups in groups, more than 100 deep"),
     ],
 )
 def test_what_is_wrong_is_said(raw: bytes, said: str) -> None:
     with pytest.raises(MalformedExample, match=said):
         features_of(raw)
+
+
+def test_groups_in_groups_are_skipped_as_deep_as_protobuf_goes() -> None:
+    assert features_of(b"\x53" * 100 + b"\x08\x01" + b"\x54" * 100 + plain_example(FLOAT, bytes(4))).keys() == {"x"}
