@@ -317,7 +317,7 @@ class Stream:
         joined, fields = self._joined, self.chain.fields
         joined.refuse_lacking(recipe.settings.length, self.chain)
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
-        _check_key(recipe, fields)
+        refuse_wrong_keys(recipe, fields)
         self.table = _Lengths(joined, self.chain, recipe, sources)
         return Plan.make(
             self.table,
@@ -434,7 +434,8 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
     return joined.parts
 
 
-def _check_key(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
+def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
+    """Refuse outputs that have the names of others, and a `length` of which there is none."""
     made = [field.key for field in fields_of_batch(fields)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from loader_server.commands.progress import progress_bar
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index, unchanged_index
-from loader_server.stream import open_sources
+from loader_server.stream import open_sources, refuse_wrong_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from loader_server.commands.statistics import StatisticsReport
+    from loader_server.sources.source import Source
     from loader_server.stream import JobFile, StreamRecipe
+    from loader_server.transforms.chain import Chain
 
 __all__ = ["index_missing", "index_streams", "show"]
 
@@ -45,7 +47,7 @@ def index_streams(
                     folder=folder,
                     spec=spec,
                     source=source,
-                    chain=recipe.chain(source.fields),
+                    chain=_chain(recipe, source),
                     processes=processes,
                     strict=strict,
                     max_bad=job.settings.max_bad,
@@ -54,6 +56,15 @@ def index_streams(
                 reports[title] = (None if force else unchanged_index(request)) or make_index(request)
         _try_mixture(job, recipe)
     return reports
+
+
+def _chain(recipe: StreamRecipe, source: Source) -> Chain:
+    """Its transforms. A `length` that nothing has is refused here, for looking at all data may take hours."""
+    chain = recipe.chain(source.fields)
+    settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
+    if settled and all(field.key != recipe.settings.length for field in chain.fields):
+        refuse_wrong_keys(recipe, chain.fields)
+    return chain
 
 
 def _try_mixture(job: JobFile, recipe: StreamRecipe) -> None:

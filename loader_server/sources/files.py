@@ -81,7 +81,7 @@ class Files:
         if is_url(name):
             return self._meant_remotely(name, suffixes)
         path, ends = self._base / name, suffixes or ("",)
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
             below = (os.path.join(name, found) for found in _below(path) if found.endswith(ends))  # noqa: PTH118
             return self._some(name, below, suffixes)
         if glob.has_magic(name) and not path.exists():
@@ -119,8 +119,8 @@ class Files:
             return self._remote.facts(path)
         try:
             status = (self._base / path).stat()
-        except OSError as error:
-            raise self._absent(path, error.strerror or type(error).__name__) from None
+        except (OSError, ValueError) as error:
+            raise self._absent(path, getattr(error, "strerror", None) or str(error)) from None
         if not stat.S_ISREG(status.st_mode):
             raise self._absent(path, "a folder" if stat.S_ISDIR(status.st_mode) else "something else")
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)

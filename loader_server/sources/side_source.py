@@ -86,7 +86,7 @@ def side_source(value: object) -> SideSource:
         raise SettingsError(
             expected="a table with a source and its settings",
             got=repr(value),
-            where="",
+            where="recordings",
             remedy='Write for instance { source = "manifest", paths = ["noises.csv"] }.',
         )
     return SideSource(json.dumps(value, sort_keys=True))

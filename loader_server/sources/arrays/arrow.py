@@ -23,6 +23,8 @@ __all__ = ["ArrowSource"]
 _MAGIC = b"ARROW1"
 #: Magic word and padding.
 _MAGIC_BYTES = 8
+#: What stands where the next message would begin; of old files, four zeros.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ArrowSource(ColumnarSource):
@@ -57,6 +59,7 @@ class ArrowSource(ColumnarSource):
                 try:
                     message = reader.read_next_message()
                 except StopIteration:
+                    _refuse_no_end(mapped, place)
                     return GroupsOfFile(
                         types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=places
                     )
@@ -74,7 +77,27 @@ class ArrowSource(ColumnarSource):
             schema = self._schema(mapped)
             mapped.seek(place)
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
-        return [batch.column(name) for name in columns]
+            found = [batch.column(name) for name in columns]
+            for array in found:
+                _refuse_wrong_offsets(array)
+        return found
+
+
+def _refuse_no_end(mapped: Any, place: int) -> None:  # noqa: ANN401 - as above
+    """Refuse a file that was cut between two record batches: whoever writes one to its end marks it."""
+    mapped.seek(place)
+    end = mapped.read(len(_END))
+    if end != _END and end[:4] != bytes(4):
+        raise ValueError(f"no mark of its end after {place} bytes: it was cut short, or is still being written")
+
+
+def _refuse_wrong_offsets(array: Any) -> None:  # noqa: ANN401 - as above
+    """Refuse offsets that fall or lead beyond the values, for Arrow takes them as the file has them. Whether texts are
+    UTF-8 is a question of each row.
+    """
+    array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type)
+    (array if as_bytes is None else array.view(as_bytes)).validate(full=True)
 
 
 def _said_in(path: Path, key: str) -> list[Any]:

@@ -101,6 +101,8 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
         if not column.is_text and column.dtype not in DTYPES:
             expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
             raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
+    if returnn:
+        _refuse_other_lengths(file, where)
     samples = len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where)
     layout = Hdf5Layout(chosen, samples, _TAGS if returnn and _TAGS in file else "", returnn)
     _refuse_misfit(file, layout, where)
@@ -110,6 +112,8 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
 def _rows(file: h5py.File, group: str, where: str) -> Iterator[Hdf5Column]:
     if group not in file:
         raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
+    if hasattr(file[group], "shape"):
+        raise _unusable(where, f'a group "{group}"', "a dataset of that name", "Mend `group`.")
     found = {name: one for name, one in file[group].items() if hasattr(one, "shape")}
     offsets = {name: _offsets_of(name) for name in found if _offsets_of(name) in found}
     for name, dataset in found.items():
@@ -177,8 +181,6 @@ def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
 def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
     """Refuse lengths or offsets that fall, or that are not those of the values."""
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
-    if layout.returnn:
-        _refuse_other_lengths(file, where)
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
         fall = np.argwhere(np.diff(ends, axis=0) < 0)

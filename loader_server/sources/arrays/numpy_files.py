@@ -8,6 +8,7 @@ is read, but for compressed members of an `.npz`, which are unpacked into memory
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
         with zipfile.ZipFile(file) as archive:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
             return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", str(error)) from None
 
 

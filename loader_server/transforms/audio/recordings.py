@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.building.read_ahead import read_patiently
-from loader_server.transforms import SampleError
+from loader_server.transforms import SampleError, SettingsError
 from loader_server.transforms.audio.resampling import resampled
 
 if TYPE_CHECKING:
@@ -38,7 +38,15 @@ class DrawnRecordings:
 
     @cached_property
     def _source(self) -> Source:
-        return self._said.opened(self._where)
+        source = self._said.opened(self._where)
+        if all(field.key != "audio" for field in source.fields):
+            raise SettingsError(
+                expected="a source of recordings",
+                got=f"one of {', '.join(field.key for field in source.fields) or 'texts'}",
+                where=self._where,
+                remedy='Name one whose samples have audio, such as source = "manifest".',
+            )
+        return source
 
     def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
         """One of them, at this rate; it belongs to all, and is not to be changed."""

@@ -49,6 +49,15 @@ def test_no_file_is_an_error_that_says_what_was_looked_for(files: Files, tmp_pat
         files.found(["b"], ".a", ".b")
 
 
+@pytest.mark.parametrize("path", ["a\0b", "a" * 5000])
+def test_a_path_that_no_file_can_have_is_an_absent_file(files: Files, path: str) -> None:
+    assert files.found([path]) == [path]
+    with pytest.raises(
+        DataError, match=r"expected a file that can be read, got (embedded null byte|File name too long)"
+    ):
+        files.facts(path)
+
+
 def test_facts_are_size_and_time(files: Files, tmp_path: Path) -> None:
     os.utime(tmp_path / "a.txt", ns=(5, 7))
     assert files.origin(["a.txt"]) == [{"path": "a.txt", "bytes": 15, "version": 7}]

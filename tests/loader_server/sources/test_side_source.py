@@ -56,7 +56,7 @@ def test_a_bad_row_is_an_error(folder):
 @pytest.mark.parametrize("value", [{}, "noises.csv", {"source": 3}, [TABLE]])
 def test_what_is_no_table_of_a_source_is_refused(value):
     with pytest.raises(
-        SettingsError, match=r"expected a table with a source and its settings, got .*Write for instance {"
+        SettingsError, match=r"^recordings: expected a table with a source and its settings, got .*Write for instance {"
     ):
         side_source(value)
 

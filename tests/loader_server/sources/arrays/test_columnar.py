@@ -272,6 +272,29 @@ def test_a_file_that_was_cut_or_is_something_else_is_refused_before_training(tmp
         opened(tmp_path, name)
 
 
+@pytest.mark.parametrize("name", ["a.arrow", "a.feather"])
+def test_an_arrow_file_that_was_cut_between_two_record_batches_is_refused(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name)
+    os.truncate(path, path.read_bytes().rindex(b"\xff\xff\xff\xff\0\0\0\0"))
+    with pytest.raises(
+        DataError, match=r"expected a whole file of this format, got no mark of its end after \d+ bytes"
+    ):
+        opened(tmp_path, name)
+
+
+@pytest.mark.parametrize("wrong", [[0, 2**30], [0, -3], [2, 1]])
+@pytest.mark.parametrize("column", ["tokens", "text"])
+def test_offsets_that_lead_elsewhere_are_refused(tmp_path: Path, column: str, wrong: list[int]) -> None:
+    right = [0, 3, 7]
+    columns = {"tokens": pa.array([[1, 2, 3], [4, 5, 6, 7]]), "text": pa.array(["abc", "defg"])}
+    path = written(tmp_path / "a.arrow", pa.table({column: columns[column]}))
+    raw = path.read_bytes()
+    assert raw.count(np.array(right, np.int32).tobytes()) == 1
+    path.write_bytes(raw.replace(np.array(right, np.int32).tobytes(), np.array([*wrong, 7], np.int32).tobytes()))
+    with pytest.raises(DataError, match=r"a\.arrow: expected rows from 0 on that can be decoded"):
+        opened(tmp_path, "a.arrow")
+
+
 def test_rows_that_cannot_be_decoded_are_an_error_that_names_them(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", {"tokens": pa.array([[n] * 90 for n in range(300)])}, rows=100)
     spec = spec_of("parquet", tmp_path, paths=["a.parquet"])

@@ -151,6 +151,7 @@ def _put(name, values):
         (lambda path: path.write_bytes(b"text" * 99), {}, r"expected a whole HDF5 file, got .*signature not found"),
         (lambda path: None, {"keys": ["mel"]}, r'expected a dataset "mel", got "audio", "label", "text"\. Mend `keys`'),
         (lambda path: None, {"group": "dev"}, r'expected a group "dev", got "audio_offsets", .*Mend `group`'),
+        (lambda path: None, {"group": "label"}, r'expected a group "label", got a dataset of that name\. Mend `group`'),
         (_put("label", [1, 2]), {}, r'expected 3 samples of "label", as of "audio", got 2'),
         (_put("audio_offsets", [0, 5, 2, 9]), {}, r'expected lengths of "audio" from 0 up.*got other ones in row 1'),
         (_put("audio_offsets", [1, 5, 6, 9]), {}, r"offsets that begin with 0, got other ones in row 0"),
@@ -179,6 +180,7 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path, change, how, me
             r'expected 12 values in inputs, as the lengths of "data" say, got 13',
         ),
         (_put("seqLengths", [[4, 1, 1], [-2, 1, 2], [6, 1, 3]]), r'expected lengths of "data" from 0 up.*row 1'),
+        (_put("seqLengths", 3), r"expected seqLengths of whole numbers, with a column for .*got int64 \[\]"),
         (_put("seqTags", [b"a"]), r"expected 3 names in seqTags, got 1"),
     ],
 )

@@ -154,6 +154,15 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, name: str) -> None:
         indexed(tmp_path, paths=(name,))
 
 
+def test_an_archive_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, np.arange(1000))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:100] + b"\xff" * 100 + raw[200:])
+    with pytest.raises(DataError, match=r"a\.npz: expected a whole file of plain arrays"):
+        indexed(tmp_path, paths=("a.npz",))
+
+
 def test_an_unknown_key_and_a_name_twice_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, **RAGGED)
     with pytest.raises(DataError, match='expected an array "tokens", got "values"'):

@@ -134,14 +134,14 @@ def test_a_noise_that_goes_away_stops_the_job_and_masks_nothing(folder):
         noised(made, 0)
 
 
-def test_a_noise_without_any_audio_is_named(folder):
-    (folder / "texts.txt").write_text("one\n")
+def test_a_noise_without_a_rate_is_named(folder):
+    (folder / "noises.jsonl").write_text('{"audio": [0.5]}\n')
     made = Chain.make(
-        ("noise",), {"noise": {"recordings": {"source": "lines", "paths": ["texts.txt"]}}}, "job", RAW, folder
+        ("noise",), {"noise": {"recordings": {"source": "jsonl", "paths": ["noises.jsonl"]}}}, "job", RAW, folder
     )
     with pytest.raises(
         SampleError,
-        match=r"noise, recordings, .*texts\.txt.*: expected a recording with audio and audio_rate, got text",
+        match=r"noise, recordings, .*noises\.jsonl.*: expected a recording with audio and audio_rate, got audio",
     ):
         noised(made, 0)
 
@@ -151,10 +151,16 @@ def test_a_noise_without_any_audio_is_named(folder):
     [
         ({"snr_db": ["5 dB"]}, r"noise, snr_db: expected a list .*, got \['5 dB'\]"),
         ({"share": 1.5}, r"noise, share: expected a number from 0 to 1, got 1\.5"),
-        ({"recordings": "noises.csv"}, r"noise: expected a table with a source and its settings, got 'noises.csv'"),
+        ({"recordings": "noises.csv"}, r"noise, recordings: expected a table with a source .*, got 'noises.csv'"),
         ({"recordings": {"source": "manifest", "paths": ["gone.csv"]}}, r"gone\.csv"),
     ],
 )
 def test_bad_settings(folder, said, message):
     with pytest.raises((SettingsError, DataError), match=message):
         chain(folder, **said)
+
+
+def test_a_source_of_texts_is_an_error_and_no_bad_sample(folder):
+    (folder / "a.txt").write_text("no sound\n")
+    with pytest.raises(SettingsError, match=r"noise, recordings: expected a source of recordings, got one of texts"):
+        noised(chain(folder, recordings={"source": "lines", "paths": ["a.txt"]}), 0)
