@@ -8,9 +8,7 @@ record. Who has not installed the library gets an error that names the extra.
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,31 +16,20 @@ import xxhash
 
 from loader_server.sources.file_facts import changed
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
-from loader_server.sources.records.examples.decoder import (
-    FIRST_RECORDS,
-    MOST_RECORDS_WITHOUT,
-    ExampleDecoder,
-    forms_of_records,
-    refuse_unknown_features,
-)
-from loader_server.sources.records.examples.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.examples.gathering import gather_examples
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.records.file_records import FilesOfExamplesSource
+from loader_server.sources.source import BadRow, Found, Inventory
 from shared.config import setting, texts
 from shared.errors import ReadError, SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
-
 __all__ = ["ArrayRecordPiece", "ArrayRecordSettings", "ArrayRecordSource"]
-
-#: What files of a folder end in.
-_SUFFIXES = (".array_record", ".arrayrecord")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,58 +57,31 @@ class ArrayRecordPiece:
     row: int
 
 
-class ArrayRecordSource(Source):
+class ArrayRecordSource(FilesOfExamplesSource):
     """Records. Columns: of each sample the file (counted from 0), the number in it, a digest, and where and how long
     its features are.
     """
 
     Settings = ArrayRecordSettings
+    suffixes = (".array_record", ".arrayrecord")
     settings: ArrayRecordSettings
 
     def __init__(self, settings: ArrayRecordSettings, base: Path) -> None:
         super().__init__(settings, base)
         self._files = ArrayRecordFiles(self.files)
 
-    @functools.cached_property
-    def _origin(self) -> list[dict[str, Any]]:
-        return self.files.origin(self.files.found(self.settings.paths, *_SUFFIXES))
-
-    @functools.cached_property
-    def _paths(self) -> list[str]:
-        return [facts["path"] for facts in self._origin]
-
-    @functools.cached_property
-    def _decoder(self) -> ExampleDecoder:
-        where = ", ".join(self.settings.paths)
-        if self.settings.features is None:
-            return ExampleDecoder(forms_of_records(islice(self._usable(), FIRST_RECORDS), where))
-        forms = forms_said(self.settings.features)
-        refuse_unknown_features(forms, islice(self._usable(), MOST_RECORDS_WITHOUT), where)
-        return ExampleDecoder(forms)
-
-    def _usable(self) -> Iterator[bytes]:
-        """All records that can be read."""
+    def _first_records(self) -> Iterator[bytes]:
         for path in self._paths:
             for number in range(self._files.count(path)):
                 with contextlib.suppress(ReadError):
                     yield self._files.read(path, number)
 
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The numeric features."""
-        return self._decoder.fields
-
     # --- while an index is made ---
-
-    def stamp(self) -> str:
-        """Of the files."""
-        return self.files.stamp(self._paths)
 
     def survey(self) -> Inventory:
         """Each file knows how many records it has."""
-        about = {"features": {form.key: str(form) for form in self._decoder.forms}}
         total = sum(map(self._files.count, self._paths))
-        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=about)
+        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _pieces(self, rows: int) -> Iterator[ArrayRecordPiece]:
         row = 0
@@ -149,18 +109,8 @@ class ArrayRecordSource(Source):
 
     # --- once there is an index ---
 
-    def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
-        self.indexed = indexed
-        self._columns = indexed.numbers
-        self._paths = [facts["path"] for facts in indexed.origin]
-        self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
-        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
+    def _expect_files(self, paths: Iterable[str]) -> None:
+        self.files.expect_local(paths)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The records."""
@@ -182,23 +132,6 @@ class ArrayRecordSource(Source):
         """Write the numeric features of these records, as decoding would give them."""
         records = [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
         gather_examples(self._decoder.forms, self._columns, samples, records, out)
-
-    def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
-        if self.files.are_remote:
-            self.files.expect_local(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
-
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Each feature under its key."""
-        return self._decoder.decode(raw, self._columns, sample)
-
-    def name(self, sample: int) -> str:
-        """The file as the job file names it, and the record's number in it."""
-        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['record'][sample]}"
-
-    def place(self, sample: int) -> tuple[str, int]:
-        """The file, and the record's number in it, from 0."""
-        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["record"][sample])
 
     def identity(self, sample: int) -> str:
         """The file, and the record's digest, so that a record keeps it when others come or go."""

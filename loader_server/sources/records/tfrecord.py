@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.files import changed
-from loader_server.sources.records.examples.decoder import (
-    FIRST_RECORDS,
-    MOST_RECORDS_WITHOUT,
-    ExampleDecoder,
-    forms_of_records,
-    refuse_unknown_features,
-)
-from loader_server.sources.records.examples.feature_forms import feature_forms, forms_said
+from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT
+from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.examples.gathering import gather_examples
+from loader_server.sources.records.file_records import FilesOfExamplesSource
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.tfrecord_file import (
     TRAILER_BYTES,
@@ -32,27 +26,25 @@ from loader_server.sources.records.tfrecord_file import (
     records_from,
     refuse_no_records,
 )
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.source import BadRow, Found, Inventory
 from shared.config import flag, setting, texts
 from shared.errors import SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from loader_server.sources.records.examples.gathering import RecordPlace
     from loader_server.sources.records.tfrecord_file import RecordRange
+    from loader_server.sources.source import Indexed
     from shared.errors import ReadError
-    from shared.wire.layout import Field
 
 __all__ = ["RecordPiece", "TFRecordSettings", "TFRecordSource"]
 
 #: Headers that are followed at a time.
 _BLOCK_RECORDS = 2**16
-#: What files of a folder end in.
-_SUFFIXES = (".tfrecord", ".tfrecords")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +74,13 @@ class RecordPiece:
     row: int
 
 
-class TFRecordSource(Source):
+class TFRecordSource(FilesOfExamplesSource):
     """Records. Columns: of each sample the file (counted from 0), the number in it, where its data begin, how many
     bytes they are, the checksum written behind them, and where and how long its features are.
     """
 
     Settings = TFRecordSettings
+    suffixes = (".tfrecord", ".tfrecords")
     piece_rows = 2048
     settings: TFRecordSettings
 
@@ -96,43 +89,16 @@ class TFRecordSource(Source):
         self._mapped = MappedFiles(self.files)
 
     @functools.cached_property
-    def _origin(self) -> list[dict[str, Any]]:
-        return self.files.origin(self.files.found(self.settings.paths, *_SUFFIXES))
-
-    @functools.cached_property
-    def _paths(self) -> list[str]:
-        return [facts["path"] for facts in self._origin]
-
-    @functools.cached_property
     def _checksum(self) -> Callable[[bytes], int] | None:
         return checksum_function() if self.settings.checksums else None
 
-    @functools.cached_property
-    def _decoder(self) -> ExampleDecoder:
-        where = ", ".join(self.settings.paths)
-        if self.settings.features is None:
-            return ExampleDecoder(forms_of_records(islice(self._first_records(), FIRST_RECORDS), where))
-        forms = forms_said(self.settings.features)
-        refuse_unknown_features(forms, islice(self._first_records(), MOST_RECORDS_WITHOUT), where)
-        return ExampleDecoder(forms)
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The numeric features."""
-        return self._decoder.fields
-
     # --- while an index is made ---
-
-    def stamp(self) -> str:
-        """Of the files."""
-        return self.files.stamp(self._paths)
 
     def survey(self) -> Inventory:
         """Follow all headers, and count."""
         _ = self._checksum
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
-        about = {"features": {form.key: str(form) for form in self._decoder.forms}}
-        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=about)
+        return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Where so many records begin, and how many these are: a broken end counts as one."""
@@ -153,7 +119,6 @@ class TFRecordSource(Source):
                 record, row = record + count, row + count
 
     def _first_records(self) -> Iterator[bytes]:
-        """As many as are needed to know what records hold, of as many files as it takes."""
         for path in self._paths:
             data = self._mapped[path]
             found = records_from(data, 0, MOST_RECORDS_WITHOUT)
@@ -210,23 +175,12 @@ class TFRecordSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
-        self.indexed = indexed
-        self._columns = indexed.numbers
-        self._paths = [facts["path"] for facts in indexed.origin]
-        self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
+        """Take the index."""
+        super().open(indexed)
         self.reads_ahead = self.files.are_remote
 
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Where each file starts that has samples."""
-        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
-
-    def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
-        if self.files.are_remote:
-            self._mapped.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
+    def _expect_files(self, paths: Iterable[str]) -> None:
+        self._mapped.expect(paths)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """One of each remote file that is not mapped."""
@@ -272,18 +226,6 @@ class TFRecordSource(Source):
                 raise self._other_record(int(samples[row]))
             found.append((data, start, stop))
         return found
-
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Each feature under its key."""
-        return self._decoder.decode(raw, self._columns, sample)
-
-    def name(self, sample: int) -> str:
-        """The file as the job file names it, and the record's number in it."""
-        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['record'][sample]}"
-
-    def place(self, sample: int) -> tuple[str, int]:
-        """The file, and the record's number in it, from 0."""
-        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["record"][sample])
 
     def _other_record(self, sample: int) -> ReadError:
         nbytes = self._columns["bytes"][sample]

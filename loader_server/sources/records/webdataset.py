@@ -16,21 +16,23 @@ import numpy as np
 import xxhash
 
 from loader_server.sources.files import changed
+from loader_server.sources.records.file_records import FileRecordsSource
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.member_formats import MemberForm, form_of_member
 from loader_server.sources.records.tar_members import BLOCK
 from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, samples_of
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.source import BadRow, Found, Inventory
 from shared.config import setting, texts
 from shared.errors import DataError, SampleError
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.source import Indexed
     from shared.wire.layout import Field
 
 __all__ = ["ShardPiece", "WebDatasetSettings", "WebDatasetSource"]
@@ -65,12 +67,14 @@ class ShardPiece:
     row: int
 
 
-class WebDatasetSource(Source):
+class WebDatasetSource(FileRecordsSource):
     """Samples of shards. Columns: of each the shard (counted from 0), its number in it, a digest of its headers, where
     each member begins and how many bytes it has, lengths, and the key.
     """
 
     Settings = WebDatasetSettings
+    suffixes = (".tar",)
+    number_column = "number"
     piece_rows = 1024
     settings: WebDatasetSettings
     _rates: Mapping[str, int] = {}
@@ -78,14 +82,6 @@ class WebDatasetSource(Source):
     def __init__(self, settings: WebDatasetSettings, base: Path) -> None:
         super().__init__(settings, base)
         self._mapped = MappedFiles(self.files)
-
-    @functools.cached_property
-    def _origin(self) -> list[dict[str, Any]]:
-        return self.files.origin(self.files.found(self.settings.paths, ".tar"))
-
-    @functools.cached_property
-    def _paths(self) -> list[str]:
-        return [facts["path"] for facts in self._origin]
 
     @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
@@ -122,10 +118,6 @@ class WebDatasetSource(Source):
         return tuple(field for field in found if field is not None)
 
     # --- while an index is made ---
-
-    def stamp(self) -> str:
-        """Of the shards."""
-        return self.files.stamp(self._paths)
 
     def survey(self) -> Inventory:
         """Follow the headers of all shards, and count samples."""
@@ -193,12 +185,9 @@ class WebDatasetSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the shards have the sizes that they had."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
-        self.indexed = indexed
-        self._columns = indexed.numbers
+        """Take the index."""
+        super().open(indexed)
         self._keys = indexed.strings["key"]
-        self._paths = [facts["path"] for facts in indexed.origin]
         members = indexed.about["members"]
         self._forms = tuple(
             MemberForm(suffix, dtype, None if shape is None else tuple(shape))
@@ -207,15 +196,8 @@ class WebDatasetSource(Source):
         self._rates = indexed.about["rates"]
         self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]
 
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Where each shard starts that has samples."""
-        return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
-
-    def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their shards."""
-        if self.files.are_remote:
-            self._mapped.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
+    def _expect_files(self, paths: Iterable[str]) -> None:
+        self._mapped.expect(paths)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all members, one after the other."""
@@ -240,11 +222,7 @@ class WebDatasetSource(Source):
 
     def name(self, sample: int) -> str:
         """The shard as the job file names it, and the key."""
-        return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._keys[sample]}"
-
-    def place(self, sample: int) -> tuple[str, int]:
-        """The shard, and the sample's number in it, from 0."""
-        return self.files.where(self._paths[self._columns["file"][sample]]), int(self._columns["number"][sample])
+        return f"{self._path(sample)}:{self._keys[sample]}"
 
     def identity(self, sample: int) -> str:
         """The shard, the key, and a digest of the headers, with sizes and times in them."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.sources.records import tfrecord
+from loader_server.sources.records import file_records, tfrecord
 from loader_server.sources.records.tfrecord import TFRecordSource
 from loader_server.stream import JobFile
 from shared.errors import DataError, ReadError, SettingsError
@@ -177,7 +177,7 @@ def test_it_does_not_matter_how_many_headers_are_followed_at_a_time(
 def test_features_come_from_the_first_records_of_as_many_files_as_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfrecord, "FIRST_RECORDS", 3)
+    monkeypatch.setattr(file_records, "FIRST_RECORDS", 3)
     files = [[example(x=1)], [example(x=1), example(x=[1, 2])], [example(y=1)]]
     source, report = indexed(tmp_path, *files)
     assert source.indexed.about["features"] == {"x": "int64 [any]"}
@@ -238,7 +238,7 @@ def test_a_feature_that_no_record_has_is_refused_with_the_nearest(
         indexed(tmp_path, [spoken(0), b"no example"], features=features)
     rare = [*(example(label=n) for n in range(9)), example(label=9, audo=[1.0])]
     assert indexed(tmp_path, rare, features=features)[0].lengths["audo"].tolist() == [0] * 9 + [1]
-    monkeypatch.setattr(tfrecord, "MOST_RECORDS_WITHOUT", 9)
+    monkeypatch.setattr(file_records, "MOST_RECORDS_WITHOUT", 9)
     with pytest.raises(SettingsError, match="none of the first records has"):
         indexed(tmp_path, rare, features=features)
 
