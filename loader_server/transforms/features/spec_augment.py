@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.transforms import choice, number, setting, text, transform, whole
+from loader_server.transforms import SettingsError, choice, number, setting, text, transform, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,8 @@ class SpecAugment:
         """Wipe out as many stripes as asked for, in a copy."""
         said = self._settings
         features: NDArray[np.float32] = sample[said.key].copy()
+        if features.ndim != 2:
+            raise _no_features(said.key, features.ndim)
         steps, bands = features.shape
         fill = features.mean() if said.fill == "mean" and features.size else 0
         most = min(said.time_width, int(said.time_share * steps))
@@ -56,6 +58,15 @@ class SpecAugment:
         for stripe in _stripes(rng, said.band_stripes, min(said.band_width, bands), bands):
             features[:, stripe] = fill
         sample[said.key] = features
+
+
+def _no_features(key: str, axes: int) -> SettingsError:
+    return SettingsError(
+        expected=f'"{key}" as features, [steps, bands]',
+        got=f"an array of {axes} axes" if axes != 1 else "an array of one axis",
+        where="transform spec_augment",
+        remedy="Write it behind the transform that makes the features, such as logmel, or name another `key`.",
+    )
 
 
 def _stripes(rng: np.random.Generator, stripes: int, most: int, size: int) -> Iterator[slice]:

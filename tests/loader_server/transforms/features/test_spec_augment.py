@@ -109,3 +109,9 @@ def test_lengths_and_shapes_stay_and_each_sample_draws_its_own():
 def test_bad_settings(table, message):
     with pytest.raises(SettingsError, match=message):
         read_table(SpecAugmentSettings, table, "job")
+
+
+def test_before_what_makes_features_it_is_an_error_and_no_bad_sample():
+    chain = Chain.make(("spec_augment",), {}, "job", (Field(key="audio", dtype="float32", shape=(None,)),))
+    with pytest.raises(SettingsError, match=r'expected "audio" as features, .* one axis\. Write it behind'):
+        chain.apply({"audio": noise()[0]}, seed=0, epoch=0, number=0)
