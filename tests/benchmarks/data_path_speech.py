@@ -76,16 +76,15 @@ def _rate(made: Pass, audio_s: float) -> float:
 
 
 def _summary(rates: Mapping[str, list[float]]) -> dict[str, Any]:
-    theirs = np.array(rates["tfdata_service"][1:])
-    found: dict[str, Any] = {}
-    for side, several in rates.items():
-        later = np.array(several[1:])
-        found[f"{side}_audio_s_per_cpu_s"] = round(float(np.median(later)), 1)
-        if side != "tfdata_service":
-            ratios = later / theirs
-            found[f"{side}_ratio"] = round(float(np.median(later) / np.median(theirs)), 3)
-            found[f"{side}_ratio_range"] = [round(float(ratios.min()), 2), round(float(ratios.max()), 2)]
-            found[f"{side}_first_ratio"] = round(several[0] / rates["tfdata_service"][0], 3)
+    theirs, found = rates["tfdata_service"], dict[str, Any]()
+    for side, start in (("stoker", ""), ("stoker_cached", "cached_")):
+        ours = rates[side]
+        ratios = np.divide(ours, theirs)
+        ratio = np.median(ours[1:]) / np.median(theirs[1:])
+        found[f"{start}audio_s_per_cpu_s"] = round(float(np.median(ours[1:])), 1)
+        found[f"{start}ratio_to_tfdata_service"] = round(float(ratio), 3)
+        found[f"{start}ratio_range"] = [round(float(ratios[1:].min()), 2), round(float(ratios[1:].max()), 2)]
+        found[f"{start}ratio_of_first_pass"] = round(float(ratios[0]), 3)
     return found
 
 
