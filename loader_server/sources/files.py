@@ -8,7 +8,6 @@ sources. Knows no format.
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import posixpath
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from loader_server.sources.file_facts import CacheSettings, FileFacts, LocalFile, changed
+from loader_server.sources.local_files import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
 from loader_server.sources.remote.remote_files import RemoteFiles
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
 from shared.errors import DataError, ReadError
@@ -50,7 +50,7 @@ class Files:
         self._base = base
         #: Where remote files are kept: may be set before any file is looked at.
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
-        self._handles: dict[str, _Handle] = {}
+        self._handles: dict[str, LocalHandle] = {}
         self._kept: list[LocalFile] = []
         #: Whether any of them is remote, of those that were looked at.
         self.are_remote = False
@@ -80,20 +80,14 @@ class Files:
     def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
         if is_url(name):
             return self._meant_remotely(name, suffixes)
-        path, ends = self._base / name, suffixes or ("",)
-        if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
-            below = (os.path.join(name, found) for found in _below(path) if found.endswith(ends))  # noqa: PTH118
-            return self._some(name, below, suffixes)
-        if glob.has_magic(name) and not path.exists():
-            matching = glob.glob(name, root_dir=self._base, recursive=True)  # noqa: PTH207 - relative, as they are named
-            return self._some(name, (found for found in matching if (self._base / found).is_file()), suffixes)
-        return [name]
+        found = files_meant(self._base, name, suffixes)
+        return [name] if found is None else self._some(name, found, suffixes)
 
     def _meant_remotely(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
         if not url.endswith("/"):
             return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
         below = (found for found in self._remote.found(url) if found.endswith(suffixes or ("",)))
-        return self._some(url, (found for found in below if not _is_hidden(found[len(url) :])), suffixes)
+        return self._some(url, (found for found in below if not is_hidden(found[len(url) :])), suffixes)
 
     def _some(self, name: str, found: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
         names = sorted(found)
@@ -159,7 +153,7 @@ class Files:
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
             for path in block:
-                facts = remote[path] if path in remote else _local_stamp(base, path)
+                facts = remote[path] if path in remote else local_stamp(base, path)
                 state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()
 
@@ -205,7 +199,7 @@ class Files:
             if is_url(path):
                 return self._remote.read(path, self._version(path), offset, nbytes)
             handle = self._opened(path)
-        raw = _bytes_at(handle.number, offset, nbytes)
+        raw = bytes_at(handle.number, offset, nbytes)
         if len(raw) != nbytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
         return raw
@@ -216,10 +210,10 @@ class Files:
         """
         if is_url(path):
             return self._remote.read(path, facts, 0, facts.bytes)
-        handle = _Handle(self._base / path)
+        handle = LocalHandle(self._base / path)
         status = os.fstat(handle.number)
         now = FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
-        raw = _bytes_at(handle.number, 0, facts.bytes) if now == facts else b""
+        raw = bytes_at(handle.number, 0, facts.bytes) if now == facts else b""
         if now != facts or len(raw) != facts.bytes:
             got = f"one of {len(raw) if now == facts else now.bytes} bytes"
             raise changed(f"the file that was indexed ({facts.bytes} bytes)", got, self.where(path))
@@ -257,10 +251,10 @@ class Files:
         """The path of a file that another one names, relative to itself."""
         return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
 
-    def _opened(self, path: str) -> _Handle:
+    def _opened(self, path: str) -> LocalHandle:
         if len(self._handles) >= _MOST_OPEN:
             self._handles.clear()
-        handle = self._handles[path] = _Handle(self._base / path)
+        handle = self._handles[path] = LocalHandle(self._base / path)
         return handle
 
     def _version(self, url: str) -> FileFacts:
@@ -317,47 +311,3 @@ class RemotePath:
     def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
         """Read it as text."""
         return io.TextIOWrapper(self._files.open(self._url), encoding, errors, newline)
-
-
-class _Handle:
-    """An open file. The last thread that uses it closes it, whoever else forgot it meanwhile."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, path: Path) -> None:
-        self.number = -1
-        self.number = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if self.number >= 0:
-            os.close(self.number)
-
-
-def _local_stamp(base: str, path: str) -> str:
-    try:
-        status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 - paths come by the hundred thousand
-    except (OSError, ValueError) as error:
-        return type(error).__name__
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-
-
-def _below(folder: Path) -> Iterable[str]:
-    """The files in a folder and its folders, but for hidden ones."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-        for name in files:
-            if not _is_hidden(name):
-                yield os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
-
-
-def _is_hidden(path: str) -> bool:
-    """Whether a file, or a folder that it is in, is one that tools keep for themselves."""
-    return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def _bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
-    """So many bytes, or all that there are: the system may give many in pieces."""
-    raw = os.pread(handle, nbytes, offset)
-    while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
-        raw += more
-    return raw

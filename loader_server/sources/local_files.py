@@ -1,0 +1,72 @@
+"""Files of this machine: which of them a path means, their bytes, and whether they are what they were.
+
+Paths are relative to the job file's folder. Knows nothing of remote files, which have a room of their own.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp"]
+
+
+def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
+    """The files of a folder or of a pattern, in any order; None if `name` is neither, so that it is a file's own."""
+    path, ends = base / name, suffixes or ("",)
+    if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
+        return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]  # noqa: PTH118
+    if not glob.has_magic(name) or path.exists():
+        return None
+    matching = glob.glob(name, root_dir=base, recursive=True)  # noqa: PTH207 - relative, as they are named
+    return [found for found in matching if (base / found).is_file()]
+
+
+def _below(folder: Path) -> Iterable[str]:
+    """The files in a folder and its folders, but for hidden ones."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        for name in files:
+            if not is_hidden(name):
+                yield os.path.relpath(os.path.join(place, name), folder)  # noqa: PTH118
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file, or a folder that it is in, is one that tools keep for themselves."""
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def local_stamp(base: str, path: str) -> str:
+    """Size and times of change, or what is in the way of them."""
+    try:
+        status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 - paths come by the hundred thousand
+    except (OSError, ValueError) as error:
+        return type(error).__name__
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+class LocalHandle:
+    """An open file. The last thread that uses it closes it, whoever else forgot it meanwhile."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: Path) -> None:
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
+def bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
+    """So many bytes, or all that there are: the system may give many in pieces."""
+    raw = os.pread(handle, nbytes, offset)
+    while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
+        raw += more
+    return raw
