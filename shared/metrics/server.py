@@ -164,6 +164,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         """Answer, in a thread of its own."""
+        threading.current_thread().name = "stoker-metrics-answer"
         try:
             super().process_request_thread(request, client_address)
         finally:

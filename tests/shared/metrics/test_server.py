@@ -86,8 +86,8 @@ def test_a_port_that_is_none_is_an_error_that_says_so() -> None:
 
 
 def _answering() -> int:
-    """Threads that wait for what somebody asks."""
-    return sum("process_request_thread" in one.name for one in threading.enumerate())
+    """Threads of ours that wait for what somebody asks."""
+    return sum(one.name == "stoker-metrics-answer" for one in threading.enumerate())
 
 
 @pytest.mark.fault(38)
