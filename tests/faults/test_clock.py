@@ -136,7 +136,7 @@ def test_a_moved_clock_ends_nothing_early_or_late_under_a_reading_trainer(tmp_pa
             assert 0 <= min(silent_s) <= max(silent_s) < 5 * _TIMEOUT_S
             _freeze_worker(loaders)
         assert status["attaches"] == 1
-    assert max(one["longest_s"] for one in said) < _TIMEOUT_S + 1.5  # a heartbeat timeout, on a busy machine
+    assert max(one["longest_s"] for one in said) < _TIMEOUT_S + 3.0  # a heartbeat timeout, on a busy machine
     read = [batch for one in said for batch in one["read"]]
     assert read == _calm(loaders, _beginning(said[0]["state"]), len(read))
     assert "died" not in loaders.text()
