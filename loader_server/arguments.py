@@ -9,6 +9,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.quick_import import quick_import
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -53,14 +55,20 @@ def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     return command
 
 
 def _make_indexes(options: argparse.Namespace) -> int:
-    from loader_server.commands import index, statistics
+    with quick_import():
+        from loader_server.commands import index, statistics
+    from loader_server.machine.processes import end_with_parent
+
+    if options.parent:
+        end_with_parent(options.parent)
 
     job = read_job(options.job)
-    names = options.stream or list(job.recipes)
+    names = options.stream or [name for name in job.recipes if not job.is_awaited(name)]
     made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
     reports = index.index_streams(
         job,

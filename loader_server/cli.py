@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job
-from shared.command import allow_many_files, run_command
+from shared.command import allow_many_files, describe_exit_codes, run_command
+from shared.quick_import import quick_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
         )
+        describe_exit_codes(command, serves=add in (_add_run, _add_coordinator, _add_worker))
     return parser
 
 
@@ -87,8 +89,11 @@ def _open_nursery() -> Nursery:
     """What is imported here is what this machine's processes start with."""
     from loader_server.machine.nursery import Nursery
 
-    for module in ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics"):
-        import_module(module)
+    # numpy imports the last one when it is first asked for what is unique, which all of them do.
+    modules = ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma")
+    with quick_import():
+        for module in modules:
+            import_module(module)
     return Nursery(main)
 
 
@@ -219,12 +224,13 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
 
 
 def _run_coordinator(options: argparse.Namespace) -> int:
-    from loader_server import metrics
-    from loader_server.coordinator.service import open_coordinator
-    from loader_server.machine.processes import end_with_parent, say_ready
-    from shared.endpoints import check_endpoint
-    from shared.keys import ServerKeys
-    from shared.metrics.server import MetricsServer
+    with quick_import():
+        from loader_server import metrics
+        from loader_server.coordinator.service import open_coordinator
+        from loader_server.machine.processes import end_with_parent, say_ready
+        from shared.endpoints import check_endpoint
+        from shared.keys import ServerKeys
+        from shared.metrics.server import MetricsServer
 
     if options.parent:
         end_with_parent(options.parent)
@@ -243,14 +249,15 @@ def _run_coordinator(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
-    from loader_server import metrics
-    from loader_server.machine.deadline import let_deadlines_end_us
-    from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
-    from loader_server.worker.service import Worker, WorkerSettings
-    from shared.endpoints import at_any_port, check_endpoint, port_of
-    from shared.keys import ClientKeys, ServerKeys
-    from shared.malloc_tuning import keep_freed_memory
-    from shared.metrics.server import MetricsServer
+    with quick_import():
+        from loader_server import metrics
+        from loader_server.machine.deadline import let_deadlines_end_us
+        from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
+        from loader_server.worker.service import Worker, WorkerSettings
+        from shared.endpoints import at_any_port, check_endpoint, port_of
+        from shared.keys import ClientKeys, ServerKeys
+        from shared.malloc_tuning import keep_freed_memory
+        from shared.metrics.server import MetricsServer
 
     if options.parent:
         end_with_parent(options.parent)

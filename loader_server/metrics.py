@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loader_server.coordinator.service import Coordinator
     from loader_server.machine.doors import Doors
     from loader_server.machine.guard import Guard
+    from loader_server.sources.remote.counts import RemoteCounts
     from loader_server.worker.service import Worker
     from shared.metrics.server import Values
 
@@ -61,6 +62,7 @@ def _silent(workers: list[dict[str, Any]]) -> Values:
 def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
     yield MetricSamples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
     yield MetricSamples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
+    yield MetricSamples(names.LEASES, dict(_leases(streams)))
     yield MetricSamples(
         names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()}
     )
@@ -69,6 +71,15 @@ def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterato
     yield MetricSamples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
     known = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
     yield MetricSamples(names.EPOCH_BATCHES, {(name,): batches for name, batches in known.items()})
+
+
+_STATES = {"open": "open", "leased": "running", "done": "done", "dead": "given_up"}
+
+
+def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, stream in streams.items():
+        for work, table in (stream["queue"] or {}).items():
+            yield from (((name, work, state), table[key]) for key, state in _STATES.items())
 
 
 # --- both ---
@@ -100,7 +111,14 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
         names.MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())}
     )
     yield from _built(worker)
+    yield from _remote(worker.remote_counts)
     yield from _connection_metrics(worker.doors, worker.guard)
+
+
+def _remote(counts: RemoteCounts) -> Iterator[MetricSamples]:
+    yield MetricSamples.one(names.REMOTE_BYTES, counts.fetched_bytes)
+    yield MetricSamples(names.REMOTE_BLOCKS, {("found",): counts.found, ("waited",): counts.waited})
+    yield MetricSamples.one(names.REMOTE_RETRIES, counts.retries)
 
 
 def _built(worker: Worker) -> Iterator[MetricSamples]:

@@ -7,7 +7,6 @@ number means the same to all. Rules: nothing is written here but the plan's cach
 from __future__ import annotations
 
 import dataclasses
-import platform
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.machine.processor import processor_features
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan, PlanSettings
-from loader_server.sources.file_facts import CacheSettings
+from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
+from loader_server.sources.chunks.source import ChunkedSource
+from loader_server.sources.file_facts import CacheSettings, FilePlaces
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.row_filter import RowFilter
@@ -32,7 +34,7 @@ from loader_server.transforms.own_code import own_code
 from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.wire.layout import BucketShape, Field, fields_of_batch
+from shared.wire.layout import RESET, BucketShape, Field, fields_of_batch
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
@@ -59,11 +61,16 @@ class StreamRecipe:
     plan: PlanSettings
     sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
-    base: Path
+    #: Where the files are that its transforms name.
+    places: FilePlaces
     #: Which samples take part; None: all.
     filter: RowFilter | None = None
     #: Whether its source makes whole batches, perhaps of the samples of another stream.
     whole: bool = False
+    #: How its recordings are cut; None: each is a sample.
+    chunks: ChunkRule | None = None
+    #: Whether a trainer sends what makes them.
+    sent: bool = False
 
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
         """Its transforms, over raw samples of these fields; or only those before one of them."""
@@ -71,7 +78,10 @@ class StreamRecipe:
         if before:
             names = names[: names.index(before)]
             tables = {name: table for name, table in tables.items() if name in table_names(names)}
-        return Chain.make(names, tables, self.where, raw, self.base)
+        chain = Chain.make(names, tables, self.where, raw, self.places)
+        if self.chunks is not None and chain.measured:
+            raise self.chunks.refuse_measured([step.name for step in chain.steps if step.outputs is None])
+        return chain
 
 
 class JobFile:
@@ -90,6 +100,13 @@ class JobFile:
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
         self.recipes = {name: self._recipe(name) for name in self.job.streams}
+        if self.accepting and not self.settings.accept_graphs:
+            raise SettingsError(
+                expected="accept_graphs = true in [job], as graphs that trainers send can read and write files here",
+                got="false",
+                where=f"{self.path}, [streams.{self.accepting[0]}]",
+                remedy="Write it if all who hold a trainer's key may do that; or make the stream a pipeline of yours.",
+            )
 
     @property
     def settings(self) -> JobSettings:
@@ -116,9 +133,9 @@ class JobFile:
         """The folder with keys, if the job has one."""
         return self.base / self.settings.keys if self.settings.keys else None
 
-    @property
+    @cached_property
     def cache(self) -> CacheSettings:
-        """Where remote files are kept."""
+        """Where remote files are kept; all of the job's are counted together."""
         folder = self.settings.remote_cache or f"{self.settings.state}/remote"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
 
@@ -144,6 +161,28 @@ class JobFile:
             return [(recipe.sources[0], folder)]
         return [(spec, folder / f"source-{place}") for place, spec in enumerate(recipe.sources, 1)]
 
+    @property
+    def accepting(self) -> tuple[str, ...]:
+        """The streams whose data sets trainers send."""
+        return tuple(name for name, recipe in self.recipes.items() if recipe.sent)
+
+    def graph_path(self, name: str) -> Path:
+        """Where the graph lies that a trainer sent for a stream."""
+        return self.recipes[name].sources[0].of_job.graph
+
+    def is_awaited(self, name: str) -> bool:
+        """Whether a trainer still has to send what a stream is made of."""
+        return self.recipes[name].sent and not self.graph_path(name).exists()
+
+    def is_there(self, name: str) -> bool:
+        """Whether a stream can be opened now, or else is an error."""
+        return not self.recipes[name].sent or (self.graph_path(name).exists() and self.is_indexed(name))
+
+    def versions_of_sent(self) -> dict[str, str]:
+        """What decides the bytes of batches that graphs make, apart from the graph, by stream."""
+        made = {name: self.recipes[name].sources[0].make() for name in self.accepting}
+        return {name: repr(sorted(source.versions.items())) for name, source in made.items()}
+
     def is_indexed(self, name: str) -> bool:
         """Whether each of a stream's sources has an index."""
         return all((folder / "meta.json").exists() for _, folder in self.sources(self.recipes[name]))
@@ -159,12 +198,12 @@ class JobFile:
             _refuse_planning(table, kinds[0].Settings, where)
             table = {**table, **_NOT_PLANNED}
         single = tuple(kind.Settings for kind in kinds)
-        classes = (StreamSettings, PlanSettings, *single)
+        classes = (StreamSettings, ChunkSettings, PlanSettings, *single)
         own = {field.name for one in classes for field in dataclasses.fields(one)}
         named = tuple(sorted(_named_transforms(table) - own))
         tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
         flat = {key: value for key, value in table.items() if key not in tables}
-        settings, plan, *asked = read_tables(classes, flat, where, also_known=named)
+        settings, chunks, plan, *asked = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
         sources = self._sources(name, settings, asked, where)
         if settings.evaluation and plan.epoch_parts > 1:
@@ -182,9 +221,11 @@ class JobFile:
             plan=plan,
             sources=sources,
             tables=tables,
-            base=self.base,
+            places=FilePlaces(self.base, self.cache),
             filter=rule,
             whole=any(issubclass(kind, WholeSource) for kind in kinds),
+            chunks=ChunkRule.read(chunks, settings, plan, where),
+            sent=any(issubclass(kind, WholeSource) and kind.sent for kind in kinds),
         )
 
     def _sources(
@@ -217,7 +258,7 @@ class JobFile:
             base=self.base,
             where=where,
             cache=self.cache,
-            of_job=OfJob(stream=stream, seed=self.settings.seed, path=self.path.resolve()),
+            of_job=OfJob(stream=stream, seed=self.settings.seed, path=self.path.resolve(), state=self.state),
         )
 
 
@@ -235,7 +276,8 @@ _NOT_PLANNED = {"length": "-", "budget": "1 steps"}
 
 def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
     """Refuse settings that make batches of samples where the source makes whole ones."""
-    planning = {"length", "transforms", "filter"} | {field.name for field in dataclasses.fields(PlanSettings)}
+    planning = {"length", "transforms", "filter"}
+    planning |= {field.name for kind in (ChunkSettings, PlanSettings) for field in dataclasses.fields(kind)}
     for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
         raise SettingsError(
             expected="no setting of batches or transforms, as the pipeline itself makes whole batches",
@@ -285,6 +327,9 @@ class _Lengths:
             return lengths
         return np.where(self._joined.passing(self._filter, self._chain, start, stop), lengths, LEFT_OUT)
 
+    def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
+        return self._joined.begins(start, stop)
+
 
 class Stream:
     """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which."""
@@ -306,8 +351,11 @@ class Stream:
         self.base_fields = whole.base_fields if whole is not None else ()
         self.plan = self._planned(job, recipe, progress) if whole is None else _ordinals(whole, joined.fingerprint)
         self.packed = recipe.plan.packing is not None
+        #: Whether rows carry state from batch to batch.
+        self.carries = recipe.plan.carry
         #: What a batch carries.
         self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
+        self.fields += (RESET,) if self.carries else ()
         #: The shapes that batches come in.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
         #: Names the plan and the element spec: batches of equal digest and number are the same batch.
@@ -397,28 +445,19 @@ def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]
     return tuple(Field(key=f"{key}_{mark}", dtype="int32", shape=(None,)) for mark in ("segment", "position"))
 
 
-def processor_features() -> str:
-    """What decides which of its loops numpy takes; another loop may round otherwise."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
-    except OSError:
-        return platform.machine()
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return " ".join(
-        [platform.machine(), *sorted({"avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"} & set(flags))]
-    )
-
-
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; their indexes have to be there."""
-    return SourceSet([_opened(spec, folder) for spec, folder in job.sources(recipe)])
+    cut = recipe.chunks
+    return SourceSet([_opened(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
 
 
-def _opened(spec: SourceSpec, folder: Path) -> OpenedSource:
+def _opened(spec: SourceSpec, folder: Path, cut: ChunkRule | None) -> OpenedSource:
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     source = spec.make()
     source.open(index.indexed)
+    if cut is not None:
+        source = ChunkedSource(source, cut, spec.where)
     return OpenedSource(where=spec.where, source=source, index=index)
 
 
@@ -436,11 +475,11 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     """Refuse outputs that have the names of others, and a `length` of which there is none."""
-    made = [field.key for field in fields_of_batch(fields)]
+    made = [field.key for field in (*fields_of_batch(fields), RESET)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
-            expected="outputs that are not called weight, tag or <key>_length, which every batch has",
+            expected="outputs that are not called weight, tag, reset or <key>_length, which batches have",
             got=", ".join(twice),
             where=f"{recipe.where}, transforms",
             remedy="Give the output another name.",

@@ -1,14 +1,17 @@
 """How our commands begin and end, whatever happens in them.
 
-Rules: an expected error is one readable paragraph on standard error and exit code 1; wrong usage exits with 2, Ctrl-C
-with 130; a reader that closes our output early is not an error.
+Rules: an expected error is one readable paragraph on standard error. The exit code says what happened, as `EXIT_CODES`
+has it and every command's help; a command that serves until it is told to end ends with 0 then. SIGTERM ends other
+commands as Ctrl-C does, cleaning up, but for the code. A reader that closes our output early is not an error.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import StokerError
@@ -16,27 +19,77 @@ from shared.logs import start_logging
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
-__all__ = ["allow_many_files", "run_command"]
+__all__ = ["EXIT_CODES", "Terminated", "allow_many_files", "describe_exit_codes", "run_command"]
+
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+#: What the codes of all commands mean; those of errors stand in `shared.errors`.
+EXIT_CODES = {
+    0: "finished",
+    1: "an error, of the data for example",
+    2: "wrong usage",
+    3: "no server answers",
+    4: "a server refused",
+    _INTERRUPTED: "Ctrl-C",
+    _TERMINATED: "SIGTERM",
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def describe_exit_codes(command: argparse.ArgumentParser, *, serves: bool = False) -> None:
+    """Say in its help what its exit code means."""
+    codes = {code: said for code, said in EXIT_CODES.items() if not serves or code < _INTERRUPTED}
+    codes[0] = "ended by Ctrl-C or SIGTERM" if serves else codes[0]
+    command.add_argument_group("exit codes", ", ".join(f"{code} {said}" for code, said in codes.items()))
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> NoReturn:
     """Read the arguments, call `options.run(options)` and end the process with the exit code that it returns."""
     options = parser.parse_args(arguments)
     start_logging(level=options.log_level)
-    try:
-        code: int = options.run(options)
-    except StokerError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        code = 1
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    with _sigterm_as_ctrl_c() as came:
+        try:
+            code: int = options.run(options)
+        except StokerError as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            code = error.exit_code
+        except KeyboardInterrupt as error:
+            terminated = bool(came) or isinstance(error, Terminated)
+            print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+            code = _TERMINATED if terminated else _INTERRUPTED
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
     sys.exit(code)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """While the block lasts, SIGTERM does what Ctrl-C does in this process; what is yielded then has it."""
+    ours, came = os.getpid(), list[int]()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != ours:  # a child that was forked from us
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        came.append(number)
+        if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as a shell does for what runs in its background
+            raise Terminated
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def allow_many_files() -> None:

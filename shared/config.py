@@ -340,6 +340,7 @@ class JobSettings:
         'longest that one sample may take, such as "60 s": a longer read is an error, else the sample is masked',
         default=60.0,
     )
+    accept_graphs: bool = setting(flag, "trainers may send graphs, which can use files of loaders", default=False)
     max_bad: BadLimit = setting(
         bad_limit,
         'most samples that may be bad, "1 %" of them or "20 samples" of an epoch: with more, indexing is refused and a '
@@ -413,6 +414,11 @@ class StreamSettings:
     evaluation: bool = setting(
         flag, "the same epoch each time it is opened; true where `like` is used, unless said otherwise", default=False
     )
+    mode: str = setting(choice("lockstep", "queue"), "trainers share batches in step, or by leases", default="lockstep")
+    lease_timeout: float = setting(
+        _timeout_s, 'in queue mode, the least time that a trainer has for a batch, such as "30 s"', default=30.0
+    )
+    tries: int = setting(whole(1, 100), "in queue mode, after so many failures a batch is given up", default=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,12 +35,15 @@ __all__ = [
 class StokerError(Exception):
     """The root: catch this to catch everything that Stoker raises on purpose."""
 
+    #: What a command ends with that it stopped; `shared.command` lists all codes.
+    exit_code = 1
+
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
         self.expected = expected
         self.got = got
         self.where = where
         self.remedy = remedy
-        super().__init__(f"{where}: expected {expected}, got {got}. {remedy}")
+        super().__init__(f"{where}: expected {expected}, got {got.rstrip('.')}. {remedy}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
@@ -92,6 +95,8 @@ class ProtocolError(PeerError):
 class RefusedError(PeerError):
     """The other side understood and refused; `code` says why in one word."""
 
+    exit_code = 4
+
     def __init__(self, *, code: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.code = code
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
@@ -106,6 +111,8 @@ def _rebuilt_refusal(code: str, expected: str, got: str, where: str, remedy: str
 
 class LostError(PeerError):
     """The other side has not answered for longer than was allowed."""
+
+    exit_code = 3
 
 
 class ClosedError(StokerError):

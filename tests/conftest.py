@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shared.quick_import import quick_import
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 # A shell lets what it runs in the background ignore Ctrl-C, and so would every process that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,6 +29,13 @@ SLOW = (
     "tests/release/",
     "tests/trainer_client/load_test/",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Some test modules need TensorFlow, and what is collected stays: there is no garbage."""
+    with quick_import():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -202,7 +202,7 @@ def test_the_public_names_of_a_feed_and_what_it_gives():
     )
     assert public(Reading) == ["close", "rounds"]
     own = set(public(Batch)) - set(public(dict))
-    assert own == {"digest", "empty", "epoch", "masked", "number", "rows"}
+    assert own == {"digest", "done", "empty", "epoch", "failed", "masked", "number", "rows"}
     assert [name for name in public(Batch) if name in vars(dict)] == public(dict), "the rest is a dict's"
 
 
@@ -218,10 +218,12 @@ def test_how_a_feed_is_opened_and_made_a_dataset():
         "endpoint": inspect.Parameter.empty,
         "stream": "train",
         "job": "",
-        "rank": 0,
+        "rank": None,
         "replicas": 1,
         "world": 0,
         "strategy": None,
+        "work": "",
+        "epochs": None,
         "prefetch": None,
         "prefetch_bytes": 2**30,
         "shared_memory": True,
@@ -252,7 +254,8 @@ def test_the_public_names_of_what_needs_keras():
     assert run(code).stdout.splitlines() == [
         "['CTC', 'RowLoss', 'blank_after', 'ctc_per_row', 'masked_mean', 'valid_rows']",
         "[]",
-        "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3) -> 'None'",
+        "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3, "
+        "early_stop: 'EarlyStop | None' = None) -> 'None'",
     ]
 
 
@@ -260,18 +263,29 @@ TRAINER_CLIENT = (
     "Batch",
     "ClosedError",
     "DataError",
+    "EarlyStop",
     "Feed",
     "FeedCheckpoint",
+    "LevelledOff",
     "LostError",
+    "NoProgress",
     "PeerError",
     "ProtocolError",
     "ReadError",
     "Reading",
     "RefusedError",
+    "Role",
     "SampleError",
     "SettingsError",
     "StokerError",
+    "Worsening",
+    "cluster_resolver",
     "connect",
+    "device_function",
+    "distribute",
+    "role",
+    "run_pipeline",
+    "start_server",
 )
 
 

@@ -102,26 +102,16 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
-    "D1": "later: queue mode",
-    "D3": "later: roles",
-    "D4": "later: queue mode",
     "D5": "later: queue mode",
     "D7": "later: training loop",
-    "D9": "later: queue mode",
     "D10": "later: training loop",
-    "D11": "later: callbacks",
     "D12": "later: training loop",
     "D17": "later: queue mode",
     "E1": "later: queue mode",
-    "E2": "later: queue mode",
-    "E3": "later: queue mode",
-    "E4": "later: queue mode",
     "E5": "later: trainer commands",
     "E6": "later: training loop",
     "E7": "later: training loop",
     "E8": "later: evaluator",
-    "E9": "later: queue mode",
-    "E10": "later: sources and entry points",
     "E11": "later: training loop",
     "E12": "later: trainer commands",
     "E13": "later: training loop",
@@ -130,19 +120,10 @@ LATER = {
     "E16": "later: training loop",
     "E19": "later: training loop",
     "E20": "later: strategies",
-    "L1": "later: roles",
-    "L2": "later: roles",
-    "L3": "later: roles",
-    "L4": "later: roles",
-    "L5": "later: roles",
     "L7": "later: training loop",
-    "L8": "later: roles",
-    "L9": "later: evaluator",
+    "L8": "later: training loop",
     "L10": "later: callbacks",
-    "L11": "later: roles",
-    "R10": "later: sources and entry points",
-    "R14": "later: evaluator",
-    "R15": "later: pipeline",
+    "R15": "later: features as a layer on the device; decoding without loaders is run_pipeline",
     "T1": "later: strategies",
     "T2": "later: strategies",
     "T3": "later: strategies",
@@ -215,9 +196,7 @@ FAULTS = {
 }
 
 #: Faults that no test with real processes shows yet, and what will.
-FAULTS_LATER = {
-    12: "later: queue mode",
-}
+FAULTS_LATER = {}
 
 #: Tests that lie here run real processes.
 REAL = ("end_to_end/", "faults/", "trainer_client/tf/test_with_loaders.py")

@@ -5,6 +5,7 @@ Importing this package does not import TensorFlow.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import shared
@@ -29,33 +30,59 @@ from shared.errors import (
 )
 from trainer_client.batch import Batch
 from trainer_client.feed import Feed, Reading, connect
+from trainer_client.roles import Role, role
+from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
 
 if TYPE_CHECKING:
     from trainer_client.callbacks import FeedCheckpoint
+    from trainer_client.early_stop import EarlyStop
+    from trainer_client.tf.cluster import cluster_resolver, device_function, start_server
+    from trainer_client.tf.distribute import distribute
+    from trainer_client.tf.pipeline_alone import run_pipeline
 
 __all__ = [
     "Batch",
     "ClosedError",
     "DataError",
+    "EarlyStop",
     "Feed",
     "FeedCheckpoint",
+    "LevelledOff",
     "LostError",
+    "NoProgress",
     "PeerError",
     "ProtocolError",
     "ReadError",
     "Reading",
     "RefusedError",
+    "Role",
     "SampleError",
     "SettingsError",
     "StokerError",
+    "Worsening",
+    "cluster_resolver",
     "connect",
+    "device_function",
+    "distribute",
+    "role",
+    "run_pipeline",
+    "start_server",
 ]
+
+#: What needs TensorFlow, and where it is.
+_NEED_TENSORFLOW = {
+    "EarlyStop": "trainer_client.early_stop",
+    "FeedCheckpoint": "trainer_client.callbacks",
+    "cluster_resolver": "trainer_client.tf.cluster",
+    "device_function": "trainer_client.tf.cluster",
+    "distribute": "trainer_client.tf.distribute",
+    "run_pipeline": "trainer_client.tf.pipeline_alone",
+    "start_server": "trainer_client.tf.cluster",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
-    """`FeedCheckpoint` needs Keras; it is imported when it is first named."""
-    if name == "FeedCheckpoint":
-        from trainer_client.callbacks import FeedCheckpoint  # noqa: PLC0415
-
-        return FeedCheckpoint
+    """What needs TensorFlow is imported when it is first named."""
+    if name in _NEED_TENSORFLOW:
+        return getattr(import_module(_NEED_TENSORFLOW[name]), name)
     raise AttributeError(f"module 'trainer_client' has no attribute {name!r}")

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shared.errors import SettingsError
 from shared.hashing import digest64
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from shared.wire.messages import Pushed
@@ -23,9 +26,15 @@ __all__ = ["Batch", "owned"]
 class Batch(dict[str, Any]):
     """The arrays of a minibatch by key; `number` in `epoch`; `empty` where a round went past its group's end."""
 
-    __slots__ = ("_digest", "_payload", "empty", "epoch", "masked", "number", "rows")
+    __slots__ = ("_digest", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
 
-    def __init__(self, arrays: dict[str, Any], payload: NDArray[np.uint8], header: Pushed) -> None:
+    def __init__(
+        self,
+        arrays: dict[str, Any],
+        payload: NDArray[np.uint8],
+        header: Pushed,
+        settle: Callable[..., None] | None = None,
+    ) -> None:
         super().__init__(arrays)
         self.epoch = header.epoch
         self.number = header.number
@@ -36,6 +45,25 @@ class Batch(dict[str, Any]):
         self.masked = header.masked
         self._digest = header.digest
         self._payload = payload
+        self._settle = settle
+
+    def done(self) -> None:
+        """In queue mode: this batch is trained on. Asking for the next one says the same."""
+        self._say(done=True)
+
+    def failed(self) -> None:
+        """In queue mode: training on this batch failed. It is leased again, unless that was its last try."""
+        self._say(done=False)
+
+    def _say(self, *, done: bool) -> None:
+        if self._settle is None:
+            raise SettingsError(
+                expected="a batch of a stream in queue mode",
+                got="one of a stream in lockstep",
+                where=f"batch {self.number} of epoch {self.epoch}",
+                remedy='Call feed.trained() instead, or write mode = "queue" in the stream\'s table of the job file.',
+            )
+        self._settle(done=done)
 
     @property
     def digest(self) -> int:

@@ -17,20 +17,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from shared.errors import DataError, SettingsError
+from shared.errors import SettingsError
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.dataset import ranks_of
+from trainer_client.tf.variables import assign_values, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from trainer_client.early_stop import EarlyStop
     from trainer_client.feed import Feed
     from trainer_client.session.feed_session import FeedSession
 
@@ -50,11 +52,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     """Saves model and cursor every `every` batches and after each epoch; restores the newest at the start of `fit`.
 
     With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one trains no further. Without a
-    checkpoint in the folder the feed starts at its beginning. `times` holds the last epoch's times, and the epoch's
-    logs contain `data_wait_s`.
+    checkpoint in the folder the feed starts at its beginning. With an `early_stop` in it, a resumed run stops where an
+    unbroken one would. `times` holds the last epoch's times, and the epoch's logs contain `data_wait_s`.
     """
 
-    def __init__(self, feed: Feed, folder: str | Path, *, every: int | None = None, keep: int = 3) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        folder: str | Path,
+        *,
+        every: int | None = None,
+        keep: int = 3,
+        early_stop: EarlyStop | None = None,
+    ) -> None:
         super().__init__()
         _check_keras(keras.__version__)
         if keep < 1 or (every is not None and every < 1):
@@ -68,6 +78,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._session = feed._session  # noqa: SLF001 - both are halves of one face
         self._folder = CheckpointFolder(folder, keep)
         self._every = every
+        self._early_stop = early_stop
+        if early_stop is not None:
+            early_stop.be_kept_by_checkpoint()
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0
         self._unsaved = 0
@@ -77,6 +90,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
         """Restore, and install the counting iterator."""
         self._warn_of_replicas()
+        if self._writes():
+            self._folder.mark(finished=False)
         self._restore()
         self._wrap()
 
@@ -92,12 +107,16 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
+        if self._early_stop is not None and not stopped_inside:
+            self.model.stop_training |= self._early_stop.note(epoch, logs or {})
         self._save(next_epoch=epoch if stopped_inside else epoch + 1)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Remove the counting iterator."""
+        """Remove the counting iterator, and tell whoever follows the checkpoints that these are all."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
+        if self._writes():
+            self._folder.mark(finished=True)
         if self._pending is not None:
             raise SettingsError(
                 expected="a built model to restore into", got="one that was never called",
@@ -141,20 +160,37 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
         self._unsaved += taken.count
         if self._every is not None and self._unsaved >= self._every:
-            self._save(next_epoch=self._epoch + (self._session.cursor.at.epoch != self._feed_epoch))
+            self._save_inside()
         return logs
 
     # --- saving ---
+
+    def _save_inside(self) -> None:
+        """Save before the epoch's end is told. What early stop goes by is only known then: its last step waits."""
+        at_end = self._session.cursor.at.epoch != self._feed_epoch
+        if not at_end or self._early_stop is None:
+            self._save(next_epoch=self._epoch + at_end)
 
     def _save(self, next_epoch: int) -> None:
         """Every process reads its variables, because reading may need all processes; one of them writes."""
         if self._pending is not None:
             return
-        arrays = {str(at): _plain(variable) for at, variable in enumerate(self._variables())}
-        record = {"epoch": next_epoch, "feed": self._session.cursor.state()}
-        if self.model.distribute_strategy.extended.should_checkpoint:
+        arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
+        record = {
+            "epoch": next_epoch,
+            "feed": self._session.cursor.state(),
+            "step": int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0,
+            "model_variables": len(self.model.variables),
+        }
+        if self._early_stop is not None:
+            record["early_stop"] = self._early_stop.state()
+        if self._writes():
             self._folder.write(arrays, record)
         self._unsaved = 0
+
+    def _writes(self) -> bool:
+        """Whether it is this process that writes."""
+        return bool(self.model.distribute_strategy.extended.should_checkpoint)
 
     def _variables(self) -> list[Any]:
         optimizer = self.model.optimizer
@@ -172,13 +208,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         found = self._folder.read_last()
         if found is None:
             self._session.cursor.rewind()
+            self._restore_early_stop({})
             return
         arrays, record = found
         self._session.cursor.restore(record["feed"])
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
+        if self._restore_early_stop(record.get("early_stop", {})):
+            self.model._initial_epoch = max(record["epoch"], self.params["epochs"])  # noqa: SLF001 - no epoch is left
         self._pending = arrays
         if self.model.built:
             self._assign()
+
+    def _restore_early_stop(self, state: Mapping[str, Any]) -> bool:
+        return self._early_stop is not None and self._early_stop.restore(state)
 
     def _restore_pending(self, batch: Any) -> None:  # noqa: ANN401 - an element
         """A model without variables is built by calling it on the batch that it is about to be trained on."""
@@ -191,14 +233,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         assert self._pending is not None
         variables = self._variables()
         arrays = [self._pending[str(at)] for at in range(len(self._pending))]
-        if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
-            raise DataError(
-                expected=f"the model's {len(variables)} variables", got=f"{len(arrays)} of other shapes",
-                where="the checkpoint", remedy="Train the same model with the same optimizer, or use another folder.",
-            )  # fmt: skip
         with self.model.distribute_strategy.scope():
-            for variable, array in zip(variables, arrays, strict=True):
-                variable.assign(_like(variable, array))
+            assign_values(variables, arrays)
         self._pending = None
 
 
@@ -206,16 +242,6 @@ def _check_keras(version: str) -> None:
     """Before 3.7 a train function that is given a Python iterator would train on its first batch over and over."""
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
         raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")
-
-
-def _plain(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable
-    """The value in a dtype that a file of plain arrays can hold; float32 represents every bfloat16 exactly."""
-    value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
-    return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
-
-
-def _like(variable: Any, array: NDArray[np.generic]) -> Any:  # noqa: ANN401 - a tensor
-    return tf.cast(array, variable.dtype)
 
 
 class _StopWatch:

@@ -35,6 +35,8 @@ Arrays = dict[str, "NDArray[np.generic]"]
 #: Format 1 had no digest but the checksum of each array.
 _FORMAT = 2
 _RECORD = "record"
+#: An empty file beside the checkpoints: training has ended.
+_FINISHED = "finished"
 #: Stands before the digest at the end of the file; readers of plain .npz files ignore what follows the archive.
 _SEAL = b"stoker checkpoint, xxh3-128 of all before this: "
 _TAIL_BYTES = len(_SEAL) + 16
@@ -88,6 +90,22 @@ class CheckpointFolder:
         if reasons:
             raise _none_is_whole(self._folder, reasons)
         return None
+
+    def newest(self) -> str:
+        """The name of the newest checkpoint; nothing if there is none."""
+        return "".join(path.name for path in self._list_paths()[-1:])
+
+    def mark(self, *, finished: bool) -> None:
+        """Note that no more checkpoints come, or that some may come."""
+        if finished:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / _FINISHED).touch()
+        else:
+            (self._folder / _FINISHED).unlink(missing_ok=True)
+
+    def is_finished(self) -> bool:
+        """Whether training has ended, so that no more checkpoints come."""
+        return (self._folder / _FINISHED).exists()
 
     def _list_paths(self) -> list[Path]:
         try:

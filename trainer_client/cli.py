@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shared.command import run_command
+from shared.command import describe_exit_codes, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +28,102 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: trainer-client load-test train --trainers 50 --step-ms 120",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_load_test,):
+    for add in (_add_evaluate, _add_load_test):
         command = add(commands)
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="how much to log"
         )
+        describe_exit_codes(command)
     return parser
+
+
+# --- evaluate ---
+
+_EVALUATE = """\
+Judge a model by evaluation streams of a running job: its loss and metrics over all samples, each counting alike.
+
+The model comes from a module of yours, which says model(), loss, eval_metrics() and feed_keys (or dataset_pipeline, if
+the stream is a pipeline); its variables come from the newest checkpoint in the folder of FeedCheckpoint. With --follow,
+each new checkpoint is evaluated until training ends."""
+
+_EVALUATE_EXAMPLES = """\
+examples:
+  trainer-client evaluate --model speech --feed tcp://127.0.0.1:7400 --checkpoint checkpoints
+  trainer-client evaluate --model speech --param units=256 --feed tcp://127.0.0.1:7400 --checkpoint checkpoints \\
+      --stream dev --stream test --follow --max-time 86400 --summaries logs"""
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "evaluate",
+        help="Judge a model by evaluation streams, once or at each new checkpoint.",
+        description=_EVALUATE,
+        epilog=_EVALUATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=_evaluate)
+    _add_model(command)
+    command.add_argument("--feed", required=True, metavar="ENDPOINT", help="the running job's coordinator")
+    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job")
+    command.add_argument("--stream", action="append", help="a stream to judge by; may be given several times (dev)")
+    command.add_argument(
+        "--timeout-seconds", type=_positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    )
+    command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
+    command.add_argument("--follow", action="store_true", help="go on with each new checkpoint until training ends")
+    command.add_argument(
+        "--max-time", type=_positive, default=1e6, metavar="S", help="with --follow: end after so many seconds"
+    )
+    command.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the values for TensorBoard there")
+    command.add_argument("--json", action="store_true", help="print a JSON object for each stream and checkpoint")
+    return command
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("model")
+    group.add_argument(
+        "--model", required=True, metavar="MODULE[:NAME]", help="your module; NAME if it does not call it model"
+    )
+    group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="another loss than the module's loss")
+    group.add_argument(
+        "--eval-metrics", default="", metavar="[MODULE:]NAME", help="others than the module's eval_metrics"
+    )
+    group.add_argument(
+        "--param", action="append", default=[], type=_parameter, metavar="NAME=VALUE", help="for functions that have it"
+    )
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """A name and its value, which is JSON if it can be read as such, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected name=value, got {text}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415
+
+    sys.path.insert(0, "")  # the user's modules lie where they start us
+    names = {"loss": options.loss, "eval_metrics": options.eval_metrics}
+    evaluate(
+        EvaluateOrder(
+            module=ModelModule(options.model, dict(options.param), names),
+            endpoint=options.feed,
+            streams=tuple(options.stream or ["dev"]),
+            keys=options.keys,
+            connect_timeout_s=options.timeout_seconds,
+            checkpoints=options.checkpoint,
+            follow=Follow(max_time_s=options.max_time) if options.follow else None,
+            summaries=options.summaries,
+            as_json=options.json,
+        )
+    )
+    return 0
 
 
 # --- load-test ---
@@ -90,6 +182,9 @@ def _add_loaders(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--stream", default="train", help="the stream to read (train)")
     group.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job at --feed")
+    group.add_argument(
+        "--timeout-seconds", type=_positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    )
     group.add_argument("--workers", type=int, default=0, metavar="N", help="workers of the own job (one a core)")
     group.add_argument("--seed", type=int, default=0, help="seed of the own job (0)")
 
@@ -144,6 +239,7 @@ def _load_test(options: argparse.Namespace) -> int:
             feed=options.feed,
             stream=options.stream,
             keys=options.keys,
+            connect_timeout_s=options.timeout_seconds,
             workers=options.workers,
             seed=options.seed,
             limits=limits,

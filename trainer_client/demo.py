@@ -2,9 +2,8 @@
 
 `python -m trainer_client.demo tcp://127.0.0.1:7400` trains on the job that the demo left behind and prints a line an
 epoch; with `--events` each line is a JSON object, for `loader-server demo`, which runs this as a process of its own.
-Rules: what is said to be trained on is what the train step itself saw, tags included; an expected error is one
-readable paragraph and exit code 1, Ctrl-C exits with 130. It knows the job's keys (`audio`, `text`), and nothing of
-how loaders work.
+Rules: what is said to be trained on is what the train step itself saw, tags included; it ends
+as all commands do. It knows the job's keys (`audio`, `text`), and nothing of how loaders work.
 """
 
 from __future__ import annotations
@@ -12,21 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 import trainer_client
-from shared.errors import StokerError
-from shared.logs import start_logging
-from trainer_client.losses import CTC, blank_after
+from shared.command import describe_exit_codes, run_command
+from shared.quick_import import quick_import
+
+with quick_import():
+    import keras
+    import tensorflow as tf
+
+    from trainer_client.losses import CTC, blank_after
 
 __all__ = ["DigitModel", "Options", "edit_distance", "main", "train"]
 
@@ -159,8 +160,8 @@ def train(options: Options) -> None:
     tell = _tell_json if options.events else _tell_people
     keras.utils.set_random_seed(7)
     with (
-        trainer_client.connect(options.endpoint, stream="train") as feed,
-        trainer_client.connect(options.endpoint, stream="dev") as dev,
+        trainer_client.connect(options.endpoint, stream="train", rank=0) as feed,
+        trainer_client.connect(options.endpoint, stream="dev", rank=0) as dev,
     ):
         model = DigitModel(tell)
         data = feed.dataset(inputs=_INPUTS, targets="text", weights="weight")
@@ -194,23 +195,10 @@ def _tell_people(event: str, **facts: Any) -> None:  # noqa: ANN401 - as above
 
 def main() -> None:
     """Run; ends the process."""
-    options = _options()
-    start_logging(level="error")
-    if options.events:
-        _end_with_parent()
-    try:
-        train(options)
-        code = 0
-    except StokerError as error:
-        print(f"trainer: {error}", file=sys.stderr)
-        code = 1
-    except KeyboardInterrupt:
-        print("trainer: interrupted", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+    run_command(_parser(), None)
 
 
-def _options() -> Options:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer_client.demo",
         description="Train a small model on the job of `loader-server demo`.",
@@ -223,7 +211,17 @@ def _options() -> Options:
         "--checkpoints", type=Path, default=Path("checkpoints"), help="folder to resume from and to save in"
     )
     parser.add_argument("--events", action="store_true", help=argparse.SUPPRESS)
-    return Options(**vars(parser.parse_args()))
+    parser.set_defaults(run=_run, log_level="error")
+    describe_exit_codes(parser)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.events:
+        _end_with_parent()
+    said = {field.name: getattr(options, field.name) for field in fields(Options)}
+    train(Options(**said))
+    return 0
 
 
 def _end_with_parent() -> None:

@@ -17,9 +17,9 @@ from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
 from trainer_client.core.settings import CoreSettings
-from trainer_client.core.upcoming import Ranks
 from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
+from trainer_client.roles import ranks_said
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
 from trainer_client.tf.element_structure import ElementStructure
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import BucketShape
     from trainer_client.batch import Batch
+    from trainer_client.core.upcoming import Ranks
     from trainer_client.session.batch_iterator import BatchIterator
     from trainer_client.tf.element_structure import Keys
 
@@ -43,10 +44,12 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     *,
     stream: str = "train",
     job: str = "",
-    rank: int = 0,
+    rank: int | None = None,
     replicas: int = 1,
     world: int = 0,
     strategy: tf.distribute.Strategy | None = None,
+    work: Literal["", "train", "evaluate", "predict"] = "",
+    epochs: int | None = None,
     prefetch: int | None = None,
     prefetch_bytes: int = 2**30,
     shared_memory: bool = True,
@@ -61,16 +64,20 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     """Attach to a stream of a running job.
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
+    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` which the environment
+    says, if it says one. A stream in queue mode has no ranks: there `work` says what is done with its batches (to
+    train, or to evaluate where the stream is for that), and `epochs` how many the training has in all: so the last one
+    is waited for. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
     small), within `prefetch_bytes` of buffers. The feed talks to all workers on its own host, and to `workers` on
     other hosts. With a `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and announces
     the port in a file in the folder `metrics_targets`.
     """
-    ranks = Ranks(rank=rank, replicas=replicas, world=world or replicas)
     if strategy is not None:
         from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
 
         ranks = ranks_of(strategy)
+    else:
+        ranks = ranks_said(rank, replicas, world)
     _refuse_nonsense(ranks, prefetch, workers)
     session = FeedSession(
         ReceiverSettings(
@@ -81,6 +88,8 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
                 incarnation=secrets.randbits(63),
                 name=trainer_name(),
                 boot_id=boot_id(),
+                work=work,
+                epochs=epochs,
                 prefetch=prefetch,
                 prefetch_bytes=prefetch_bytes,
                 shared_memory=shared_memory,
@@ -137,7 +146,10 @@ class Feed:
 
     def __iter__(self) -> Iterator[Batch]:
         with self._session.open() as batches:
-            yield from batches
+            for batch in batches:
+                yield batch
+                if self._session.leases is not None:
+                    self._session.leases.settle_read()
         self._session.count_to_end(batches)
 
     def open(self) -> Reading:

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["Build", "BuildThread", "Outcome"]
 
 #: Outcomes of builds that take less are left several at a time: waking the poll loop costs as much as building one.
-_SOON_S = 0.001
+_SOON_S = 0.002
+
+#: Builds that it is given at a time: one being built, the others being read ahead. More of quick ones, so that they
+#: last until it is given the next.
+_AHEAD = 4
+_MOST_AHEAD = 16
+
+#: How much of a build's time goes into what is thought to be usual.
+_NEWEST = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +93,8 @@ class BuildThread:
         self.outcomes: deque[Outcome] = deque()
         #: Builds that were taken and have not ended.
         self.load = 0
+        #: How long one usually takes.
+        self._usual_s = _SOON_S
         self._builders = builders
         self._crash_trial = crash_trial
         self._buffers = buffers
@@ -94,6 +104,11 @@ class BuildThread:
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it should be given more."""
+        return self.load < min(max(_AHEAD, int(2 * _SOON_S / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
         """Take a build: its samples are read from now on, and it is built when its turn comes."""
@@ -126,8 +141,10 @@ class BuildThread:
     def _run(self) -> None:
         woken_s = 0.0
         while (build := self._builds.get()) is not None:
+            began_s = time.monotonic()
             self.outcomes.append(self._carry_out(build))
             now_s = time.monotonic()
+            self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
             if self._builds.empty() or now_s - woken_s > _SOON_S:
                 woken_s = now_s
                 self._wake()

@@ -25,7 +25,7 @@ from loader_server.transforms.blame import undecoded
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
-from shared.wire.layout import Layout, layout_of
+from shared.wire.layout import RESET, Layout, layout_of
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Builder:
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
         #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
         self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
-        self._ahead = LookAhead(stream.source)
+        self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
         gathers = stream.source.gathers and not stream.chain.steps
         self._gathering: Source | None = stream.source if gathers else None
         #: What it writes.
@@ -261,6 +261,9 @@ class Builder:
             rows = self._pack(prepared, arrays, batch)
         else:
             rows = self._fill(prepared, arrays, batch)
+        if (resets := prepared.planned.resets) is not None:
+            # Masked rows too: their state is what the next chunk of the recording would go on with.
+            arrays[RESET.key][: len(prepared.samples)] = resets[: len(prepared.samples)]
         self._deadline.begin(time.perf_counter_ns())
         for gap in prepared.gaps:
             payload[gap] = 0

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["builder_fingerprint"]
 
 
-def builder_fingerprint(streams: Mapping[str, Stream]) -> str:
-    """The fingerprint of all streams of a job, by name."""
-    return fingerprint(
-        *(part for name, stream in sorted(streams.items()) for part in (name, stream.digest, stream.builder))
-    )
+def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> str:
+    """The fingerprint of all streams of a job, by name; of those whose graphs trainers send, of what else shapes them,
+    for a graph may come later. The plan's digest tells graphs apart.
+    """
+    own = [
+        part for name, one in sorted(streams.items()) if name not in sent for part in (name, one.digest, one.builder)
+    ]
+    return fingerprint(*own, *(part for name in sorted(sent) for part in ("graph", name, sent[name])))

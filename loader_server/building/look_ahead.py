@@ -1,7 +1,7 @@
 """Tells a source which samples come after those that were just read, so that it can fetch what lies far away.
 
 Rules: one process of a machine does so for all, and only while the source asks for more; nothing is told twice. What
-is told is a hint: nobody waits for it, and nothing depends on it.
+is told is a hint: nobody waits for it, and nothing depends on it. Samples that need not be read are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loader_server.planning import EpochPlan
     from loader_server.sources.source import Source
 
@@ -20,10 +25,11 @@ _MOST_AHEAD = 512
 
 
 class LookAhead:
-    """Looks ahead in the epochs of one stream."""
+    """Looks ahead in the epochs of one stream; `unkept` gives those of some samples that will have to be read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, unkept: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> None:
         self._source = source
+        self._unkept = unkept
         self._lock = threading.Lock()
         #: The first batch that was not told yet, of the epoch that was looked at last.
         self._told: tuple[tuple[int, int], int] = ((-1, -1), 0)
@@ -37,7 +43,8 @@ class LookAhead:
             for later in range(max(number + 1, told), min(number + _MOST_AHEAD, epoch.batches)):
                 if not self._source.looks_ahead():
                     break
-                self._source.expect(epoch.batch(later).samples)
+                samples = epoch.batch(later).samples
+                self._source.expect(self._unkept(samples) if self._unkept else samples)
                 self._told = (which, later + 1)
         finally:
             self._lock.release()

@@ -26,8 +26,8 @@ _SHOWN = 20
 
 
 def index_missing(job: JobFile) -> None:
-    """Make the indexes that are not there yet."""
-    missing = [name for name in job.recipes if not job.is_indexed(name)]
+    """Make the indexes that are not there yet; of what trainers have to send first there is none."""
+    missing = [name for name in job.recipes if not job.is_indexed(name) and not job.is_awaited(name)]
     if missing:
         show(index_streams(job, missing), as_json=False)
 

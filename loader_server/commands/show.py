@@ -24,6 +24,7 @@ from loader_server.commands.plan import found, open_stream, places_table
 from loader_server.commands.recall import recall
 from loader_server.commands.shown_batch import BatchNumber, ShownBatch, ShownSample, built_batch
 from shared.errors import SettingsError
+from shared.wire.layout import RESET
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,10 +112,12 @@ def _facts(batch: ShownBatch) -> dict[str, Any]:
 
 def _sample_facts(batch: ShownBatch, one: ShownSample) -> dict[str, Any]:
     packed = batch.stream.packed
+    carried = {"reset": bool(batch.arrays[RESET.key][one.row])} if batch.stream.carries else {}
     keys = [field.key for field in batch.stream.chain.fields if field.padded]
     return {
         "row": one.row,
         "offset": one.offset,
+        **carried,
         "sample": one.number,
         "name": one.name,
         "place": one.place,
@@ -144,11 +147,13 @@ def _tables(facts: dict[str, Any]) -> list[Any]:
     title = "{stream}, epoch {epoch}, batch {batch} of {batches} (bucket {bucket}, groups of {group})".format(**facts)
     table = Table("row", "sample", title=title, caption=_caption(facts), box=SIMPLE, caption_justify="left")
     table.add_column("name", overflow="fold", min_width=_LEAST_NAME)
-    for name in (*(f"{key}\nsteps" for key in keys), *texts, "drawn", "masked"):
+    carries = any("reset" in one for one in facts["samples"])
+    for name in (*(f"{key}\nsteps" for key in keys), *(["reset"] if carries else []), *texts, "drawn", "masked"):
         table.add_column(name)
     for one in facts["samples"]:
         cells = [f"{one['row']}" + (f" at {one['offset']}" if one["offset"] else ""), str(one["sample"]), one["name"]]
         cells += [str(one["lengths"][key]) for key in keys]
+        cells += ["yes" if one["reset"] else ""] if carries else []
         cells += [_shortened(one["texts"].get(key, "")) for key in texts]
         table.add_row(
             *cells, "\n".join(map(_drawn_text, one["drawn"])), one["masked"]["reason"] if one["masked"] else ""

@@ -48,7 +48,8 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0
 
 def tables(report: dict[str, Any]) -> Group:
     """A report, for people."""
-    return Group(f"job [bold]{report['job']}[/]", _streams(report), _workers(report), *_lines(report))
+    parts: list[Table | str] = [_streams(report), *_queues(report), _workers(report), *_lines(report)]
+    return Group(f"job [bold]{report['job']}[/]", *parts)
 
 
 def _streams(report: dict[str, Any]) -> Table:
@@ -67,6 +68,23 @@ def _streams(report: dict[str, Any]) -> Table:
             _trainers(stream),
         )
     return table
+
+
+def _queues(report: dict[str, Any]) -> Iterator[Table]:
+    """The lease tables, if a stream is in queue mode."""
+    rows = [(name, work, one) for name, stream in report["streams"].items() for work, one in _leases(stream)]
+    if rows:
+        table = Table(
+            "queue", "work", "epoch", "open", "running", "done", "failed", "expired", "given back", "given up"
+        )
+        for name, work, one in rows:
+            counted = ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")
+            table.add_row(name, work, *(str(one[key]) for key in counted))
+        yield table
+
+
+def _leases(stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return list((stream["queue"] or {}).items())
 
 
 def _read(stream: dict[str, Any]) -> str:
@@ -112,8 +130,19 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
     for name, stream in report["streams"].items():
+        for work, one in _leases(stream):
+            yield from _given_up(name, work, one)
+    for name, stream in report["streams"].items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
+
+
+def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
+    if table["dead"]:
+        named = [f"{one['number']} of epoch {one['epoch']}" for one in table["dead_letters"][:_MOST_NAMED]]
+        more = table["dead"] - len(named)
+        which = ", ".join([*named, *([f"and {more} more"] if more else [])])
+        yield f"{stream} ({work}): batches are given up, trainers failed at them too often: {which}"
 
 
 def _limit(stream: str, limit: str, waited: float) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loader_server.leases.facts import LeaseFact
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loader_server.leases.table import LeaseRules
     from shared.errors import SettingsError
     from shared.wire import messages as m
     from shared.wire.parts import WireField, WireShape
@@ -18,13 +21,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Advanced",
     "CulpritFound",
+    "Excused",
     "Fact",
     "Forgot",
+    "GraphFailed",
+    "GraphRuns",
     "GroupFixed",
     "Instruction",
     "Keep",
     "RankTaken",
     "Received",
+    "RunGraph",
     "Send",
     "StreamView",
     "Ticked",
@@ -37,10 +44,14 @@ class StreamView(Protocol):
 
     digest: str
     evaluation: bool
+    #: Whether rows carry state, so that each rank has to have the same rows from batch to batch.
+    carries: bool
     fields: tuple[WireField, ...]
     shapes: tuple[WireShape, ...]
     producers: int
     base_fields: tuple[WireField, ...]
+    #: In queue mode, how batches are leased; None: trainers go in lockstep.
+    leases: LeaseRules | None
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None while they are still being counted: ask again soon."""
@@ -66,6 +77,27 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excused:
+    """We stalled, or could promise nothing: whoever could not be heard or answered is not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRuns:
+    """The first epoch of a graph that a trainer sent was run: its stream is there."""
+
+    stream: str
+    view: StreamView
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFailed:
+    """A graph could not be kept or run."""
+
+    stream: str
+    reason: str
 
 
 # --- facts: what survives ---
@@ -115,7 +147,7 @@ class Forgot:
     identity: str
 
 
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | LeaseFact
 
 
 # --- instructions ---
@@ -144,4 +176,12 @@ class Warn:
     fields: Mapping[str, Any]
 
 
-Instruction = Keep | Send | Warn
+@dataclass(frozen=True, slots=True)
+class RunGraph:
+    """Keep this graph on disk, say so to who sent it, run its first epoch, and tell what came of it."""
+
+    stream: str
+    content: bytes
+
+
+Instruction = Keep | Send | Warn | RunGraph

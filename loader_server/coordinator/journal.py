@@ -2,15 +2,16 @@
 
 Rules: SQLite with a write-ahead log, synchronised before anything is said that depends on it; one process at a time
 holds the lock, whose file says where that coordinator serves; each row carries a digest, and a row that does not match
-its own is dropped with a warning, because every fact can be found again; so is one that only another release
-understands.
+its own is dropped with a warning, because the fact can be found again; so is one that only another release understands.
+Who has which batch in queue mode nobody could find again: a damaged row of that is refused, with the way out.
 
 When the disk is full, nothing is damaged: a write happens completely or not at all. `JournalWriter` keeps what could
-not be written, the newest fact of each key, and tries again. No promise to trainers in lockstep rests on the journal,
-so nothing is withheld from them meanwhile: cursors are in their checkpoints, a group travels with the cursor, and a
-sample that kills decoders would be found again. If the coordinator is also restarted in that time, a stream that had
-just started takes its group from the next attach, and a trainer that was superseded in between may come back before its
-successor does. Only someone who asks to forget a conviction is told that this is not permanent yet.
+not be written, the newest fact of each key, and tries again. Meanwhile no lease is promised and none is taken back (see
+service). No promise to trainers in lockstep rests on the journal, so nothing is withheld from them: cursors are in
+their checkpoints, a group travels with the cursor, and a sample that kills decoders would be found again. If the
+coordinator is also restarted in that time, a stream that had just started takes its group from the next attach, and a
+trainer that was superseded in between may come back before its successor does. Only someone who asks to forget a
+conviction is told that this is not permanent yet.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator.events import Advanced, CulpritFound, Fact, Forgot, GroupFixed, RankTaken
+from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
@@ -34,7 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 
-_KINDS: dict[str, type[Fact]] = {kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound)}
+#: What no one could find again: who has which batch, and which are done.
+_OF_LEASES = (EpochOpened, NumberOut, TableRewound)
+
+_KINDS: dict[str, type[Fact]] = {
+    kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, *_OF_LEASES)
+}
+
+#: Each of these removes the fact that it undoes.
+_UNDOING = (Forgot, EpochClosed, NumberDone)
 
 #: SQLite's description of a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -116,6 +126,8 @@ class Journal:
                 self._log.warning("conviction by number is dropped: samples may have other numbers now", key=key)
                 with contextlib.suppress(sqlite3.Error):  # if not, it is dropped at each start
                     self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
+            elif key.startswith(tuple(kind.__name__ for kind in _OF_LEASES)):
+                raise self._damaged_lease(key)
             else:
                 self._log.warning("damaged fact is dropped", path=str(self._path), key=key)
 
@@ -133,7 +145,7 @@ class Journal:
 
     def _write(self, fact: Fact) -> None:
         key, body = _key(fact), _body(fact)
-        if isinstance(fact, Forgot):
+        if isinstance(fact, _UNDOING):
             self._database.execute("DELETE FROM facts WHERE key = ?", (key,))
         else:
             self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (key, body, _digest(key, body)))
@@ -163,6 +175,15 @@ class Journal:
             where=str(self._path),
             remedy="Move the file away and start again: trainers bring their cursors from their checkpoints; only a "
             "group other than the world's size has to be set again in [job].",
+        )
+
+    def _damaged_lease(self, key: str) -> DataError:
+        return DataError(
+            expected="all facts about leased batches to be whole",
+            got=f"a damaged one, {key}",
+            where=str(self._path),
+            remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which batches "
+            "are done.",
         )
 
     def close(self) -> None:
@@ -214,6 +235,12 @@ def _is_for_want_of_room(error: Exception) -> bool:
 def _key(fact: Fact) -> str:
     if isinstance(fact, CulpritFound | Forgot):
         return f"{CulpritFound.__name__}/{fact.stream}/{fact.identity}"
+    if isinstance(fact, NumberOut | NumberDone):
+        return f"{NumberOut.__name__}/{fact.stream}/{fact.work}/{fact.epoch}/{fact.number}"
+    if isinstance(fact, EpochOpened | EpochClosed):
+        return f"{EpochOpened.__name__}/{fact.stream}/{fact.work}/{fact.epoch}"
+    if isinstance(fact, TableRewound):
+        return f"{TableRewound.__name__}/{fact.stream}/{fact.work}"
     name = f"{type(fact).__name__}/{fact.stream}"
     return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
 

@@ -12,25 +12,33 @@ from shared.wire.refusals import not_attached, refused
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loader_server.coordinator.stream_trainers import AttachedTrainer
     from shared.errors import SettingsError
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from shared.wire.parts import Cursor, EpochDone
 
 __all__ = [
     "another_builder",
     "another_cursor",
+    "another_graph",
     "another_job",
     "another_plan",
     "another_world",
+    "graph_of_another_job",
     "group_misfit",
+    "lanes_misfit",
     "no_endpoint",
+    "no_graph_taken",
     "no_such_batch",
+    "no_such_leases",
     "no_such_rank",
+    "no_such_run",
     "no_such_stream",
+    "not_a_queue",
+    "not_in_lockstep",
     "not_kept",
     "superseded",
     "superseded_attach",
+    "too_large_a_graph",
     "too_large_a_world",
     "unknown_trainer",
     "unknown_worker",
@@ -75,6 +83,16 @@ def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
     return _not_attached(attach, "world", expected, f"a world of {attach.world}", remedy)
 
 
+def lanes_misfit(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
+    """Its ranks would not have the same rows from batch to batch, and these carry state."""
+    expected = f"a world of group = {cursor.group} ranks, as each carries the state of its own rows (carry)"
+    remedy = (
+        f"Start {cursor.group} ranks; or write group = {attach.world} in [job] and restart the loaders: it takes "
+        "effect with the next epoch."
+    )
+    return _not_attached(attach, "world", expected, f"a world of {attach.world}", remedy)
+
+
 def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
     """The data yields too few groups as large as its world."""
     return _not_attached(attach, "world", objection.expected, f"{objection.got} ({objection.where})", objection.remedy)
@@ -84,6 +102,30 @@ def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttach
     """Its cursor is past the end of the epoch."""
     expected = f"a batch number of at most {batches} in epoch {cursor.epoch}"
     return _not_attached(attach, "cursor", expected, str(cursor.number), "Restore another checkpoint.")
+
+
+def not_in_lockstep(attach: m.Attach, expected: str, got: str) -> m.NotAttached:
+    """It asks for what only streams in lockstep have."""
+    remedy = (
+        f'Leave that out (a strategy= has several replicas), or write mode = "lockstep" in [streams.{attach.stream}].'
+    )
+    return _not_attached(attach, "mode", f"{expected}: {attach.stream} is in queue mode", got, remedy)
+
+
+def not_a_queue(attach: m.Attach) -> m.NotAttached:
+    """It asks for leases, or restores which batches are done, on a stream in lockstep."""
+    got = f"work={attach.work}" if attach.work else "a checkpoint that holds which batches are done"
+    others = "name one with evaluation = true" if attach.work == "evaluate" else "leave that out"
+    remedy = f'Write mode = "queue" in [streams.{attach.stream}], or {others}.'
+    return _not_attached(attach, "mode", f"a stream in queue mode: {attach.stream} is in lockstep", got, remedy)
+
+
+def no_such_leases(attach: m.Attach, said: EpochDone | None, batches: int) -> m.NotAttached:
+    """What its checkpoint says is done is not of this plan."""
+    if said is None:
+        return _not_attached(attach, "cursor", "epochs in order", "others", "Restore another checkpoint.")
+    expected = f"batch numbers below {batches} in epoch {said.epoch}"
+    return _not_attached(attach, "cursor", expected, f"up to {said.fresh}", "Restore another checkpoint.")
 
 
 def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
@@ -101,7 +143,7 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
     return _not_attached(attach, "cursor", expected, got, remedy)
 
 
-def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotAttached:
+def superseded_attach(attach: m.Attach, newer: m.Attach | None) -> m.NotAttached:
     """It comes back after another incarnation has taken over its rank."""
     return not_attached(attach.serial, superseded(attach.rank, newer))
 
@@ -109,9 +151,9 @@ def superseded_attach(attach: m.Attach, newer: AttachedTrainer | None) -> m.NotA
 # --- whoever is attached or registered, or was ---
 
 
-def superseded(rank: int, newer: AttachedTrainer | None) -> m.Refused:
+def superseded(rank: int, newer: m.Attach | None) -> m.Refused:
     """Another incarnation has taken over the rank: `newer`, or None if it is not there now."""
-    got = f"a newer one, {newer.attach.name}" if newer is not None else "a newer one"
+    got = f"a newer one, {newer.name}" if newer is not None else "a newer one"
     return refused("superseded", f"to be the only trainer of rank {rank}", got, "Stop one of them.")
 
 
@@ -157,3 +199,39 @@ def _who(attach: m.Attach) -> str:
 
 def _not_attached(attach: m.Attach, code: str, expected: str, got: str, remedy: str) -> m.NotAttached:
     return not_attached(attach.serial, refused(code, expected, got, remedy))
+
+
+# --- a data set that a trainer sends ---
+
+
+def graph_of_another_job(offer: m.GraphOffer, job: str) -> m.Refused:
+    """The trainer belongs to another job."""
+    return refused("job", f"a trainer of job {job}", f"job {offer.job}", "Connect to that job's coordinator.")
+
+
+def no_graph_taken(offer: m.GraphOffer, streams: Iterable[str]) -> m.Refused:
+    """The stream's batches are made otherwise."""
+    names = ", ".join(f'"{name}"' for name in streams) or "none of this job's"
+    remedy = 'In the job file write source = "graph" for the stream, and accept_graphs = true in [job].'
+    return refused("graph", f"a stream that takes a graph: {names}", f'"{offer.stream}"', remedy)
+
+
+def too_large_a_graph(offer: m.GraphOffer, most: int) -> m.Refused:
+    """It has more bytes than a graph may have."""
+    remedy = "Read the data from files instead of from arrays that are part of the graph."
+    return refused("graph", f"at most {most} bytes", str(offer.nbytes), remedy)
+
+
+def another_graph(offer: m.GraphOffer, kept: str) -> m.Refused:
+    """The stream has one, or one is arriving."""
+    remedy = (
+        "All ranks and restarts of a job send the same data set: the same code, files and version of TensorFlow. For "
+        f"another one make another job, or end the loaders and remove graphs/{offer.stream}.graph in its state folder."
+    )
+    return refused("graph", f"the data set of this stream, {kept[:16]}", offer.digest[:16], remedy)
+
+
+def no_such_run(stream: str, reason: str) -> m.Refused:
+    """Its first epoch came to no good end."""
+    remedy = "Mend the data set, or what it reads, and start again: it was not kept."
+    return refused("graph", f'the first epoch of "{stream}" to be run, so that its batches are counted', reason, remedy)

@@ -2,34 +2,49 @@
 
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
 reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
-would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted.
+would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted. Until it can
+be written again no lease is promised, and none expires.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import zmq
 
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.coordinator import refusals
-from loader_server.coordinator.events import Instruction, Keep, Received, Send, Ticked, Warn
+from loader_server.coordinator.events import (
+    Excused,
+    GraphFailed,
+    GraphRuns,
+    Instruction,
+    Keep,
+    Received,
+    RunGraph,
+    Send,
+    Ticked,
+    Warn,
+)
+from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.coordinator.journal import Journal, JournalWriter
-from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState, Counts
+from loader_server.coordinator.settings import CoordinatorSettings, Counts
+from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
-from shared.errors import ProtocolError
+from shared.errors import DataError, ProtocolError
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.messages import Forgiven, Members
+from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members
 from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from loader_server.stream import JobFile
@@ -47,17 +62,20 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Co
     """The coordinator of a job file, with the journal in its state folder."""
     journal = Journal(job.state / "journal.sqlite")
     try:
-        streams = {name: job.open(name) for name in job.recipes}
+        streams = {name: job.open(name) for name in job.recipes if job.is_there(name)}
         settings = CoordinatorSettings(
             job=job.settings.name,
-            builder=builder_fingerprint(streams),
+            builder=builder_fingerprint(streams, job.versions_of_sent()),
             group=job.settings.group,
             heartbeat_timeout_s=job.settings.heartbeat_timeout_s,
             max_bad=job.settings.max_bad,
+            graphs=kept_graphs(job),
         )
         counting = CountingThread()
         views = {name: View(stream, counting) for name, stream in streams.items()}
-        return Coordinator(settings, views, journal, endpoint, keys)
+        coordinator = Coordinator(settings, views, journal, endpoint, keys)
+        coordinator.keep_graphs(lambda tell: GraphKeeper(job, lambda stream: View(stream, counting), tell))
+        return coordinator
     except BaseException:
         journal.close()
         raise
@@ -75,11 +93,15 @@ class Coordinator:
         keys: ServerKeys | None,
     ) -> None:
         self._log = Log("coordinator", job=settings.job)
+        #: What is attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
+        self._graphs: GraphKeeper | None = None
+        self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
         self._journal = journal
         self._state = CoordinatorState(settings, streams, first_version=secrets.randbits(62) + 1)
         for fact in journal.read_facts():
             self._state.recover(fact)
+        _refuse_incomplete(self._state.incomplete())
         self.writer = JournalWriter(journal)
         self._tick_s = settings.heartbeat_timeout_s / 4
         self._waker = Waker()
@@ -102,6 +124,14 @@ class Coordinator:
         """What has happened so far."""
         return self._state.counts
 
+    def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
+        """Have graphs kept and run by this keeper, which is given whom to tell; once."""
+        self._graphs = make(self._hear_of_graph)
+
+    def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
+        self._of_graphs.put(event)
+        self._waker.wake()
+
     def run(self) -> None:
         """Serve until stopped."""
         poller = zmq.Poller()
@@ -113,18 +143,21 @@ class Coordinator:
         try:
             while not self._stopping:
                 poller.poll(int(1000 * self._tick_s))
-                now_s = time.monotonic()
+                self._waker.clear()
+                now_s, instructions = time.monotonic(), list[Instruction]()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
                     # We stalled (a stopped machine, a slow disk): nobody expires for that, before all have had time to
                     # be heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
+                    instructions += self._state.handle(Excused(), now_s)
                 turned_s = now_s
-                instructions = self._take_in(now_s)
+                instructions += self._take_in(now_s) + self._take_in_graphs(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
+                    if not self.writer.write(()):
+                        instructions += self._state.handle(Excused(), now_s)
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
-                    self.writer.write(())
                 self._carry_out(instructions)
         finally:
             self._close()
@@ -149,6 +182,16 @@ class Coordinator:
                 instructions += self._decide(identity, message, now_s)
         return instructions
 
+    def _take_in_graphs(self, now_s: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        while not self._of_graphs.empty():
+            event = self._of_graphs.get()
+            if isinstance(event, GraphRuns):
+                assert isinstance(event.view, View)
+                self.streams = {**self.streams, event.stream: event.view}
+            instructions += self._state.handle(event, now_s)
+        return instructions
+
     def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:
         if type(message) not in TO_COORDINATOR:
             self.garbage += 1
@@ -156,14 +199,21 @@ class Coordinator:
         refusal = self.guard.turn_away(self.guard.key_of(identity), message)
         if refusal is not None:
             return [Send(identity.bytes, refusal)]
+        if isinstance(message, GraphWanted):
+            piece = self._graphs.piece(message) if self._graphs is not None else None
+            return [Send(identity.bytes, piece)] if piece is not None else []
         return self._state.handle(Received(identity.bytes, message), now_s)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
-        is_kept = not facts or self.writer.write(facts)
+        # A promise may rest on an earlier fact that could not be written; nothing else waits for the disk.
+        promises = any(isinstance(one, Send) and _is_promise(one.message) for one in instructions)
+        is_kept = self.writer.write(facts) if facts or promises else True
         for one in instructions:
             if isinstance(one, Warn):
                 self._log.warning(one.event, **one.fields)
+            elif isinstance(one, RunGraph) and self._graphs is not None:
+                self._graphs.run(one.stream, one.content)
         self._send(_latest([one for one in instructions if isinstance(one, Send)]), is_kept=is_kept)
 
     def _send(self, orders: Iterable[Send], *, is_kept: bool) -> None:
@@ -172,6 +222,8 @@ class Coordinator:
             message = order.message
             if isinstance(message, Forgiven) and not is_kept:
                 message = refusals.not_kept(message.count)
+            if _is_promise(message) and not is_kept:
+                continue  # it will be asked for again
             if message is not last:  # what goes to many is encoded once
                 last, frame = message, self._encode(message)
             if frame:
@@ -199,6 +251,22 @@ class Coordinator:
         self._waker.close()
         self.writer.write(())
         self._journal.close()
+
+
+def _is_promise(message: Message) -> bool:
+    """Whether it says what must not be forgotten: who has which batch, and what is done."""
+    return isinstance(message, Leases) or (isinstance(message, Attached) and bool(message.work))
+
+
+def _refuse_incomplete(leases: list[str]) -> None:
+    if leases:
+        raise DataError(
+            expected="all facts about leased batches",
+            got=f"too few or too many for {', '.join(leases)}",
+            where="the coordinator's journal",
+            remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which batches "
+            "are done.",
+        )
 
 
 def _latest(orders: list[Send]) -> list[Send]:

@@ -16,7 +16,6 @@ One door: `handle(event, now_s) -> instructions`. Pure. Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.coordinator import refusals
@@ -24,8 +23,11 @@ from loader_server.coordinator.convictions import Convictions
 from loader_server.coordinator.events import (
     Advanced,
     CulpritFound,
+    Excused,
     Fact,
     Forgot,
+    GraphFailed,
+    GraphRuns,
     GroupFixed,
     Instruction,
     Keep,
@@ -36,9 +38,13 @@ from loader_server.coordinator.events import (
     Ticked,
     Warn,
 )
+from loader_server.coordinator.graphs import Graphs
+from loader_server.coordinator.queues import Queues, needs_leases, work_of
 from loader_server.coordinator.report import stream_report, text_of, worker_report
-from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
+from loader_server.coordinator.settings import CoordinatorSettings, Counts
+from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers, compared, overlap
 from loader_server.coordinator.workers import Workers
+from loader_server.leases.facts import LeaseFact
 from shared.endpoints import is_connectable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -47,41 +53,19 @@ from shared.wire.parts import Cursor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shared.bad_limit import BadLimit
     from shared.errors import SettingsError
 
-__all__ = ["CoordinatorSettings", "CoordinatorState", "Counts"]
+__all__ = ["CoordinatorState"]
 
 #: A rank that disagrees with the others may wait for so many heartbeat timeouts before it is refused.
 _PATIENCE_TIMEOUTS = 2
 
+_NO_GRAPH = (
+    "a trainer has to send the data set of this stream (trainer_client.distribute), and its first epoch to be run"
+)
+
 #: A trainer that waits for batches to be counted asks again after this long.
 _COUNTING_MS = 250
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
-    """What the state has to know about the job."""
-
-    job: str
-    #: The builder fingerprint that every worker has to have.
-    builder: str
-    #: The group of all streams; 0: the world's size when a stream first starts.
-    group: int
-    heartbeat_timeout_s: float
-    #: How many rows with a sample may be masked before a feed ends with an error.
-    max_bad: BadLimit
-
-
-@dataclass(slots=True)
-class Counts:
-    """What has happened so far."""
-
-    attaches: int = 0
-    refusals: int = 0
-    superseded: int = 0
-    workers_gone: int = 0
-    stale: int = 0
 
 
 class CoordinatorState:
@@ -93,6 +77,7 @@ class CoordinatorState:
         self._settings = settings
         self._timeout_s = settings.heartbeat_timeout_s
         self._streams = {name: StreamTrainers(view) for name, view in streams.items()}
+        self._graphs = Graphs(settings.job, settings.graphs, settings.graphs.keys() & streams.keys(), self._timeout_s)
         self._workers = Workers(first_version)
         #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
@@ -100,18 +85,37 @@ class CoordinatorState:
         self._is_full = False
         self._convictions = Convictions(first_version)
         self._out: list[Instruction] = []
+        self._queues = Queues(
+            self._streams,
+            group=settings.group,
+            timeout_s=self._timeout_s,
+            keep=lambda fact: self._out.append(Keep(fact)),
+        )
         self.counts = Counts()
 
-    def handle(self, event: Received | Ticked, now_s: float) -> list[Instruction]:
+    def handle(self, event: Received | Ticked | Excused | GraphRuns | GraphFailed, now_s: float) -> list[Instruction]:
         """Take in an event; returns what is to be done now, in order."""
+        self._queues.take_up(now_s)
         if isinstance(event, Ticked):
             self._tick(now_s)
+        elif isinstance(event, Excused):
+            self._queues.excuse(now_s)
+        elif isinstance(event, GraphRuns):
+            self._streams[event.stream] = StreamTrainers(event.view)
+            self._out += self._graphs.run(event.stream)
+        elif isinstance(event, GraphFailed):
+            self._out += self._graphs.fail(event.stream, event.reason)
         else:
             door = self._doors.get(type(event.message))
             if door is not None:
                 door(self, event.peer, event.message, now_s)
+        self._out.extend(self._queues.take_news())
         out, self._out = self._out, []
         return out
+
+    def incomplete(self) -> list[str]:
+        """Once all facts are recovered: the leases of which some are missing."""
+        return list(self._queues.incomplete())
 
     def recover(self, fact: Fact) -> None:
         """Take in a fact from the journal, at the start."""
@@ -121,6 +125,8 @@ class CoordinatorState:
             self._convictions.forget(fact.stream, fact.identity)
         elif fact.stream not in self._streams:
             return
+        elif isinstance(fact, LeaseFact):
+            self._queues.recover(fact)
         elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
         elif isinstance(fact, RankTaken):
@@ -140,6 +146,9 @@ class CoordinatorState:
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
+        if self._graphs.awaits(attach.stream):
+            self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=_NO_GRAPH, retry_ms=_COUNTING_MS)))
+            return
         problem = self._check_belongs(attach, stream)
         if problem is not None:
             self._refuse(peer, problem)
@@ -148,7 +157,12 @@ class CoordinatorState:
         trainer = stream.trainers.get(attach.incarnation)
         if trainer is not None and attach.serial <= trainer.attach.serial:
             self._attach_again(peer, attach, trainer, now_s)
-            return
+        elif stream.view.leases is not None:
+            self._attach_to_queue(peer, attach, stream, now_s)
+        else:
+            self._attach_in_lockstep(peer, attach, stream, now_s)
+
+    def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
         cursor = self._cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
         answer = self._check_fits(attach, cursor, batches, stream) or self._check_agrees(attach, cursor, stream, now_s)
@@ -159,6 +173,16 @@ class CoordinatorState:
         else:
             assert batches is not None
             self._admit(peer, attach, cursor, batches, now_s)
+
+    def _attach_to_queue(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
+        answer = self._queues.admit(attach)
+        if isinstance(answer, m.NotAttached):
+            self._refuse(peer, answer)
+        elif isinstance(answer, m.Wait):
+            self._out.append(Send(peer, answer))
+        else:
+            stream.group = answer[0].group
+            self._add(peer, attach, *answer, now_s)
 
     def _attach_again(self, peer: bytes, attach: m.Attach, trainer: AttachedTrainer, now_s: float) -> None:
         """Answer again: the answer was lost, or is on its way; a request older than the last is no longer open."""
@@ -175,9 +199,11 @@ class CoordinatorState:
             return refusals.no_such_stream(attach, self._streams)
         if attach.rank + attach.replicas > attach.world:
             return refusals.no_such_rank(attach)
+        if stream.view.leases is None and needs_leases(attach, evaluation=stream.view.evaluation):
+            return refusals.not_a_queue(attach)
         if stream.succession.is_superseded(attach.incarnation):
             self.counts.stale += 1
-            return refusals.superseded_attach(attach, stream.holder(attach.rank))
+            return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
         return None
 
     def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
@@ -194,8 +220,8 @@ class CoordinatorState:
     ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
-        if attach.world > cursor.group:
-            return refusals.too_large_a_world(attach, cursor)
+        if (misfit := _world_misfit(attach, cursor, stream.view)) is not None:
+            return misfit
         group = self._settings.group or stream.group or cursor.group
         if (objection := _objection(stream.view, {cursor.group, group})) is not None:
             return refusals.group_misfit(attach, objection)
@@ -214,9 +240,9 @@ class CoordinatorState:
             return None
         mine = range(attach.rank, attach.rank + attach.replicas)
         for other in stream.trainers.values():
-            if now_s - other.heard_s > self._timeout_s or _overlap(mine, other.ranks):
+            if now_s - other.heard_s > self._timeout_s or overlap(mine, other.ranks):
                 continue
-            problem = _compared(attach, cursor, other)
+            problem = compared(attach, cursor, other)
             if problem is not None:
                 since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
                 if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
@@ -231,6 +257,15 @@ class CoordinatorState:
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream = self._streams[attach.stream]
+        if stream.view.evaluation:
+            stream.group = cursor.group
+        else:
+            if not stream.group and not self._settings.group:
+                self._keep(GroupFixed(attach.stream, cursor.group))
+            self._take_over(stream, attach)
+        self._add(peer, attach, cursor, batches, now_s)
+
+    def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         position = (cursor.epoch, cursor.number)
         trainer = AttachedTrainer(
             peer=peer,
@@ -241,26 +276,20 @@ class CoordinatorState:
             trained=position,
             read=position,
         )
-        if stream.view.evaluation:
-            stream.group = cursor.group
-        else:
-            if not stream.group and not self._settings.group:
-                self._keep(GroupFixed(attach.stream, cursor.group))
-            self._take_over(stream, trainer)
-        stream.add(trainer)
+        self._streams[attach.stream].add(trainer)
         self.counts.attaches += 1
         self._out.append(Send(peer, self._grant(trainer)))
 
-    def _take_over(self, stream: StreamTrainers, trainer: AttachedTrainer) -> None:
+    def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell whoever else has one of its ranks to stop; that one may not come back."""
-        attach = trainer.attach
-        for rank in trainer.ranks:
+        ranks = range(attach.rank, attach.rank + attach.replicas)
+        for rank in ranks:
             other = stream.holder(rank)
             if other is not None and other.attach.incarnation != attach.incarnation:
                 stream.remove(other.attach.incarnation)
                 self.counts.superseded += 1
-                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, trainer)))
-        for rank, order in list(stream.succession.after(attach.incarnation, trainer.ranks)):
+                self._out.append(Send(other.peer, refusals.superseded(other.attach.rank, attach)))
+        for rank, order in list(stream.succession.after(attach.incarnation, ranks)):
             self._keep(RankTaken(attach.stream, rank, order))
 
     def _grant(self, trainer: AttachedTrainer) -> m.Attached:
@@ -272,6 +301,7 @@ class CoordinatorState:
             job=self._settings.job,
             stream=trainer.attach.stream,
             evaluation=view.evaluation,
+            work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
             cursor=trainer.cursor,
             next_group=next_group,
             batches=trainer.batches,
@@ -295,24 +325,44 @@ class CoordinatorState:
             return
         trainer.hear(peer, progress, now_s)
         stream.move(trainer, (progress.epoch, progress.number))
-        if not stream.view.evaluation and stream.last() != stream.trained:
+        if stream.view.leases is not None:
+            if self._queues.hear(progress.stream, progress.incarnation, now_s):
+                self._out.append(Send(peer, m.Recalled()))
+        elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
         members = self._workers.members
         self._out.append(Send(peer, members if progress.members != members.version else m.Noted()))
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
-        if stream is None or stream.view.evaluation:
+        if stream is None or stream.view.evaluation or stream.view.leases is not None:
             return refusals.unknown_trainer()
         holder = stream.holder(progress.rank)
         if holder is None and not stream.succession.is_superseded(progress.incarnation):
             return refusals.unknown_trainer()
         self.counts.stale += 1
-        return refusals.superseded(progress.rank, holder)
+        return refusals.superseded(progress.rank, _attach_of(holder))
 
     def _detach(self, _peer: bytes, detach: m.Detach, _now_s: float) -> None:
         stream = self._streams.get(detach.stream)
         if stream is not None:
             stream.remove(detach.incarnation)
+            self._queues.leave(detach.stream, detach.incarnation)
+
+    def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
+        stream = self._streams.get(said.stream)
+        trainer = stream.trainers.get(said.incarnation) if stream is not None else None
+        if stream is None or stream.view.leases is None or trainer is None:
+            self._out.append(Send(peer, refusals.unknown_trainer()))
+            return
+        trainer.peer, trainer.heard_s = peer, now_s
+        answer = self._queues.report(said, now_s)
+        if answer is not None:
+            self._out.append(Send(peer, answer))
+
+    # --- data sets that they send ---
+
+    def _take_graph(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> None:
+        self._out += self._graphs.take(peer, said, now_s)
 
     # --- workers ---
 
@@ -394,6 +444,7 @@ class CoordinatorState:
             self._tell_members()
         for stream in self._streams.values():
             stream.remove_silent(since_s)
+        self._queues.tick(now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
@@ -404,6 +455,7 @@ class CoordinatorState:
             "job": self._settings.job,
             "streams": {
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
+                | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
                 for name, stream in self._streams.items()
             },
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
@@ -417,6 +469,9 @@ class CoordinatorState:
         m.Attach: _attach,
         m.Progress: _take_progress,
         m.Detach: _detach,
+        m.Outcomes: _take_outcomes,
+        m.GraphOffer: _take_graph,
+        m.GraphPiece: _take_graph,
         m.Register: _register,
         m.Beat: _take_beat,
         m.Leave: _leave,
@@ -426,21 +481,15 @@ class CoordinatorState:
     }
 
 
+def _world_misfit(attach: m.Attach, cursor: Cursor, view: StreamView) -> m.NotAttached | None:
+    if attach.world > cursor.group:
+        return refusals.too_large_a_world(attach, cursor)
+    return refusals.lanes_misfit(attach, cursor) if view.carries and attach.world < cursor.group else None
+
+
 def _objection(view: StreamView, groups: set[int]) -> SettingsError | None:
     return next(filter(None, map(view.objection, sorted(groups))), None)
 
 
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
-
-
-def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Whether two ranks that are alive fit: the same world, and the same cursor once both have stated theirs."""
-    if attach.world != other.attach.world:
-        return refusals.another_world(attach, other.attach)
-    if attach.cursor is None or not other.stated:
-        return None
-    theirs = other.cursor
-    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
-        return refusals.another_cursor(attach, cursor, other.attach, theirs)
-    return None
+def _attach_of(holder: AttachedTrainer | None) -> m.Attach | None:
+    return holder.attach if holder is not None else None

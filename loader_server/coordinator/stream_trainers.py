@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from loader_server.coordinator import refusals
 from loader_server.coordinator.succession import Succession
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from shared.wire import messages as m
     from shared.wire.parts import Cursor
 
-__all__ = ["AttachedTrainer", "Position", "StreamTrainers"]
+__all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap"]
 
 #: Epoch and batch number.
 Position = tuple[int, int]
@@ -121,3 +122,20 @@ class StreamTrainers:
         for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
         self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}
+
+
+def overlap(one: range, other: range) -> bool:
+    """Whether two ranges of ranks have one in common."""
+    return one.start < other.stop and other.start < one.stop
+
+
+def compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
+    """Whether two ranks that are alive fit: the same world, and the same cursor once both have stated theirs."""
+    if attach.world != other.attach.world:
+        return refusals.another_world(attach, other.attach)
+    if attach.cursor is None or not other.stated:
+        return None
+    theirs = other.cursor
+    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
+        return refusals.another_cursor(attach, cursor, other.attach, theirs)
+    return None

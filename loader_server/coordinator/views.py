@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from loader_server.leases.table import LeaseRules
 from shared.logs import Log
 from shared.wire.parts import WireField, WireShape
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.stream import Stream
+    from shared.config import StreamSettings
     from shared.errors import SettingsError
 
 __all__ = ["CountingThread", "View"]
@@ -29,6 +31,13 @@ _MOMENT_S = 0.02
 
 #: How many counts are kept for a stream.
 _MOST_COUNTS = 256
+
+
+def lease_rules(settings: StreamSettings) -> LeaseRules | None:
+    """How batches of a stream are leased; None: trainers go in lockstep."""
+    if settings.mode == "lockstep":
+        return None
+    return LeaseRules(floor_s=settings.lease_timeout, tries=settings.tries)
 
 
 class CountingThread:
@@ -67,6 +76,7 @@ class View:
         self._log = Log("coordinator", stream=stream.name)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
+        self.carries = stream.carries
         self.samples = stream.samples
         #: How many samples are left out, by reason.
         self.left_out = stream.bad_rows | stream.plan.dropped
@@ -74,6 +84,7 @@ class View:
         self.shapes = tuple(map(WireShape.of, stream.shapes))
         self.producers = stream.producers
         self.base_fields = tuple(map(WireField.of, stream.base_fields))
+        self.leases = lease_rules(stream.settings)
 
     def batches(self, epoch: int, group: int) -> int | None:
         """How many batches an epoch has; None while they are being counted."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import sys
 import threading
 import time
@@ -30,11 +29,11 @@ from loader_server.demo.training import Trainer, Training
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 from loader_server.stream import JobFile, Stream
 from shared.errors import SettingsError
+from shared.extras import how_to_get
 from shared.logs import start_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from loader_server.machine.nursery import Nursery
 
@@ -89,7 +88,6 @@ def run(options: DemoOptions, nursery: Nursery) -> int:
     """Play all acts; returns when every process has ended."""
     _check_trainer()
     start_logging(level=options.log_level)
-    signal.signal(signal.SIGTERM, _stop)
     story = Story()
     _corpus(options, story)
     job = JobFile(options.folder / "job.toml")
@@ -104,10 +102,6 @@ def run(options: DemoOptions, nursery: Nursery) -> int:
     return 0
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _check_trainer() -> None:
     for package in ("tensorflow", "keras"):
         if find_spec(package) is None:
@@ -115,7 +109,7 @@ def _check_trainer() -> None:
                 expected=f"{package}, for the trainer's process",
                 got="no such package",
                 where=sys.executable,
-                remedy="Install it with: pip install 'stoker[loader,trainer-cpu]'.",
+                remedy=how_to_get("loader,trainer-cpu"),
             )
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loader_server.stream import JobFile, Stream
 
 __all__ = ["FeatureCache"]
@@ -40,6 +43,10 @@ class FeatureCache:
         """Those of these samples that are kept."""
         found = ((sample, self._store.get(sample, self._stream.identity(sample))) for sample in samples)
         return {sample: blob for sample, blob in found if blob is not None}
+
+    def unkept(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of these samples that are not kept, as far as can be told without reading any."""
+        return samples[~self._store.seem_kept(samples)]
 
     def keep(self, sample: int, values: Mapping[str, Any]) -> None:
         """Keep a sample, if that can be done."""

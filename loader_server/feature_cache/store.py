@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 __all__ = ["SampleStore"]
 
 _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("segment", "<u4")])
@@ -77,6 +79,10 @@ class SampleStore:
         blob = bytearray(nbytes)
         whole = os.preadv(handle, [blob], offset) == nbytes
         return blob if whole and _check(blob, identity) == check else None
+
+    def seem_kept(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these has an entry, be it good or not."""
+        return np.asarray(self._entries["nbytes"][samples] > 0)
 
     def put(self, sample: int, identity: str, blob: bytes) -> None:
         """Keep a blob, if there is room."""

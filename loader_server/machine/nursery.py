@@ -21,15 +21,17 @@ import traceback
 from typing import TYPE_CHECKING
 
 import numpy as np
-from setproctitle import setproctitle
 
 from loader_server.machine.processes import end_with_parent
 from shared.errors import MachineError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["Nursery", "Nursling"]
+
+_setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
 _MOST_BYTES = 2**16
 
@@ -121,7 +123,7 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
-    setproctitle(_title(["nursery"]))
+    _setproctitle(_title(["nursery"]))
     #: By pidfd, each child's process id, and where to say how it ended.
     children: dict[int, tuple[int, int]] = {}
     while True:
@@ -176,7 +178,7 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
     os.dup2(nothing, 0)
     kept = os.dup2(keep, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    setproctitle(_title(arguments))
+    _setproctitle(_title(arguments))
     np.random.seed()  # numpy's own generator was seeded at import, and would draw the same in all children
     run([*arguments, "--ready-fd", str(kept)])
 

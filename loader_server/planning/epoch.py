@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.lanes import in_lanes
 from loader_server.planning.packing import in_rows
 from loader_server.planning.survey import bucket_of
 from loader_server.planning.windows import Candidates, Filling, WindowPlan, in_buckets, in_sequence
@@ -45,6 +46,8 @@ class PlannedBatch:
     #: With packing only: the row of each sample, and where in the row it starts.
     rows: NDArray[np.int64] | None = None
     offsets: NDArray[np.int64] | None = None
+    #: Where state is carried: which of the samples begin a recording.
+    resets: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class Recipe:
     @property
     def counted(self) -> bool:
         """Whether bucket counts alone say how many batches a window has."""
-        return not self.packed and self.settings.shapes != "none"
+        return not (self.packed or self.settings.carry) and self.settings.shapes != "none"
 
 
 class EpochPlan:
@@ -117,7 +120,12 @@ class EpochPlan:
         rows, end = int(plan.rows[group]), int(plan.stops[group])
         start = min(int(plan.starts[group]) + place * rows, end)
         own = slice(plan.first_of(start), plan.first_of(min(start + rows, end)))
-        batch = PlannedBatch(samples=plan.samples[own], bucket=int(plan.buckets[group]), shape=self._shape(plan, group))
+        batch = PlannedBatch(
+            samples=plan.samples[own],
+            bucket=int(plan.buckets[group]),
+            shape=self._shape(plan, group),
+            resets=None if plan.resets is None else plan.resets[own],
+        )
         if plan.row_starts is None or plan.offsets is None:
             return batch
         in_row = np.searchsorted(plan.row_starts, np.arange(own.start, own.stop), side="right") - 1 - start
@@ -167,6 +175,8 @@ class EpochPlan:
         )
         if recipe.packed:
             planned = in_rows(filling, given, recipe.limits.key, int(recipe.survey.edges[0]))
+        elif recipe.settings.carry:
+            planned = in_lanes(filling, given, recipe.limits.key, int(recipe.survey.edges[0]))
         elif recipe.settings.shapes == "none":
             planned = in_sequence(filling, given, recipe.limits, recipe.survey.edges)
         else:
@@ -186,11 +196,13 @@ class EpochPlan:
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
         buckets = bucket_of(lengths, recipe.limits, recipe.survey.edges, recipe.survey.others)
         kept = buckets >= 0
+        begins = np.concatenate([recipe.table.begins(*span) for span in spans]) if recipe.settings.carry else None
         return Candidates(
             samples=samples[kept],
             cycles=cycles[kept],
             buckets=buckets[kept],
             lengths={key: of[kept] for key, of in lengths.items()},
+            begins=None if begins is None else begins[kept],
         )
 
     def _shape(self, planned: WindowPlan, group: int) -> BucketShape:

@@ -131,6 +131,9 @@ class Plan:
             # At most one row of each block is less than half full.
             most_rows = 2 * self._most.length // int(recipe.survey.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
+        elif recipe.settings.carry:
+            # No lane holds more than its share and one recording.
+            groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.survey.run[0]))
         elif not recipe.counted:
             longest = {key: np.array([length]) for key, length in self.buckets[-1].lengths.items()}
             groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
@@ -241,7 +244,9 @@ def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsErro
 
 def _digest(table: LengthTable, settings: PlanSettings, limits: Limits, more: tuple[int, ...]) -> str:
     """Settings count as they were written and in steps too: a key's rate may change while the text stays."""
-    said = [f"{field.name}={getattr(settings, field.name)!r}" for field in dataclasses.fields(settings)]
+    # The plans of those who do not carry state are what they were before one could.
+    fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
+    said = [f"{name}={getattr(settings, name)!r}" for name in fields]
     meant = [f"{field.name}={getattr(limits, field.name)!r}" for field in dataclasses.fields(limits)]
     return fingerprint(
         f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"

@@ -20,14 +20,15 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "limits_of"]
+__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "length_amount", "limits_of"]
 
 #: The most shapes that `shapes = "auto"` tries: each one costs a compilation.
 MOST_SHAPES = 32
 
 Shapes = Literal["auto", "none"] | int | tuple[Amount, ...]
 
-_length = amount("s", "frames", "samples", "tokens", "characters", "bytes", "steps")
+#: A length or an amount of any key.
+length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes", "steps")
 
 
 def _shapes(value: object) -> Shapes:
@@ -36,7 +37,7 @@ def _shapes(value: object) -> Shapes:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256:
         return value
     if isinstance(value, list) and value:
-        return tuple(Amount(float(item), "steps") if isinstance(item, int) else _length(item) for item in value)
+        return tuple(Amount(float(item), "steps") if isinstance(item, int) else length_amount(item) for item in value)
     raise SettingsError(
         expected='"auto", "none", a number of shapes from 1 to 256, or a list of lengths',
         got=repr(value),
@@ -47,7 +48,7 @@ def _shapes(value: object) -> Shapes:
 
 def _limits(value: object) -> Mapping[str, Amount]:
     if isinstance(value, dict):
-        return {str(key): _length(item) for key, item in value.items()}
+        return {str(key): length_amount(item) for key, item in value.items()}
     raise SettingsError(
         expected="a table of keys and amounts",
         got=repr(value),
@@ -90,7 +91,7 @@ class PlanSettings:
     """How a stream's samples become batches."""
 
     budget: Amount = setting(
-        _length,
+        length_amount,
         'the most that a batch may hold of the bucketed key, padding included, such as "300 s" or "4096 tokens"',
     )
     shapes: Shapes = setting(
@@ -108,15 +109,15 @@ class PlanSettings:
     )
     window: int = setting(whole(1), "samples that are shuffled and bucketed together", default=262_144)
     max_rows: int = setting(whole(0), "the most rows of a batch; 0: as many as the budget allows", default=0)
-    min_length: Amount | None = setting(_length, "shorter samples are dropped, and counted", default=None)
-    max_length: Amount | None = setting(_length, "longer samples are dropped, and counted", default=None)
+    min_length: Amount | None = setting(length_amount, "shorter samples are dropped, and counted", default=None)
+    max_length: Amount | None = setting(length_amount, "longer samples are dropped, and counted", default=None)
     objective: str = setting(
         choice("steps", "area"), "what automatic shapes make least: batches, or padded cells", default="steps"
     )
     length_multiple: int = setting(whole(1, 2**20), "padded lengths are multiples of this", default=1)
     rows_multiple: int = setting(whole(1, 4096), "rows are multiples of this where the budget allows", default=1)
     quadratic_length: Amount | None = setting(
-        _length, "a sample of length l counts l + l*l/this against the budget, for attention", default=None
+        length_amount, "a sample of length l counts l + l*l/this against the budget, for attention", default=None
     )
     limits: Mapping[str, Amount] | None = setting(
         _limits, "the most that a batch may hold of other keys, padding included", default=None
@@ -136,7 +137,14 @@ class PlanSettings:
     )
     largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
     packing: Amount | None = setting(
-        _length, 'several samples share rows of this length, such as "60 s", told apart by segment ids', default=None
+        length_amount,
+        'several samples share rows of this length, such as "60 s", told apart by segment ids',
+        default=None,
+    )
+    carry: bool = setting(
+        flag,
+        "the chunks of a recording come in consecutive batches in the same row, with `reset` where one begins",
+        default=False,
     )
     laplace_samples: int = setting(
         whole(1), 'with order = "laplace": samples in one run of rising or falling length', default=1000
@@ -262,8 +270,27 @@ def _check_together(settings: PlanSettings) -> None:
     """Refuse settings that exclude each other: packed rows have one shape, and plain order has no buckets to divide."""
     if settings.packing is not None and (settings.shapes != "auto" or settings.pad_to != "bucket"):
         raise _not_together("packing", f'shapes = {settings.shapes!r}, pad_to = "{settings.pad_to}"')
+    if settings.carry and (others := _not_for_carry(settings)):
+        raise _not_together("carry", " and ".join(others))
     if settings.sub_buckets and (settings.shapes == "none" or settings.packing is not None):
         raise _not_together("sub_buckets", 'shapes = "none" or packing')
+
+
+def _not_for_carry(settings: PlanSettings) -> list[str]:
+    """What would have other rows from batch to batch, or epochs that begin in mid-recording."""
+    found = {
+        "packing": settings.packing is not None,
+        "sub_buckets": bool(settings.sub_buckets),
+        f"shapes = {settings.shapes!r}": settings.shapes not in ("auto", 1) and not _is_one_length(settings.shapes),
+        f'pad_to = "{settings.pad_to}"': settings.pad_to != "bucket",
+        f"epoch_parts = {settings.epoch_parts}": settings.epoch_parts > 1,
+        f'order = "{settings.order}"': settings.order == "laplace",
+    }
+    return [said for said, holds in found.items() if holds]
+
+
+def _is_one_length(shapes: Shapes) -> bool:
+    return isinstance(shapes, tuple) and len(shapes) == 1
 
 
 def _not_together(name: str, other: str) -> SettingsError:

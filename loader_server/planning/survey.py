@@ -8,7 +8,7 @@ counted by reason. Must not know epochs, groups or shuffles.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ _BLOCK = 2**18
 _REASONS = ("empty", "too_short", "too_long", "filtered")
 _FILTERED = _REASONS.index("filtered")
 #: The arrays of a survey.
-_KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above")
+_KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above", "run")
 
 
 class LengthTable(Protocol):
@@ -63,6 +63,11 @@ class LengthTable(Protocol):
         stream's filter leaves out is `LEFT_OUT`.
         """
 
+    def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of these samples are the first chunk of a recording; no segment begins within one. Asked only where
+        state is carried.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -83,6 +88,8 @@ class Survey:
     sums: Integers
     #: How many planned samples are longer than the budget: an array of one.
     above: Integers
+    #: Where state is carried, the most chunks of a recording: an array of one.
+    run: Integers = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
         """As arrays by name, for a keeper."""
@@ -105,6 +112,7 @@ class Survey:
             samples=arrays["samples"].astype(np.int64),
             sums=arrays["sums"].astype(np.int64),
             above=arrays["above"].astype(np.int64),
+            run=arrays["run"].astype(np.int64) if "run" in arrays else np.zeros(1, np.int64),
         )
 
     def dropped_by_reason(self) -> dict[str, int]:
@@ -150,7 +158,16 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         samples=samples,
         sums=sums,
         above=above,
+        run=_longest_run(table) if settings.carry else np.zeros(1, np.int64),
     )
+
+
+def _longest_run(table: LengthTable) -> Integers:
+    most = np.zeros(1, np.int64)
+    for start, stop in _blocks(table.segments):
+        firsts = np.flatnonzero(table.begins(start, stop))
+        most = np.maximum(most, np.diff(np.append(firsts, stop - start)).max(initial=0))
+    return most
 
 
 def bucket_of(
@@ -210,7 +227,8 @@ def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSe
         windows=window_count(size, settings.window, settings.order),
         objective=settings.objective,
     )
-    return chosen_boundaries(costs, settings.shapes if isinstance(settings.shapes, int) else None, MOST_SHAPES)
+    shapes = settings.shapes if isinstance(settings.shapes, int) else None
+    return chosen_boundaries(costs, 1 if settings.carry else shapes, MOST_SHAPES)
 
 
 def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callable[[int], None]) -> Integers:

@@ -36,6 +36,8 @@ class Candidates:
     cycles: Integers
     buckets: Integers
     lengths: Mapping[str, Integers]
+    #: Where state is carried: which of them are the first chunk of a recording.
+    begins: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class WindowPlan:
     #: With packing: the sample at which each row starts (and their number), and each sample's place in its row.
     row_starts: Integers | None = None
     offsets: Integers | None = None
+    #: Where state is carried: which samples begin a recording.
+    resets: NDArray[np.bool_] | None = None
 
     def largest_first(self) -> WindowPlan:
         """The same plan, with a group of the largest bucket first."""

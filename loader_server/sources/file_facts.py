@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.sources.remote.counts import RemoteCounts
 from shared.errors import ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-__all__ = ["CacheSettings", "FileFacts", "LocalFile", "changed"]
+__all__ = ["CacheSettings", "FileFacts", "FilePlaces", "LocalFile", "changed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +27,19 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Where a machine keeps something on its disk, and how many bytes of it."""
+    """Where a machine keeps something on its disk, and how many bytes of it; and who counts what becomes of it."""
 
     folder: Path
     bytes: int
+    counts: RemoteCounts = field(default_factory=RemoteCounts, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlaces:
+    """Where the files are that a job names: what paths start from, and where remote ones are kept, if that was said."""
+
+    base: Path = Path()
+    cache: CacheSettings | None = None
 
 
 class LocalFile:

@@ -8,30 +8,30 @@ sources. Knows no format.
 
 from __future__ import annotations
 
-import io
 import os
-import posixpath
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import urlsplit
 
 import xxhash
 
+from loader_server.sources.braces import names_meant
 from loader_server.sources.file_facts import CacheSettings, FileFacts, LocalFile, changed
+from loader_server.sources.file_kinds import HEAD_BYTES, refuse_no_text
 from loader_server.sources.local_files import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
 from loader_server.sources.remote.remote_files import RemoteFiles
+from loader_server.sources.remote.remote_path import RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-__all__ = ["FileFacts", "Files", "RemotePath", "changed"]
+__all__ = ["FileFacts", "Files", "changed"]
 
 #: Local files that one source has open at a time.
 _MOST_OPEN = 64
@@ -66,16 +66,21 @@ class Files:
     # --- which there are ---
 
     def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
-        """The files that are meant: a path as it is, all that match a pattern (`shards/*.tar`, `**/*.tar`), all below
-        a folder that end so (a remote folder's name ends in /); patterns and folders in sorted order. DataError where
-        there is none.
+        """The files that are meant: a path as it is, all of a range (`{000..099}.tar`), all that match a pattern
+        (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /); patterns and
+        folders in sorted order. DataError where there is none.
         """
         names = list(paths)
         if not names:
             raise DataError(
                 expected="at least one file", got="none", where=str(self._base), remedy='Write paths = ["…"].'
             )
-        return [found for name in names for found in self._meant(name, suffixes)]
+        return [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+
+    def _named(self, name: str) -> list[str]:
+        """All that braces stand for, unless a file is called so."""
+        is_there = not is_url(name) and os.path.exists(self._base / name)  # noqa: PTH110 - pathlib's raises, see above
+        return [name] if is_there else names_meant(name)
 
     def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
         if is_url(name):
@@ -119,6 +124,20 @@ class Files:
             raise self._absent(path, "a folder" if stat.S_ISDIR(status.st_mode) else "something else")
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
 
+    def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
+        """Samples have files that nobody has looked at since the index was made: the first tells of what kind."""
+        self.are_remote |= samples > 0 and is_url(path_of(0))
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file; ReadError where a store cannot be asked."""
+        try:
+            self.facts(path)
+        except ReadError:
+            raise
+        except DataError:
+            return False
+        return True
+
     def _absent(self, path: str, got: str) -> DataError:
         return DataError(
             expected="a file that can be read",
@@ -152,9 +171,8 @@ class Files:
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
             urls = [path for path in block if is_url(path)]
             remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
-            for path in block:
-                facts = remote[path] if path in remote else local_stamp(base, path)
-                state.update(f"{path}\0{facts}\n".encode("utf-8", "surrogateescape"))
+            lines = [f"{path}\0{remote[path] if path in remote else local_stamp(base, path)}\n" for path in block]
+            state.update("".join(lines).encode("utf-8", "surrogateescape"))
         return state.hexdigest()
 
     def _remote_stamps(self, urls: list[str]) -> list[str]:
@@ -232,9 +250,14 @@ class Files:
         except OSError as error:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
+    def refuse_no_text(self, path: str) -> None:
+        """DataError for a file that is compressed, or otherwise no text in UTF-8, as its first bytes say."""
+        with self.open(path) as file:
+            refuse_no_text(file.read(HEAD_BYTES), self.where(path))
+
     def path(self, path: str) -> Path | RemotePath:
         """The file, for who wants to call `open` with an encoding, and to know its `name` and `suffix`."""
-        return RemotePath(self, path) if is_url(path) else self._base / path
+        return RemotePath(path, self.open) if is_url(path) else self._base / path
 
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
         """The whole file on this machine's disk, for a library that wants a path or a memory map; close it after."""
@@ -277,7 +300,11 @@ class Files:
 
     def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
         """These files, of which there is one a sample, will be read soon."""
-        self._remote.expect((url, facts, 0, facts.bytes) for url, facts in files if is_url(url))
+        self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
+
+    def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:
+        """These bytes of files whose versions are known will be read by `part` soon."""
+        self._remote.expect(part for part in parts if is_url(part[0]))
 
     def expect_local(self, paths: Iterable[str]) -> None:
         """These files will be asked for by `local` soon: begin to fetch the remote ones."""
@@ -289,25 +316,3 @@ class Files:
         self._kept.clear()
         if "_remote" in self.__dict__:
             self._remote.close()
-
-
-class RemotePath:
-    """What there is of a `pathlib.Path` for a remote file."""
-
-    def __init__(self, files: Files, url: str) -> None:
-        self._files = files
-        self._url = url
-        self.name = posixpath.basename(urlsplit(url).path)
-        self.suffix = posixpath.splitext(self.name)[1]
-
-    def __str__(self) -> str:
-        return self._files.where(self._url)
-
-    @property
-    def parent(self) -> RemotePath:
-        """The folder that it is in."""
-        return RemotePath(self._files, posixpath.dirname(self._url))
-
-    def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
-        """Read it as text."""
-        return io.TextIOWrapper(self._files.open(self._url), encoding, errors, newline)

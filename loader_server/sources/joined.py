@@ -46,11 +46,12 @@ class OpenedSource:
 
 
 class SourceSet:
-    """What a stream has to know of all its samples."""
+    """What a stream has to know of all its samples; `cut` says how their recordings are cut, if they are."""
 
-    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+    def __init__(self, opened: Sequence[OpenedSource], cut: str = "") -> None:
         self._opened = tuple(opened)
-        self._starts = tuple(accumulate((one.index.samples for one in opened), initial=0))
+        self._cut = cut
+        self._starts = tuple(accumulate((one.source.samples for one in opened), initial=0))
         self.source: Source = opened[0].source if len(opened) == 1 else JoinedSource(self._opened)
 
     @property
@@ -66,8 +67,9 @@ class SourceSet:
 
     @property
     def fingerprint(self) -> str:
-        """Of the indexes."""
-        return _joint(one.index.fingerprint for one in self._opened)
+        """Of the indexes, and of how samples are cut."""
+        indexes = _joint(one.index.fingerprint for one in self._opened)
+        return fingerprint(indexes, self._cut) if self._cut else indexes
 
     @property
     def made(self) -> str:
@@ -139,6 +141,10 @@ class SourceSet:
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
         """The lengths after a chain that was bound, of the samples from `start` to before `stop`."""
         return _together([_lengths(one, chain, *own)[key] for one, own in self._between(start, stop)], np.int64)
+
+    def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of these samples begin a recording."""
+        return _together([one.source.begins(*own) for one, own in self._between(start, stop)], np.bool_)
 
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
         """Which of these samples a filter lets through: it goes by lengths after the chain, raw ones, and columns."""
@@ -213,7 +219,7 @@ class JoinedSource(Source):
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         super().__init__(None, opened[0].source.base)
         self._sources = tuple(one.source for one in opened)
-        self._starts = tuple(accumulate((one.index.samples for one in opened), initial=0))
+        self._starts = tuple(accumulate((one.source.samples for one in opened), initial=0))
         self._fields = _common([(one.where, one.source.fields) for one in opened])
 
     @property

@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files import FileFacts, Files
 
-__all__ = ["absent_list", "list_facts", "refuse_other_list"]
+__all__ = ["absent_list", "list_facts", "refuse_absent_list", "refuse_other_list"]
 
 _BLOCK_BYTES = 2**20
 
 
 def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
-    """What the index's origin says of a list, which messages call `what`; DataError where it cannot be read."""
+    """What the index's origin says of a list, which messages call `what`; DataError where it is no text that can be
+    read.
+    """
     now = _facts(path, files, what)
+    if not path.endswith(".gz"):
+        files.refuse_no_text(path)
     return {"path": path, "bytes": now.bytes, "mtime_ns": now.version, "digest": _digest(path, files)}
 
 
@@ -40,6 +44,11 @@ def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Pat
         where=f"{files.where(path)}, index {index}",
         remedy=f"The index was made from another {what}: run loader-server index.",
     )
+
+
+def refuse_absent_list(path: str, files: Files, what: str) -> None:
+    """DataError where it cannot be read."""
+    _facts(path, files, what)
 
 
 def _facts(path: str, files: Files, what: str) -> FileFacts:

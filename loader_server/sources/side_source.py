@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from loader_server.sources.file_facts import FilePlaces
     from loader_server.sources.source import BadRow, Found, Inventory, Source
 
 __all__ = ["SideSource", "SourceName", "side_source"]
@@ -38,12 +39,12 @@ class SourceName:
 class SideSource:
     """What a job file says of it; equal to another that says the same."""
 
-    def __init__(self, said: str, base: Path | None = None) -> None:
+    def __init__(self, said: str, places: FilePlaces | None = None) -> None:
         self._said = said
-        self._base = base
+        self._places = places
 
     def __repr__(self) -> str:
-        return f"SideSource({self._said}, {self._base})"
+        return f"SideSource({self._said}, {self._places})"
 
     def __eq__(self, other: object) -> bool:
         return repr(self) == repr(other)
@@ -51,9 +52,9 @@ class SideSource:
     def __hash__(self) -> int:
         return hash(repr(self))
 
-    def below(self, base: Path) -> SideSource:
-        """The same, with its paths relative to this folder."""
-        return SideSource(self._said, base)
+    def at(self, places: FilePlaces) -> SideSource:
+        """The same, with its paths relative to a folder, and a place for remote files."""
+        return SideSource(self._said, places)
 
     def digest(self, where: str) -> str:
         """Of its content and of the versions that decode it; DataError where it cannot be used."""
@@ -67,8 +68,8 @@ class SideSource:
 
     def opened(self, where: str) -> Source:
         """Ready to be read."""
-        assert self._base is not None, "settings that were read have a folder"
-        source = _spec(json.loads(self._said), self._base, where).make()
+        assert self._places is not None, "settings that were read have a folder"
+        source = _spec(json.loads(self._said), self._places, where).make()
         try:
             inventory = source.survey()
             found = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
@@ -76,7 +77,7 @@ class SideSource:
             place = f"{where}, {error.where}"
             raise DataError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from error
         _refuse_bad([row for part in found for row in part.bad.values()], sum(len(part.rows) for part in found), where)
-        source.open(_indexed(source, inventory, [part for part in found if len(part.rows)], self._base))
+        source.open(_indexed(source, inventory, [part for part in found if len(part.rows)], self._places.base))
         return source
 
 
@@ -92,10 +93,17 @@ def side_source(value: object) -> SideSource:
     return SideSource(json.dumps(value, sort_keys=True))
 
 
-def _spec(table: Mapping[str, Any], base: Path, where: str) -> SourceSpec:
+def _spec(table: Mapping[str, Any], places: FilePlaces, where: str) -> SourceSpec:
     name = str(table["source"])
     _, own = read_tables((SourceName, source_class(name, where).Settings), table, where)
-    return SourceSpec(name=name, dotted=dotted_name(name, where), settings=own, base=base, where=f"{where} ({name})")
+    return SourceSpec(
+        name=name,
+        dotted=dotted_name(name, where),
+        settings=own,
+        base=places.base,
+        where=f"{where} ({name})",
+        cache=places.cache,
+    )
 
 
 def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Field
 
-__all__ = ["SEGMENT_SAMPLES", "BadRow", "Found", "Indexed", "Inventory", "OfJob", "Source", "gather_rows"]
+__all__ = ["SEGMENT_SAMPLES", "BadRow", "Chunk", "Found", "Indexed", "Inventory", "OfJob", "Source", "gather_rows"]
 
 #: Samples of a segment, where the format suggests nothing else.
 SEGMENT_SAMPLES = 4096
@@ -91,16 +91,34 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfJob:
-    """What a source may have to know of its job: which stream it is for, the seed, and the file, for other streams."""
+    """What a source may have to know of its job: which stream it is for, the seed, the file, for other streams, and the
+    folder of what the job keeps.
+    """
 
     stream: str = ""
     seed: int = 0
     path: Path | None = None
+    state: Path | None = None
 
     @property
     def table(self) -> str:
         """What messages call the stream's table."""
         return f"{self.path}, [streams.{self.stream}]"
+
+    @property
+    def graph(self) -> Path:
+        """Where a graph lies that a trainer sent for the stream."""
+        return (self.state or Path()) / "graphs" / f"{self.stream}.graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of a long sample: of the values that `keys` names, the steps from `start` to before `stop`."""
+
+    sample: int
+    start: int
+    stop: int
+    keys: tuple[str, ...]
 
 
 class Source:
@@ -193,6 +211,10 @@ class Source:
         """
         return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
+    def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of the samples from `start` to before `stop` begin a recording: all, where none is cut."""
+        return np.ones(stop - start, np.bool_)
+
     @property
     def columns(self) -> Mapping[str, Any]:
         """Strings of all samples that a stream's filter may ask for, by names that people know; read like lists."""
@@ -222,6 +244,17 @@ class Source:
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The raw sample; SampleError where whole bytes cannot be decoded."""
         raise NotImplementedError
+
+    def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
+        """The bytes that decoding each of these takes, as `read` gives them; a format that need not read all of a
+        sample for a stretch of it does better.
+        """
+        return self.read([chunk.sample for chunk in chunks])
+
+    def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
+        """What `decode` gives of the sample, but of the chunk's keys the stretch alone."""
+        made = self.decode(chunk.sample, raw)
+        return made | {key: made[key][chunk.start : chunk.stop] for key in chunk.keys}
 
     @property
     def gathers(self) -> bool:

@@ -27,7 +27,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
-    "hdf5": "loader_server.sources.arrays.hdf5:Hdf5Source",
+    "hdf5": "loader_server.sources.hdf5.source:Hdf5Source",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
     "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
     "webdataset": "loader_server.sources.records.webdataset:WebDatasetSource",
@@ -41,6 +41,7 @@ SOURCES: dict[str, str] = {
     "tfds": "loader_server.sources.records.tfds:TfdsSource",
     "array_record": "loader_server.sources.records.array_record:ArrayRecordSource",
     "pipeline": "loader_server.sources.pipeline.source:PipelineSource",
+    "graph": "loader_server.sources.pipeline.graph_source:GraphSource",
     "synthetic": "loader_server.sources.synthetic:SyntheticSource",
 }
 

@@ -27,6 +27,8 @@ class WholeSource(Source):
 
     apart: ClassVar[bool] = True
     measurable: ClassVar[bool] = False
+    #: Whether a trainer sends what makes them, so that there may be nothing to open yet.
+    sent: ClassVar[bool] = False
     #: Where a job has several epochs, more elements of a shard than that are refused, and fewer leave places empty.
     elements: int
     #: One row, and as long as any value may be.

@@ -14,11 +14,11 @@ import functools
 import importlib.metadata
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.blame import is_the_samples, told
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chain"]
 
-_HERE = Path()
+_HERE = FilePlaces()
 
 #: Raised whenever a built-in transform, or decoding, gives other bytes than before: all workers of a job have the same.
 _BYTES_VERSION = 2
@@ -64,22 +64,26 @@ class Chain:
     draws: bool
     recipe: str
     where: str
-    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], Path]
+    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], FilePlaces]
 
     @staticmethod
     def make(
-        names: tuple[str, ...], tables: Mapping[str, Table], where: str, raw: tuple[Field, ...], base: Path = _HERE
+        names: tuple[str, ...],
+        tables: Mapping[str, Table],
+        where: str,
+        raw: tuple[Field, ...],
+        places: FilePlaces = _HERE,
     ) -> Chain:
         """Find the transforms, read their sub-tables, and work out what they make of the raw fields; files that these
-        tables name are looked for below `base`.
+        tables name are looked for in `places`.
         """
-        steps = find_transforms(names, tables, where, base)
+        steps = find_transforms(names, tables, where, places)
         fields = raw
         for place, step in enumerate(steps):
             _refuse_other_statistics(step, steps[:place], where)
             fields = _after(fields, step, where)
         recipe = _recipe(steps)
-        asked = (names, {name: dict(table) for name, table in tables.items()}, base)
+        asked = (names, {name: dict(table) for name, table in tables.items()}, places)
         draws = any(step.draws for step in steps)
         return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
 
@@ -237,13 +241,13 @@ def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[st
 
 
 def _remade(
-    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], Path],
+    asked: tuple[tuple[str, ...], dict[str, dict[str, Any]], FilePlaces],
     where: str,
     raw: tuple[Field, ...],
     fields: tuple[Field, ...],
 ) -> Chain:
-    names, tables, base = asked
-    return Chain.make(names, tables, where, raw, base).bound(fields)
+    names, tables, places = asked
+    return Chain.make(names, tables, where, raw, places).bound(fields)
 
 
 def _fingerprint(steps: Sequence[NamedTransform]) -> str:

@@ -12,10 +12,10 @@ import functools
 import importlib.metadata
 import inspect
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.named_objects import imported
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator
@@ -23,6 +23,7 @@ from loader_server.transforms.named_files import content_of_settings, with_paths
 from loader_server.transforms.own_code import own_code
 from shared.config import nearest, read_table
 from shared.errors import SettingsError, StokerError
+from shared.extras import how_to_get
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]
 
-_HERE = Path()
+_HERE = FilePlaces()
 
 #: An instance of a dataclass of settings, which is hashable, as it is frozen; None where there is none.
 _Settings: TypeAlias = Any
@@ -78,14 +79,15 @@ class NamedTransform:
 
 
 def find_transforms(
-    names: tuple[str, ...], tables: Mapping[str, Table], where: str, base: Path = _HERE
+    names: tuple[str, ...], tables: Mapping[str, Table], where: str, places: FilePlaces = _HERE
 ) -> tuple[NamedTransform, ...]:
     """The transforms of these names, in this order, with their settings from the tables named for them; files that
-    these name are looked for below `base`.
+    these name are looked for in `places`.
     """
     targets = [_target(name, f"{where}, transforms") for name in names]  # before tables: a misspelt name is told first
     owned = _tables_by_transform(names, tables, where)
-    return tuple(_made(name, target, owned.get(name), where, base) for name, target in zip(names, targets, strict=True))
+    found = zip(names, targets, strict=True)
+    return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
@@ -151,10 +153,10 @@ def _owner(key: str, names: tuple[str, ...], where: str) -> str:
 # --- one transform ---
 
 
-def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, base: Path) -> NamedTransform:
+def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, places: FilePlaces) -> NamedTransform:
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)
-    settings = with_paths(_settings(name, declaration, table, place), base)
+    settings = with_paths(_settings(name, declaration, table, place), places)
     content = content_of_settings(settings, place)
     call = _ready(target, settings, content, name, place)
     outputs = getattr(call, "outputs", None)
@@ -255,7 +257,7 @@ def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str
                 expected=f"the package {package}, which the bytes of {name} depend on",
                 got="none of that name is installed",
                 where=where,
-                remedy=f"Run `pip install 'stoker[{name}]'`."
+                remedy=how_to_get(name)
                 if name in BUILT_INS
                 else f"Run pip install {package}, or mend packages=… in the transform's declaration.",
             ) from None

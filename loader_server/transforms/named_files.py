@@ -19,17 +19,19 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loader_server.sources.file_facts import FilePlaces
+
 __all__ = ["content_of_settings", "with_paths"]
 
 _BLOCK_BYTES = 2**20
 
 
-def with_paths(settings: Any, base: Path) -> Any:  # noqa: ANN401 - each transform has its own
+def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each transform has its own
     """The settings, with the path of each file for its name."""
     if settings is None:
         return None
     values = _said(settings)
-    found = {name: _each_file(value, lambda file: _below(file, base)) for name, value in values.items()}
+    found = {name: _each_file(value, lambda file: _below(file, places)) for name, value in values.items()}
     return settings if found == values else replace(settings, **found)
 
 
@@ -48,8 +50,8 @@ def _said(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - each transform has
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
-def _below(file: FileName | SideSource, base: Path) -> FileName | SideSource:
-    return file.below(base) if isinstance(file, SideSource) else type(file)(base / file)
+def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSource:
+    return file.at(places) if isinstance(file, SideSource) else type(file)(places.base / file)
 
 
 def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - whatever a setting is

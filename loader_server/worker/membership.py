@@ -22,6 +22,9 @@ __all__ = ["Membership"]
 #: The heartbeat timeout, until the coordinator tells us the job's.
 _USUAL_TIMEOUT_S = 2.0
 
+#: For how long a worker that was never registered goes on trying: its coordinator may start later than it does.
+_FIRST_TIME_S = 60.0
+
 #: Pause before registering again, and before sending again what could not be sent.
 _PAUSE_S = 0.5
 _NOT_YET_S = 0.02
@@ -34,6 +37,8 @@ class Membership:
         self.heartbeat_timeout_s = _USUAL_TIMEOUT_S
         self.registered = False
         self.left = False
+        self._first_try_s: float | None = None
+        self._was_registered = False
         #: When to speak next.
         self.due_s = 0.0
         #: The version of the latest list of culprits, 0 before the first.
@@ -50,6 +55,7 @@ class Membership:
         if isinstance(message, m.Registered):
             self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
             self.registered, self.due_s = True, now_s
+            self._was_registered = True
         elif isinstance(message, m.Refused) and message.code == "unknown":
             self.registered, self.due_s = False, now_s
         elif isinstance(message, m.Culprits):
@@ -72,6 +78,12 @@ class Membership:
             return False
         self.registered, self.due_s = False, now_s
         return True
+
+    def gives_up(self, now_s: float) -> bool:
+        """Whether no coordinator ever took us in, and it is time to say so; the first call starts the clock."""
+        if self._first_try_s is None:
+            self._first_try_s = now_s
+        return not self._was_registered and now_s - self._first_try_s > _FIRST_TIME_S
 
     def is_due(self, now_s: float) -> bool:
         """Whether a heartbeat, or our registration, is due now."""

@@ -26,7 +26,7 @@ from shared.wire.layout import layout_of
 from shared.wire.parts import WireShape, clipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from shared.wire.messages import Message
 
 __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]
-
-#: Builds given to the building thread at a time: one being built, the others being read ahead.
-_AHEAD = 4
 
 
 @dataclass(slots=True)
@@ -73,6 +70,8 @@ class ReceptionParts:
     guard: Guard
     log: Log
     wake: Callable[[], None]
+    #: The streams that will be served, and are not open yet.
+    awaited: Callable[[], Container[str]]
 
 
 class Reception:
@@ -87,11 +86,18 @@ class Reception:
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
         #: The most bytes that a batch of each stream can have.
-        largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
-        self._wants: OpenWants[Session, Build] = OpenWants(self._sessions, parts.batches, largest, parts.sender.reads)
+        self._largest = {name: _largest_bytes(stream) for name, stream in parts.streams.items()}
+        self._wants: OpenWants[Session, Build] = OpenWants(
+            self._sessions, parts.batches, self._largest, parts.sender.reads
+        )
         self._patience: Patience[bytes] = Patience()
-        count = {name: builder.batches for name, builder in parts.builders.items()}
-        self._epochs = EpochCounts(count, parts.log, parts.wake)
+        self._count = {name: builder.batches for name, builder in parts.builders.items()}
+        self._epochs = EpochCounts(self._count, parts.log, parts.wake)
+
+    def serve(self, stream: Stream) -> None:
+        """Serve a stream that is open since, and has its builder."""
+        self._largest[stream.name] = _largest_bytes(stream)
+        self._count[stream.name] = self._parts.builders[stream.name].batches
 
     # --- what there is to do ---
 
@@ -106,7 +112,7 @@ class Reception:
 
     def feed_builder(self) -> None:
         """Hand the building thread what may be built."""
-        while self._thread.load < _AHEAD:
+        while self._thread.has_room:
             build = self._wants.take()
             if build is None:
                 return
@@ -170,6 +176,8 @@ class Reception:
 
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
+        if hello.stream in self._parts.awaited():
+            return  # it says so again, and by then the stream may be open
         refusal = self._objection_to_stranger(hello, known)
         if refusal is not None:
             self._sender.say(identity, refusal)

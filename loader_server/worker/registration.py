@@ -1,7 +1,8 @@
 """A worker's talk with the coordinator: it registers, sends heartbeats, and learns of samples that kill decoders.
 
 Rules: used in the worker's poll loop only; when to say what is decided in `membership`. If the coordinator is away we
-wait for it, and register again when it is back; attached trainers are served meanwhile.
+wait for it, and register again when it is back; attached trainers are served meanwhile. One that was never there is
+waited for only so long.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.worker.membership import Membership
-from shared.errors import ProtocolError
+from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.wire import messages as m
@@ -22,7 +23,7 @@ from shared.wire.codec import decode, encode
 from shared.wire.refusals import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shared.keys import ClientKeys
 
@@ -71,6 +72,7 @@ class Registration:
         self._register = register
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
+        self._pieces: list[m.GraphPiece] = []
 
     def _connect(self) -> zmq.Socket[bytes]:
         return connect_dealer(self._context, self._coordinator, self._keys, secrets.token_bytes(16))
@@ -91,6 +93,8 @@ class Registration:
             self.membership.hear(now_s)
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
+        if self.membership.gives_up(now_s):
+            raise self._nobody()
         if self.membership.lose_patience(now_s):
             self._renew()
         if self.membership.is_due(now_s):
@@ -99,6 +103,12 @@ class Registration:
                 self._send(culprit)
             self.membership.say(now_s, sent=sent)
         return culprits
+
+    def _nobody(self) -> LostError:
+        return LostError(
+            expected="a coordinator that takes this worker in", got="no answer for a minute", where=self._coordinator,
+            remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
+        )  # fmt: skip
 
     def _renew(self) -> None:
         try:
@@ -112,9 +122,21 @@ class Registration:
         self.membership.take_in(message, now_s)
         if isinstance(message, m.Culprits):
             return [message]
+        if isinstance(message, m.GraphPiece):
+            self._pieces.append(message)
         if isinstance(message, m.Refused) and message.code != "unknown":
             raise error_of(message, f"coordinator at {self._coordinator}")
         return []
+
+    def take_pieces(self) -> list[m.GraphPiece]:
+        """Pieces of graphs that came since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def ask(self, wanted: Iterable[m.GraphWanted]) -> None:
+        """Ask for pieces; what does not get out is asked for again."""
+        for one in wanted:
+            self._send(one)
 
     def leave(self) -> None:
         """Say that we leave, so that no new wants come; once."""

@@ -28,6 +28,7 @@ from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
 from loader_server.stream import JobFile
 from loader_server.wants.budget import Budget
+from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration, find_reachable_endpoint
 from loader_server.worker.sender import Sender
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.building.build_thread import Outcome
+    from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
+    from loader_server.stream import Stream
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
@@ -75,7 +78,9 @@ class Worker:
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
-        self._streams = {name: self._job.open(name) for name in self._job.recipes}
+        self._streams = {name: self._job.open(name) for name in self._job.recipes if self._job.is_there(name)}
+        #: What it counts of remote files.
+        self.remote_counts = self._job.cache.counts
         self.build_counts = {name: BuildCounts() for name in self._streams}
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")
         #: Rows masked so far, by reason.
@@ -88,6 +93,9 @@ class Worker:
             for name, stream in self._streams.items()
         }
         self._waker = Waker()
+        self._late = LateStreams(
+            self._job, lambda stream: builder_of(stream, self._quarantine, deadline), self._waker.wake
+        )
         encoding = self._job.payload_encoding
         require_library(encoding)
         self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
@@ -125,6 +133,7 @@ class Worker:
                 guard=self.guard,
                 log=self.log,
                 wake=self._waker.wake,
+                awaited=lambda: self._late.awaited,
             )
         )
         self.counts = self._reception.counts
@@ -138,7 +147,7 @@ class Worker:
                 endpoint=find_reachable_endpoint(self.endpoint, settings.coordinator),
                 boot_id=boot_id(),
                 uid=os.getuid(),
-                builder=builder_fingerprint(self._streams),
+                builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
             ),
         )
 
@@ -220,8 +229,19 @@ class Worker:
         for culprits in self._registration.turn(now_s, self._make_beat, spoken_to=spoken_to):
             for builder in self._builders.values():
                 builder.culprits.hear(culprits.keys)
+        self._registration.ask(self._late.take_pieces(self._registration.take_pieces()))
+        self._registration.ask(self._late.look(now_s))
+        for stream, builder in self._late.take_opened():
+            self._serve(stream, builder)
         if self._draining:
             self._registration.leave()
+
+    def _serve(self, stream: Stream, builder: Builder) -> None:
+        name = stream.name
+        self.log.info("stream is open", stream=name)
+        self._streams[name], self._builders[name], self._features[name] = stream, builder, None
+        self.build_counts = {**self.build_counts, name: BuildCounts()}
+        self._reception.serve(stream)
 
     def _make_beat(self) -> m.Beat:
         load = self.load = m.Beat(

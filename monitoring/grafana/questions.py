@@ -262,6 +262,34 @@ _DATA = Row(
             ),
         ),
         Panel(
+            title="Do workers wait for remote files?",
+            unit="percentunit",
+            about="Share of the needed blocks and files that the machine's cache had not. Many after the first minute: "
+            "the store is slower than the trainers, or remote_cache_bytes too little to look ahead.",
+            queries=(
+                Query(
+                    'sum by (instance) (rate(stoker_remote_blocks_total{job="$job", kind="waited"}[1m])) / '
+                    'clamp_min(sum by (instance) (rate(stoker_remote_blocks_total{job="$job"}[1m])), 0.001)',
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="How much comes from remote stores?",
+            unit="Bps",
+            about="Bytes that came into the machines' caches. More in all than the data: the caches hold less than a "
+            "window needs.",
+            queries=(
+                Query('sum by (instance) (rate(stoker_remote_fetched_bytes_total{job="$job"}[1m]))', "{{instance}}"),
+            ),
+        ),
+        Panel(
+            title="Do remote stores fail?",
+            unit="suffix:/s",
+            about="Requests that failed and were made again. After five attempts the job stops, naming the file.",
+            queries=(Query('sum by (instance) (rate(stoker_remote_retries_total{job="$job"}[1m]))', "{{instance}}"),),
+        ),
+        Panel(
             title="Which samples take no part, and why?",
             unit="none",
             about="Of the index: all samples, and those left out by the plan's settings or as bad rows.",

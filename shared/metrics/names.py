@@ -191,6 +191,12 @@ CULPRITS = _coordinator.gauge(
     "`loader-server status --json` names them: take them out of the manifest, or mend the decoder.",
     ("stream",),
 )
+LEASES = _coordinator.gauge(
+    "stoker_leases",
+    "Batches of the epochs under way in queue mode, by what became of them: open, running, done, or given up in all.",
+    "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
+    ("stream", "work", "state"),
+)
 JOURNAL_ERRORS = _coordinator.counter(
     "stoker_journal_errors_total",
     "Writes to the journal that failed: their content would not survive a restart of the coordinator.",
@@ -242,6 +248,24 @@ DECODED_SAMPLES = _worker.counter(
     "Samples of batches that were built one by one, by whether the feature cache had them (kept) or not (decoded).",
     "Few kept after the first epoch: raise feature_cache_bytes, or move transforms that draw behind the others.",
     ("stream", "kind"),
+)
+REMOTE_BYTES = _worker.counter(
+    "stoker_remote_fetched_bytes_total",
+    "Bytes of remote files that came from their stores into this machine's cache, fetched ahead or not.",
+    "More than the data once: the cache holds less than a window needs, so raise remote_cache_bytes.",
+)
+REMOTE_BLOCKS = _worker.counter(
+    "stoker_remote_blocks_total",
+    "Blocks and whole files of remote files that were needed, by whether the cache had them (found) or somebody had to "
+    "wait for the store (waited).",
+    "Many waited for after the first minute: the store is slower than the trainers, or the cache too small to look "
+    "ahead.",
+    ("kind",),
+)
+REMOTE_RETRIES = _worker.counter(
+    "stoker_remote_retries_total",
+    "Requests to stores that failed and were made again.",
+    "A few are normal; if it grows steadily, the store throttles or the network drops. A fifth attempt is the last.",
 )
 MASKED_SAMPLES = _worker.counter(
     "stoker_masked_samples_total",

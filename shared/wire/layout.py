@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "DTYPES", "BucketShape", "Field", "Layout", "Tensor", "fields_of_batch", "layout_of"]
+__all__ = ["ALIGNMENT", "DTYPES", "RESET", "BucketShape", "Field", "Layout", "Tensor", "fields_of_batch", "layout_of"]
 
 ALIGNMENT = 64
 
@@ -78,6 +78,10 @@ class Layout:
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """Views of the payload, one for each tensor, without a copy."""
         return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
+
+
+#: What batches have besides whose rows carry state: true where a row's state is to be forgotten before it.
+RESET = Field(key="reset", dtype="bool", shape=())
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:

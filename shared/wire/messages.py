@@ -7,11 +7,12 @@ sections below.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
 
-from shared.wire.bounds import Check, FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
+from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
+from shared.wire.declared import KINDS, Message, declare
+from shared.wire.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
+from shared.wire.lease_work import MOST_LEASES, WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -26,6 +27,8 @@ from shared.wire.parts import (
     UID,
     WORLD,
     Cursor,
+    DoneSet,
+    Lease,
     Seal,
     SharedSlots,
     Ticket,
@@ -50,7 +53,12 @@ __all__ = [
     "EpochQuery",
     "Forgive",
     "Forgiven",
+    "GraphKept",
+    "GraphOffer",
+    "GraphPiece",
+    "GraphWanted",
     "Hello",
+    "Leases",
     "Leave",
     "Members",
     "Message",
@@ -58,10 +66,12 @@ __all__ = [
     "NameQuery",
     "NotAttached",
     "Noted",
+    "Outcomes",
     "Ping",
     "Pong",
     "Progress",
     "Pushed",
+    "Recalled",
     "Refused",
     "Register",
     "Registered",
@@ -72,25 +82,6 @@ __all__ = [
     "Want",
     "Welcome",
 ]
-
-
-class Message:
-    """A whole message; `kind` is its name on the wire."""
-
-    __slots__ = ()
-    kind: ClassVar[str]
-    checks: ClassVar[dict[str, Check]]
-
-
-#: Every message class by its name on the wire.
-KINDS: dict[str, type[Message]] = {}
-
-
-def _declare(kind: type[Message]) -> type[Message]:
-    kind.kind = kind.__name__
-    kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    KINDS[kind.kind] = kind
-    return kind
 
 
 # --- a trainer and the coordinator ---
@@ -109,6 +100,8 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
+    work: str | None = wire(Maybe(OneOf(WORK)))
+    done: DoneSet | None = wire(Maybe(record(DoneSet)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +112,7 @@ class Attached(Message):
     job: str = wire(NAME)
     stream: str = wire(NAME)
     evaluation: bool = wire(FLAG)
+    work: str | None = wire(Maybe(OneOf(WORK)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
     batches: int = wire(COUNT)
@@ -199,6 +193,39 @@ class Detach(Message):
     stream: str = wire(NAME)
     rank: int = wire(RANK)
     incarnation: int = wire(ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes(Message):
+    """In queue mode: what became of a trainer's leases, and how many it would hold."""
+
+    stream: str = wire(NAME)
+    work: str = wire(OneOf(WORK))
+    incarnation: int = wire(ID)
+    serial: int = wire(COUNT)
+    generation: int = wire(COUNT)
+    done: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    failed: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    in_hand: Lease | None = wire(Maybe(record(Lease)))
+    wanted: int = wire(Integer(0, MOST_LEASES))
+    before: int = wire(EPOCH)
+    snapshot: bool = wire(FLAG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases(Message):
+    """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(COUNT)
+    leases: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    unsettled: int = wire(EPOCH)
+    done: DoneSet | None = wire(Maybe(record(DoneSet)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled(Message):
+    """The trainer's leases have changed, or there are some again: it should say how its own stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,9 +467,11 @@ class Cancelled(Message):
 
 
 for _class in (
-    Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, StatusQuery, Status,
+    Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
+    StatusQuery, Status,
+    GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip
-    _declare(_class)
+    declare(_class)

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text
+from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text, record
 from shared.wire.layout import BucketShape, Field
 
 __all__ = [
@@ -27,6 +27,9 @@ __all__ = [
     "UID",
     "WORLD",
     "Cursor",
+    "DoneSet",
+    "EpochDone",
+    "Lease",
     "Part",
     "Seal",
     "SharedSlots",
@@ -52,6 +55,10 @@ EPOCH = Integer(0, 2**31)
 ID = Integer(0, 2**64 - 1)
 SIZE = Integer(0, 2**40)
 SLOT = Integer(0, 2**16)
+#: What trainers send as a data set, and what workers fetch of it, with what was counted in its first epoch.
+GRAPH_BYTES = Integer(0, 2**30)
+PIECE_BYTES = 2**15
+PIECE = Blob(PIECE_BYTES)
 RANK = Integer(0, 4095)
 WORLD = Integer(1, 4096)
 MS = Integer(0, 10**9)
@@ -88,6 +95,31 @@ class Cursor(Part):
     number: int = wire(COUNT)
     group: int = wire(WORLD)
     plan_digest: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Part):
+    """A batch number that a trainer has in queue mode; `nth` counts how often the number was leased."""
+
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
+    nth: int = wire(COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDone(Part):
+    """The numbers of an epoch that are done: all below `fresh` but those missing, each as the distance to the last."""
+
+    epoch: int = wire(EPOCH)
+    fresh: int = wire(COUNT)
+    missing: tuple[int, ...] = wire(Many(COUNT, 2**14))
+
+
+@dataclass(frozen=True, slots=True)
+class DoneSet(Part):
+    """What is done in queue mode: every epoch before the first of these, and of these what each says."""
+
+    epochs: tuple[EpochDone, ...] = wire(Many(record(EpochDone), 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ float32.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import ProtocolError, SettingsError
+from shared.errors import ProtocolError
+from shared.extras import library
 from shared.wire.layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
@@ -71,16 +71,8 @@ def require_library(encoding: PayloadEncoding) -> None:
 
 
 def _library(compression: str) -> Any:  # noqa: ANN401 - a module that may be missing
-    name = _LIBRARIES[compression]
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise SettingsError(
-            expected=f"module {name}, for compression {compression!r}",
-            got=f"{type(error).__name__}: {error}",
-            where="this machine's Python",
-            remedy="Run `pip install 'stoker[compression]'`, here and on the other side, or choose compression 'none'.",
-        ) from None
+    use, otherwise = f"for compression {compression!r}", "here and on the other side, or choose compression 'none'"
+    return library(_LIBRARIES[compression], extra="compression", use=use, otherwise=otherwise)
 
 
 # --- rounding, by the builder ---

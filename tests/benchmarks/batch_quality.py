@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BUDGET = 30_000
 SHAPES = 16
-_LISTS = Path(__file__).parents[3] / "shared" / "data" / "librispeech_lengths.npz"
+LISTS = Path(__file__).parents[3] / "shared" / "data" / "librispeech_lengths.npz"
 _ENVIRONMENT = "STOKER_LENGTH_LISTS"
 _EPOCHS = 100
 #: The 1 % point of the Kolmogorov-Smirnov statistic for a hundred values, and the share of samples that may exceed it.
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> Mapping[str, Any]:
     """Run everything, print tables unless JSON alone is asked for, and the result's line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
-    parser.add_argument("--lists", type=Path, default=Path(os.environ.get(_ENVIRONMENT, _LISTS)), help=".npz of lists")
+    parser.add_argument("--lists", type=Path, default=Path(os.environ.get(_ENVIRONMENT, LISTS)), help=".npz of lists")
     parser.add_argument("--quick", action="store_true", help="leave out peers, randomness and scale")
     asked = parser.parse_args(arguments)
     console = Console(stderr=asked.json, width=120)

@@ -24,6 +24,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import soundfile  # noqa: E402
 
+from loader_server.sources.file_facts import FilePlaces  # noqa: E402
 from loader_server.transforms.chain import Chain  # noqa: E402
 from shared.wire.layout import Field  # noqa: E402
 
@@ -52,7 +53,8 @@ def ours(folder: Path) -> dict[str, Callable[[int], object]]:
         "logmel, spec_augment": {"logmel": logmel, "spec_augment": {}},
         "logmel, normalise": {"logmel": logmel, "normalise": {}},
     }
-    return {name: _applied(Chain.make(tuple(tables), tables, name, RAW, folder)) for name, tables in asked.items()}
+    places = FilePlaces(folder)
+    return {name: _applied(Chain.make(tuple(tables), tables, name, RAW, places)) for name, tables in asked.items()}
 
 
 def _applied(chain: Chain) -> Callable[[int], object]:

@@ -1,4 +1,5 @@
-"""Indexing at scale: many recordings, many missing ones, nothing changed, and opening the index of 100 million samples.
+"""Indexing at scale: many recordings, many missing ones, many TFRecords, nothing changed, and opening the index of 100
+million samples.
 
 `python -m tests.benchmarks.indexing [--only PART] [--scale 0.01] [--json]`. Each part runs in processes of its own, so
 that the peak memory is the part's; data are made in a temporary folder that goes again. The last line is one JSON
@@ -79,6 +80,26 @@ def missing(folder: Path, rows: int) -> Path:
     with (folder / "train.csv").open("a") as file:
         file.writelines(f"missing/{row:09d}.wav,text {row}\n" for row in range(rows))
     return job
+
+
+def tf_records(folder: Path, rows: int) -> Path:
+    """So many records in a thousand files, each an Example of some numbers and a label: their lengths are counted."""
+    from tests.support.records import record  # noqa: PLC0415 - for this part alone
+
+    made = b"".join(record(_example(number)) for number in range(max(1, rows // 1000)))
+    for number in range(1000):
+        (folder / f"{number:04d}.tfrecord").write_bytes(made)
+    said = 'source = "tfrecord"\npaths = ["*.tfrecord"]\nfeatures = { audio = "float32 [any]", label = "int64" }\n'
+    return _job(folder, said + 'length = "audio"\nbudget = "4096 steps"')
+
+
+def _example(number: int) -> bytes:
+    from tests.support.example_protos import Example  # noqa: PLC0415 - as above
+
+    made = Example()
+    made.features.feature["audio"].float_list.value.extend([0.5] * (10 + number % 90))
+    made.features.feature["label"].int64_list.value.append(number)
+    return bytes(made.SerializeToString())
 
 
 def indexed(folder: Path, samples: int) -> Path:
@@ -178,12 +199,16 @@ def _bad_rows(folder: Path, scale: float) -> dict[str, Any]:
     return {"bad_rows": _alone("index", missing(folder, int(10_000_000 * scale)))}
 
 
+def _tf_records(folder: Path, scale: float) -> dict[str, Any]:
+    return {"tf_records": _alone("index", tf_records(folder, int(1_000_000 * scale)))}
+
+
 def _open(folder: Path, scale: float) -> dict[str, Any]:
     job = indexed(folder, int(100_000_000 * scale))
     return {"open_first": _alone("open", job), "open": _alone("open", job)}
 
 
-PARTS = {"wav_headers": _wav_headers, "bad_rows": _bad_rows, "open": _open}
+PARTS = {"wav_headers": _wav_headers, "tf_records": _tf_records, "bad_rows": _bad_rows, "open": _open}
 
 
 def measured(scale: float, part: str) -> dict[str, Any]:
@@ -196,7 +221,7 @@ def main() -> None:
     """Measure, and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="this part alone")
-    parser.add_argument("--scale", type=float, default=1.0, help="a part of the 100 000, 10 and 100 million rows")
+    parser.add_argument("--scale", type=float, default=1.0, help="a part of the 100 000, 1, 10 and 100 million rows")
     parser.add_argument("--json", action="store_true", help="no lines for people")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import soundfile
 
 from loader_server.sources.conformance.case import SourceCase
-from tests.loader_server.sources.arrays.hdf5_data import ragged, write_ragged
+from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.corpora import make_corpus
@@ -94,7 +94,7 @@ def lhotse(folder: Path) -> SourceCase:
         with (folder / "mono.wav").open("ab") as file:
             file.write(b"more")
 
-    bad = {"cut_type": 2, "no_supervision": 3, "transformed": 3}
+    bad = {"cut_type": 1, "no_supervision": 4, "transformed": 3}
     spec = spec_of("lhotse", folder, paths=["cuts.jsonl.gz"], sample="supervision")
     return SourceCase(spec=spec, change=change, bad=bad)
 

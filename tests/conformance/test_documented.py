@@ -20,7 +20,7 @@ import loader_server.transforms
 from loader_server.commands.index import index_streams
 from loader_server.sources.conformance.command import main
 from loader_server.stream import JobFile
-from tests.loader_server.sources.arrays.hdf5_data import ragged, write_ragged
+from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
@@ -190,9 +190,10 @@ def test_webdataset(tmp_path: Path) -> None:
     clips = (make_corpus(tmp_path, samples=4, style="csv", suffix="flac").parent / "clips").iterdir()
     texts = {clip: clip.with_suffix(".txt").name for clip in clips}
     members = [one for clip, text in texts.items() for one in ((clip.name, clip.read_bytes()), (text, b"a"))]
-    write_shard(tmp_path / "shards" / "train-0.tar", members)
-    made = job(tmp_path, example("toml", "shards/train-*.tar"))
-    assert index_streams(made, ["train"])["train"].samples == 4
+    for number in range(2):
+        write_shard(tmp_path / "shards" / f"train-000{number}.tar", members)
+    made = job(tmp_path, example("toml", "shards/train-{").replace("..0099", "..0001"))
+    assert index_streams(made, ["train"])["train"].samples == 8
     assert [field.key for field in made.open("train").chain.fields] == ["audio", "text"]
 
 

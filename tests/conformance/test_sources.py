@@ -26,13 +26,13 @@ from tests.conformance.fixtures import FIXTURES, lines, synthetic
 if TYPE_CHECKING:
     from loader_server.sources.conformance.case import SourceCase
     from loader_server.sources.conformance.checks import CheckResult
-    from loader_server.sources.source import Found
+    from loader_server.sources.source import Chunk, Found
 
 TITLES = [" ".join((check.__doc__ or "").split()).rstrip(".") for check in CHECKS]
 
 
 def test_every_source_of_the_table_has_data_for_the_checks() -> None:
-    whole_batches = {"pipeline"}  # the checks are of samples
+    whole_batches = {"pipeline", "graph"}  # the checks are of samples
     assert set(FIXTURES) | whole_batches == set(settings_of_sources())
 
 
@@ -214,6 +214,11 @@ class Forgetful(LinesSource):
         return (1, 5)
 
 
+class Hasty(LinesSource):
+    def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
+        return super().decode_chunk(replace(chunk, stop=chunk.stop - 1), raw)
+
+
 FAULTS = {
     Leaky: "Nothing is left open",
     Shifted: "Lengths in the index are those of the decoded samples",
@@ -236,6 +241,7 @@ FAULTS = {
     Doubling: "Every decoded sample has the dtypes and shapes that the fields say",
     Lengthless: "Every padded field has its length in the index",
     Forgetful: "Parts begin with sample 0 and rise",
+    Hasty: "Reading stretches of samples gives what cutting whole samples gives",
 }
 
 

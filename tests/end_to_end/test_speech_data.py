@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trainer_client
-from tests.loader_server.sources.arrays.hdf5_data import RETURNN, sequences
+from tests.loader_server.sources.hdf5.data import RETURNN, sequences
 from tests.loader_server.sources.speech.kaldi_data import table, write_recordings
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support.loaders import running
@@ -76,7 +76,7 @@ def test_what_the_toolkits_wrote_is_trained_on(tmp_path: Path) -> None:
         "a": (38, [1, 2, 3]),
         "d": (28, [1]),
     }
-    assert found["lhotse"].keys() == {"whole", "part", "right"}
+    assert found["lhotse"].keys() == {"whole", "part", "right", "call"}
     assert found["lhotse"]["right"]["audio"] == audio["call.flac"][4800 : 4800 + 12443, 1].tolist()
     assert found["returnn"] == {
         tag: {"data": data.tolist(), "classes": classes.tolist()} for tag, (data, classes) in sequences().items()

@@ -171,7 +171,7 @@ def test_a_worker_of_another_job_ends_and_is_told_no_fingerprint(loaders: Loader
     other.write_text(job.read_text().replace("seed = 7", "seed = 8"))
     worker = _worker(other, loaders, "--name", "stranger")
     said, _ = worker.communicate(timeout=60)
-    assert worker.returncode == 1
+    assert worker.returncode == 4
     assert "expected a worker that builds the same bytes as the coordinator's machine would" in said
     (line,) = [line for line in loaders.text().splitlines() if "worker builds other bytes" in line]
     logged = json.loads(line)

@@ -178,7 +178,7 @@ def test_a_worker_with_a_trainers_pair_is_told_what_to_do(loaders: Loaders, fold
     done = subprocess.run(
         [*command, "--listen", "tcp://127.0.0.1:*"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "expected a key in allowed/worker, got Register with a key in allowed/trainer" in done.stderr
 
 

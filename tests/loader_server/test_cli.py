@@ -138,7 +138,7 @@ def test_an_index_that_does_not_match_its_source_is_refused(capsys: pytest.Captu
 
 def test_status_of_nobody_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = _run(capsys, "status", "tcp://127.0.0.1:9", "--timeout-seconds", "0.2")
-    assert code == 1
+    assert code == 3
     assert "expected a coordinator that answers within 0.2 s" in err
 
 

@@ -11,7 +11,7 @@ import pytest
 import trainer_client
 from loader_server.building.build_counts import BuildCounts
 from loader_server.metrics import worker_metrics
-from shared.metrics.names import BUILD_SECONDS
+from shared.metrics.names import BUILD_SECONDS, REMOTE_BLOCKS, REMOTE_BYTES, REMOTE_RETRIES
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import Scrape, fetch_metrics, metrics_of, read_targets
@@ -28,7 +28,9 @@ TRANSFORMS = ("tests.support.transforms:raises", "logmel", "characters")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Samples that begin with "three" cannot be used, and the longest take no part."""
     folder = tmp_path_factory.mktemp("metrics")
-    return write_job(folder, samples=SAMPLES, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
+    path = write_job(folder, samples=SAMPLES, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
+    path.write_text(path.read_text() + '[streams.shared]\nlike = "train"\nmode = "queue"\n')
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,15 @@ def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, i
     assert _sum(workers, "stoker_masked_samples_total") >= read["masked"] > 0
     for phase in ("plan_and_read", "decode_and_transform", "write_and_digest"):
         assert 0 < _sum(workers, "stoker_build_seconds_total", phase=phase) < 60
+
+
+def test_remote_files_are_counted_for_the_job(tmp_path: Path) -> None:
+    with a_worker(write_synthetic(tmp_path, samples=8, length=20)) as worker:
+        worker.remote_counts.add(fetched_bytes=70, found=5, waited=2, retries=1)
+        served = {one.metric: one.values for one in worker_metrics(worker)}
+    assert served[REMOTE_BYTES] == {(): 70}
+    assert served[REMOTE_BLOCKS] == {("found",): 5, ("waited",): 2}
+    assert served[REMOTE_RETRIES] == {(): 1}
 
 
 def test_the_phases_of_building_are_said_in_seconds(tmp_path: Path) -> None:

@@ -49,3 +49,21 @@ def test_the_raw_lengths_of_a_sample_are_those_of_the_index(tmp_path: Path) -> N
     lengths = [stream.raw_lengths(sample) for sample in range(4)]
     assert [one["audio"] for one in lengths] == [len(utterance.audio) for utterance in made]
     assert [one["text"] for one in lengths] == [len(utterance.text) for utterance in made]
+
+
+def test_loops_that_the_environment_names_are_part_of_what_workers_have_to_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE"):
+        monkeypatch.delenv(name, raising=False)
+    job = JobFile(write_job(tmp_path, samples=4))
+    index_missing(job)
+    usual = job.open("train")
+    before = usual.builder, usual.steady
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")  # log-mel comes out otherwise in the last bits
+    named = job.open("train")
+    assert named.digest == usual.digest
+    assert named.builder != before[0]
+    assert named.steady != before[1]
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "")
+    assert job.open("train").builder == before[0]

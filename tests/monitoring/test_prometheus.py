@@ -62,7 +62,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaders(folder: Path) -> Iterator[Loaders]:
     job = write_job(folder, samples=60, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
-    with running(job, workers=2) as loaders:
+    with job.open("a") as file:
+        file.write('\n[streams.leased]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
+    with running(job, workers=2) as loaders, trainer_client.connect(loaders.endpoint, stream="leased") as feed:
+        next(iter(feed)).done()
         yield loaders
 
 

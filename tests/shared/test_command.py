@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import signal
 
 import pytest
 
-from shared.command import allow_many_files, run_command
-from shared.errors import SettingsError
+from shared.command import EXIT_CODES, Terminated, allow_many_files, describe_exit_codes, run_command
+from shared.errors import LostError, RefusedError, SettingsError
 
 
 def ends(run, *arguments):
@@ -37,6 +39,66 @@ def test_an_expected_error_is_a_paragraph(capsys):
     error = SettingsError(expected="a budget", got="none", where="job.toml", remedy="Say one.")
     assert ends(raising(error)) == 1
     assert capsys.readouterr().err == f"stoker-command: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LostError(expected="an answer", got="none", where="tcp://x:1", remedy="Start it."), 3),
+        (RefusedError(code="world", expected="a world", got="none", where="feed", remedy="Say one."), 4),
+    ],
+)
+def test_nobody_and_no_are_told_apart(error, code, capsys):
+    assert ends(raising(error)) == code
+    assert capsys.readouterr().err == f"stoker-command: {error}\n"
+
+
+def kill_us(options):
+    signal.raise_signal(signal.SIGTERM)
+    raise AssertionError("gone on after SIGTERM")
+
+
+def test_sigterm_ends_as_ctrl_c_does_with_a_code_of_its_own(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    assert ends(kill_us) == 143
+    assert capsys.readouterr().err == "stoker-command: terminated\n"
+    assert ends(raising(Terminated())) == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_ends_what_ignores_ctrl_c_too():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert ends(kill_us) == 143
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_ends_a_child_as_if_it_had_no_handler():
+    def run(options):
+        child = os.fork()
+        if not child:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                os._exit(7)
+        return 100 + os.WTERMSIG(os.waitpid(child, 0)[1])
+
+    assert ends(run) == 100 + signal.SIGTERM
+
+
+def test_the_help_says_what_each_code_means():
+    parser = argparse.ArgumentParser(prog="stoker-command")
+    describe_exit_codes(parser)
+    said = " ".join(parser.format_help().split())
+    assert all(f"{code} {meaning}" in said for code, meaning in EXIT_CODES.items())
+    server = argparse.ArgumentParser(prog="stoker-command")
+    describe_exit_codes(server, serves=True)
+    assert (
+        "exit codes: 0 ended by Ctrl-C or SIGTERM, 1 an error, of the data for example, 2 wrong usage, 3 no"
+        in " ".join(server.format_help().split())
+    )
+    assert "143" not in server.format_help()
 
 
 def test_a_defect_is_not_hidden():

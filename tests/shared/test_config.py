@@ -120,7 +120,7 @@ def test_what_is_no_job_file(toml, said):
     [
         (
             "sede = 3",
-            'job.toml, [job]: expected a known setting, perhaps "seed", got "sede". Known here: build_timeout, ',
+            'job.toml, [job]: expected a known setting, perhaps "seed", got "sede". Known here: accept_graphs, ',
         ),
         ("zzz = 3", 'expected a known setting, got "zzz"'),
         ("seed = -1", "job.toml, [job], seed: expected an integer of at least 0, got -1. It means: the number that"),

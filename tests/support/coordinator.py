@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import Keep, Received, Send
-from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
+from loader_server.coordinator.settings import CoordinatorSettings
+from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
+
+if TYPE_CHECKING:
+    from loader_server.leases.table import LeaseRules
 
 __all__ = [
     "SETTINGS",
@@ -42,10 +47,12 @@ SETTINGS = CoordinatorSettings(
 class View:
     digest: str = "plan-1"
     evaluation: bool = False
+    carries: bool = False
     fields: tuple[WireField, ...] = (WireField("audio", "float32", (None, 80), 100.0),)
     shapes: tuple[WireShape, ...] = (WireShape(4, (("audio", 100),)),)
     producers: int = 0
     base_fields: tuple[WireField, ...] = ()
+    leases: LeaseRules | None = None
 
     samples: int = 1000
     left_out: tuple[()] = ()
@@ -72,7 +79,7 @@ def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, 
     cursor = None if at is None else Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
     said = {
         "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
-        "name": f"host:{rank}",
+        "name": f"host:{rank}", "work": None, "done": None,
     }  # fmt: skip
     return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
 

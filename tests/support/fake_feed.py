@@ -148,8 +148,10 @@ class FakeSession:
         for _ in range(self.slots):
             self.free.put(_aligned(size))
 
-    def open(self) -> FakeIterator:
+    def open(self, *, keep_interrupt: bool = False) -> FakeIterator:
         self.openings += 1
+        if isinstance(self.error, KeyboardInterrupt) and not keep_interrupt:
+            self.error = None
         return FakeIterator(self, self.cursor.begin_reading())
 
     def count_to_end(self, batches: FakeIterator) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
+from loader_server.sources.chunks.settings import ChunkSettings
 from loader_server.sources.table import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
 from shared.bad_limit import BadLimit
@@ -36,6 +37,7 @@ def settings_table() -> str:
     parts = [
         ("`[job]`", JobSettings),
         ("`[streams.<name>]`", StreamSettings),
+        ("`[streams.<name>]`, [chunks](chunks.md)", ChunkSettings),
         ("`[streams.<name>]`, batching", PlanSettings),
         *((f'`[streams.<name>]` with `source = "{name}"`', kind) for name, kind in settings_of_sources().items()),
         *((f"`[streams.<name>.{name}]`", kind) for name, kind in settings_of_built_ins().items()),

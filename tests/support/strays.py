@@ -30,7 +30,7 @@ class Registrar:
     def __init__(self, context: zmq.Context, coordinator: str, job: Path) -> None:
         self._socket = connect_dealer(context, coordinator, None, secrets.token_bytes(16))
         streams = {name: JobFile(job).open(name) for name in JobFile(job).recipes}
-        self._builder = builder_fingerprint(streams)
+        self._builder = builder_fingerprint(streams, {})
 
     def register(self, incarnation: int, endpoint: str, *, boot_id: str = "") -> m.Message:
         """Register one; the coordinator's answer."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import keras
-import tensorflow as tf
+from shared.quick_import import quick_import
 
-__all__ = ["FORM", "Recorder", "tiny_model"]
+with quick_import():
+    import keras
+    import tensorflow as tf
+
+__all__ = ["FORM", "Recorder", "StopAfter", "Stopped", "tiny_model"]
 
 #: What the recorder's dataset has to hold.
 FORM = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weights": "weight"}
@@ -31,6 +34,23 @@ class Recorder(keras.Model):
         if self.record:
             tf.numpy_function(lambda tags: self.seen.append(int(tags[0])), [data[0]["tag"]], [], stateful=True)
         return super().train_step(data)
+
+
+class Stopped(Exception):
+    """As if the process had ended there."""
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Ends `fit` after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped
 
 
 def tiny_model(strategy: Any = None, steps_per_execution: int = 1, *, units: int = 1, record: bool = True) -> Recorder:

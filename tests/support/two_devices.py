@@ -10,7 +10,10 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import tensorflow as tf
+from shared.quick_import import quick_import
+
+with quick_import():
+    import tensorflow as tf
 
 __all__ = ["mirrored"]
 

@@ -16,7 +16,7 @@ from shared.wire import messages as m
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Cursor
+    from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["Attachment"]
@@ -43,6 +43,8 @@ class Attachment:
         self._serial = 0
         #: The cursor of the open request.
         self._asked: Cursor | None = None
+        #: In queue mode: what it says is done.
+        self._asked_done: DoneSet | None = None
         self._open = False
         #: The number of whoever waits for the answer.
         self._answer_to: int | None = None
@@ -60,11 +62,16 @@ class Attachment:
             return min(self._again_s, self._silence.due_s(self._timeout_s))
         return self._beat_s
 
-    def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None) -> None:
+    @property
+    def restores(self) -> bool:
+        """Whether the request is to rewind to what a checkpoint says is done."""
+        return self._asked_done is not None
+
+    def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None, done: DoneSet | None = None) -> None:
         """Attach at this cursor with the next `tick`, perhaps again; `waiting` says who wants the answer."""
         self._serial += 1
         self._silence.excuse(now_s)
-        self._asked, self._open, self._answer_to = cursor, True, waiting
+        self._asked, self._asked_done, self._open, self._answer_to = cursor, done, True, waiting
         self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
 
     def _say(self, now_s: float) -> None:
@@ -81,6 +88,8 @@ class Attachment:
                     incarnation=settings.incarnation,
                     name=settings.name,
                     cursor=self._asked,
+                    work=settings.work or None,
+                    done=self._asked_done,
                 )
             )
         )
@@ -129,13 +138,13 @@ class Attachment:
         asked, cursor = self._asked, said.cursor
         expected = (0, 0) if asked is None else (asked.epoch, asked.number)
         same_group = asked is None or not asked.number or asked.group == cursor.group
-        if (cursor.epoch, cursor.number) != expected or not same_group:
+        if not said.work and ((cursor.epoch, cursor.number) != expected or not same_group):
             self.refuse(_elsewhere(expected, cursor))
             return False
         self._timeout_s = said.heartbeat_timeout_ms / 1000
         self.attached = True
         self._beat_s = now_s + self._timeout_s / 4
-        if self._answer_to is not None:
+        if self._answer_to is not None and not said.work:  # in queue mode nobody goes back to where he attached
             self._attached_at = cursor
         return True
 

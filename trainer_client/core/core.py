@@ -26,6 +26,7 @@ from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
+from trainer_client.core.leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
@@ -54,7 +55,9 @@ class AttachedStream:
         cursor = attached.cursor
         start = Position(cursor.epoch, cursor.number, cursor.group)
         workers: dict[int, KnownWorker] = {}
-        self.upcoming = Upcoming(start, settings.ranks, repeats=spec.evaluation)
+        #: In queue mode.
+        self.leases: HeldLeases | None = None
+        self.upcoming = self._make_upcoming(settings, attached, start, prefetch, out)
         self.slots = SlotStates(slots)
         self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
         bad_rows = BadRows(BadLimit(attached.max_bad, attached.max_bad_samples))
@@ -66,6 +69,15 @@ class AttachedStream:
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
         self.questions = Questions(spec, out)
         out.append(i.MakeSlots(spec, slots + 1))
+
+    def _make_upcoming(
+        self, settings: CoreSettings, attached: m.Attached, start: Position, prefetch: int, out: list[i.Instruction]
+    ) -> Upcoming:
+        if not attached.work:
+            return Upcoming(start, settings.ranks, repeats=attached.evaluation)
+        upcoming = LeasedUpcoming(start, attached.work, settings)
+        self.leases = HeldLeases(settings, attached, prefetch, upcoming, out)
+        return upcoming
 
 
 class Core:
@@ -101,6 +113,8 @@ class Core:
         self.due_s = min(self.attachment.due_s, self._tick_s if self.stream is not None else float("inf"))
         if self.stream is not None:
             self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
+            if self.stream.leases is not None:
+                self.due_s = min(self.due_s, self.stream.leases.due_s)
         out = self._out[:]
         self._out.clear()
         return out
@@ -114,6 +128,8 @@ class Core:
         if now_s >= self._tick_s:
             self._tick(stream, now_s)
         stream.connections.greet(now_s)
+        if stream.leases is not None:
+            stream.leases.decide(now_s)
         self._extend(stream, now_s)
         stream.wants.decide(now_s)
         self._watch_head(stream, now_s)
@@ -130,11 +146,15 @@ class Core:
     # --- consumers ---
 
     def _on_attach_asked(self, event: e.AttachAsked, now_s: float) -> None:
-        self.attachment.ask(event.cursor, now_s, waiting=event.serial)
+        self.attachment.ask(event.cursor, now_s, waiting=event.serial, done=event.done)
 
-    def _on_opened(self, event: e.Opened, _now_s: float) -> None:
+    def _on_opened(self, event: e.Opened, now_s: float) -> None:
         """Serve this reader from now on; what lies ahead is kept if it is what the reader needs next."""
         assert self.stream is not None
+        if self.stream.leases is not None:
+            if self.stream.leases.serve(event.reader, event.start.epoch, event.taken, now_s):
+                self.stream.wants.refocus()
+            return
         upcoming = self.stream.upcoming
         over = upcoming.is_over(event.start)
         self._opened = event if over is None else None
@@ -169,6 +189,16 @@ class Core:
     def _on_taken_back(self, event: e.TakenBack, _now_s: float) -> None:
         assert self.stream is not None
         self.stream.wants.take_back(event.seq, won=event.won)
+
+    def _on_settled(self, event: e.LeaseSettled, _now_s: float) -> None:
+        assert self.stream is not None
+        assert self.stream.leases is not None
+        self.stream.leases.settle(event.lease, event.generation, done=event.done)
+
+    def _on_state_asked(self, event: e.StateAsked, _now_s: float) -> None:
+        assert self.stream is not None
+        assert self.stream.leases is not None
+        self.stream.leases.ask_state(event.serial)
 
     def _on_question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
         assert self.stream is not None
@@ -212,12 +242,23 @@ class Core:
         elif isinstance(said, m.Members):
             if self.stream is not None:
                 self.stream.connections.update_list(said.version, said.workers, now_s)
+        elif isinstance(said, m.Leases | m.Recalled):
+            self._on_leases(said, now_s)
         elif isinstance(said, m.Refused) and said.code == "unknown":
             self.attachment.come_back(now_s)
         elif isinstance(said, m.Refused):
             self.attachment.refuse(error_of(said, "coordinator"))
         else:
             self.strays += not isinstance(said, m.Noted)
+
+    def _on_leases(self, said: m.Leases | m.Recalled, now_s: float) -> None:
+        leases = self.stream.leases if self.stream is not None else None
+        if leases is None:
+            self.strays += 1
+        elif isinstance(said, m.Recalled):
+            leases.call()
+        else:
+            self.strays += not leases.receive(said, now_s)
 
     def _on_coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
         self.attachment.try_soon(now_s)
@@ -233,7 +274,12 @@ class Core:
             return
         stream.upcoming.next_group = said.next_group
         stream.connections.update_list(said.members, said.workers, now_s)
-        self._learn(cursor.epoch, cursor.group, said.batches, now_s)
+        if stream.leases is None:
+            self._learn(cursor.epoch, cursor.group, said.batches, now_s)
+        else:
+            if self.attachment.restores:
+                stream.leases.rewind(cursor.epoch)
+            stream.leases.repeat(now_s)
         self.attachment.answer(said)
 
     # --- workers ---
@@ -337,6 +383,8 @@ class Core:
         e.Took: _on_took,
         e.HandedBack: _on_handed_back,
         e.TakenBack: _on_taken_back,
+        e.LeaseSettled: _on_settled,
+        e.StateAsked: _on_state_asked,
         e.QuestionAsked: _on_question_asked,
         e.CoordinatorSaid: _on_coordinator_said,
         e.CoordinatorAway: _on_coordinator_away,

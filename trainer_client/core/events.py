@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shared.errors import StokerError
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from shared.wire.parts import Cursor, DoneSet, Lease
     from trainer_client.core.upcoming import Position
 
 __all__ = [
@@ -26,9 +26,11 @@ __all__ = [
     "Event",
     "GreetingFailed",
     "HandedBack",
+    "LeaseSettled",
     "LockGone",
     "Opened",
     "QuestionAsked",
+    "StateAsked",
     "TakenBack",
     "Took",
     "WorkerSaid",
@@ -39,10 +41,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttachAsked:
-    """The user wants to attach, perhaps again, at this cursor; None: at the beginning. Serials grow."""
+    """The user wants to attach, perhaps again, at this cursor; None: at the beginning. Serials grow.
+
+    In queue mode there is no cursor, but a set of what is `done`; None: whatever the coordinator knows to be.
+    """
 
     serial: int
     cursor: Cursor | None
+    done: DoneSet | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,22 @@ class HandedBack:
 
     seq: int
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettled:
+    """In queue mode: a batch is `done`, or the user failed at it."""
+
+    lease: Lease
+    generation: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateAsked:
+    """In queue mode: the user wants to know what is done. Serials grow."""
+
+    serial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +184,8 @@ Event = (
     | Opened
     | Took
     | HandedBack
+    | LeaseSettled
+    | StateAsked
     | QuestionAsked
     | CoordinatorSaid
     | CoordinatorAway

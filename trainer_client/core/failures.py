@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import LostError, RefusedError, StokerError
+from shared.errors import LostError, MachineError, PeerError, RefusedError, StokerError
 
 if TYPE_CHECKING:
     from trainer_client.core.upcoming import Entry, UpcomingBatch
@@ -17,7 +17,7 @@ __all__ = ["failing_machines", "nobody_left", "other_plan", "refused_by_all", "w
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
     """A worker pushed bytes other than its header names, or a batch other than the one asked for."""
-    return LostError(
+    return PeerError(
         expected="a batch with the digest and layout that its header names",
         got="other bytes, from every worker that was asked",
         where=f"batch {batch.number} of epoch {batch.position.epoch}, last from worker {worker}",
@@ -27,7 +27,7 @@ def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
 
 def failing_machines(entry: Entry, last: StokerError) -> StokerError:
     """Too many machines failed at a batch, through no fault of the data."""
-    return LostError(
+    return MachineError(
         expected=last.expected,
         got="; ".join(entry.failures)[:4000],
         where=f"batch {entry.batch.number} of epoch {entry.batch.position.epoch}",

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
+    from shared.wire.parts import DoneSet
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import UpcomingBatch
 
 __all__ = [
     "AnswerAttach",
     "AnswerQuestion",
+    "AnswerState",
     "Check",
     "Close",
     "Fail",
@@ -66,6 +68,14 @@ class AnswerAttach:
 
     serial: int
     answer: m.Attached | BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerState:
+    """In queue mode: tell whoever asked what is done, all that this trainer settled included."""
+
+    serial: int
+    done: DoneSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +226,7 @@ Instruction = (
     | SendProgress
     | RenewCoordinator
     | AnswerAttach
+    | AnswerState
     | AnswerQuestion
     | MakeSlots
     | Open

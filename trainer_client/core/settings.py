@@ -25,6 +25,9 @@ class CoreSettings:
     incarnation: int
     name: str
     boot_id: str
+    #: In queue mode: what is done with the batches (empty: what the stream is for), and how many epochs at most.
+    work: str = ""
+    epochs: int | None = None
     #: For each replica; None: as many as suit the size of batches.
     prefetch: int | None = None
     prefetch_bytes: int = 2**30

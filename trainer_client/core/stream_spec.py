@@ -35,6 +35,8 @@ class StreamSpec:
     job: str
     stream: str
     evaluation: bool
+    #: In queue mode: what is done with the batches; empty: in lockstep.
+    work: str
     plan_digest: str
     fields: tuple[Field, ...]
     shapes: tuple[BucketShape, ...]
@@ -53,6 +55,7 @@ class StreamSpec:
             job=attached.job,
             stream=attached.stream,
             evaluation=attached.evaluation,
+            work=attached.work or "",
             plan_digest=attached.cursor.plan_digest,
             fields=tuple(one.field() for one in attached.fields),
             shapes=tuple(one.bucket() for one in attached.shapes),

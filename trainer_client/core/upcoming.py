@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shared.errors import StokerError
     from shared.wire.messages import Pushed
-    from shared.wire.parts import Ticket
+    from shared.wire.parts import Lease, Ticket
 
 __all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
 
@@ -46,7 +46,8 @@ class Ranks:
 class UpcomingBatch:
     """One batch that this trainer gets: `position` is where its round starts, `replica` which of our ranks it is for.
 
-    `last` says that its lap ends after it.
+    `last` says that its lap ends after it. In queue mode it has a `lease` of a `generation`, and its lap is that
+    lease's epoch.
     """
 
     position: Position
@@ -55,6 +56,8 @@ class UpcomingBatch:
     number: int
     empty: bool
     last: bool = False
+    lease: Lease | None = None
+    generation: int = 0
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ class Asked:
     feed: str
     stream: str
     keys: str
+    connect_timeout_s: float
     workers: int
     seed: int
     limits: LoadLimits
@@ -139,6 +140,7 @@ def _run(asked: Asked, repeat: int) -> dict[str, Any]:
                 prefetch=asked.prefetch,
                 shared_memory=not asked.tcp,
                 keys=asked.keys,
+                connect_timeout_s=asked.connect_timeout_s,
             ),
         )
         measured = conduct(

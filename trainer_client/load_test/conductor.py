@@ -43,7 +43,11 @@ class LoadPlan:
 
 
 class AttachError(StokerError):
-    """Some trainers could not attach: there is nothing to measure."""
+    """Some trainers could not attach: there is nothing to measure. The exit code is that of the first one's error."""
+
+    def __init__(self, *, exit_code: int, expected: str, got: str, where: str, remedy: str) -> None:
+        super().__init__(expected=expected, got=got, where=where, remedy=remedy)
+        self.exit_code = exit_code
 
 
 class CrewError(StokerError):
@@ -81,7 +85,7 @@ class _Process:
     def __init__(self, plan: LoadPlan, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.ready = False
-        self.errors: list[str] = []
+        self.failed: list[tuple[str, int]] = []
         self.result: dict[str, Any] | None = None
         self.progress = 0
         self._heard = b""
@@ -113,7 +117,7 @@ class _Process:
         for line in lines:
             said: dict[str, Any] = json.loads(line)
             self.ready = self.ready or "ready" in said
-            self.errors += said.get("errors", [])
+            self.failed += said.get("failed", [])
             self.progress = said.get("progress", self.progress)
             self.result = said.get("result", self.result)
 
@@ -182,11 +186,13 @@ def _listen(
 
 
 def _refuse_if_some_failed(crews: list[_Process], plan: LoadPlan) -> None:
-    failed = [error for crew in crews for error in crew.errors]
+    failed = [one for crew in crews for one in crew.failed]
     if failed:
+        first, exit_code = failed[0]
         raise AttachError(
+            exit_code=exit_code,
             expected=f"{plan.trainers} trainers to attach",
-            got=f"{len(failed)} that could not, the first: {failed[0].rstrip('.')}",
+            got=f"{len(failed)} that could not, the first: {first.rstrip('.')}",
             where="load test",
             remedy="Mend that, then run the test again.",
         )

@@ -61,9 +61,9 @@ class _Crew:
             while not self._ready.acquire(timeout=_TELL_EVERY_S):
                 _hear(0)
 
-    def errors(self) -> list[str]:
-        """What kept trainers from attaching."""
-        return [trainer.error for trainer in self._trainers if trainer.error]
+    def failed(self) -> list[tuple[str, int]]:
+        """What kept trainers from attaching, with exit codes."""
+        return [(trainer.error, trainer.exit_code) for trainer in self._trainers if trainer.error]
 
     def train(self) -> None:
         """Train from the moment that the conductor names until the last trainer is done."""
@@ -143,7 +143,7 @@ def main() -> None:
     try:
         crew = _Crew(_hear(None))
         crew.attach()
-        _say(ready=True, errors=crew.errors())
+        _say(ready=True, failed=crew.failed())
         crew.train()
     except _Ended:
         if crew is not None:

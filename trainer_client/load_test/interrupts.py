@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from shared.command import Terminated
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType, TracebackType
@@ -29,12 +31,12 @@ class Interrupts:
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)  # noqa: FBT003 - its only parameter
-        self._came = False
+        self._came: type[KeyboardInterrupt] | None = None
         self._before: list[Any] = [signal.signal(number, self._note) for number in _SIGNALS]
         return self
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._came = Terminated if number == signal.SIGTERM else KeyboardInterrupt
         with suppress(BlockingIOError):
             self._sending.send(b"!")
 
@@ -42,8 +44,8 @@ class Interrupts:
         """Wait for files that can be read; KeyboardInterrupt as soon as a signal comes, or if one came before."""
         ours = self._receiving.fileno()
         ready, _, _ = select.select([*files, ours], [], [], timeout_s)
-        if self._came:
-            raise KeyboardInterrupt
+        if self._came is not None:
+            raise self._came
         return [one for one in ready if one != ours]
 
     def __exit__(
@@ -53,5 +55,5 @@ class Interrupts:
             signal.signal(number, handler)
         self._receiving.close()
         self._sending.close()
-        if self._came and error is None:
-            raise KeyboardInterrupt
+        if self._came is not None and error is None:
+            raise self._came

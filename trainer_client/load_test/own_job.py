@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from shared.errors import StokerError
+from shared.extras import how_to_get
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -90,7 +91,7 @@ class OwnJob:
             expected="loaders that serve a synthetic job",
             got=self._last_words() or f"silence for {_READY_TIMEOUT_S:g} s",
             where="loader-server run, started by the load test",
-            remedy="Install the loader parts (`pip install 'stoker[loader]'`), or name running loaders with --feed.",
+            remedy=how_to_get("loader", "or name running loaders with --feed"),
         )
 
     def _last_words(self) -> str:

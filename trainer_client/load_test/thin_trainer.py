@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import StokerError
 from trainer_client.feed import connect
 from trainer_client.load_test.audit import Lap
 from trainer_client.load_test.report.histogram import Histogram
@@ -35,6 +36,7 @@ class Run:
     prefetch: int
     shared_memory: bool
     keys: str
+    connect_timeout_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class ThinTrainer(threading.Thread):
         self.tally = _Tally()
         self.laps: list[Lap] = []
         self.error = ""
+        #: What a command that this error stops ends with.
+        self.exit_code = 1
         self._run = run
         self._on_ready = on_ready
         self._go = threading.Event()
@@ -93,6 +97,7 @@ class ThinTrainer(threading.Thread):
             pass
         except Exception as error:
             self.error = f"rank {self.rank}: {error}"
+            self.exit_code = error.exit_code if isinstance(error, StokerError) else 1
             self._on_ready.release()
 
     def _connect(self) -> Feed:
@@ -105,6 +110,7 @@ class ThinTrainer(threading.Thread):
             prefetch=run.prefetch,
             shared_memory=run.shared_memory,
             keys=run.keys,
+            connect_timeout_s=run.connect_timeout_s,
         )
 
     def _is_over(self) -> bool:

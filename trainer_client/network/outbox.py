@@ -108,6 +108,13 @@ class Reader:
         self.taken = item.seq + 1 - self.first
         self.end = item.seq + 1 if item.batch.last else None
 
+    def ends_before(self, item: Item) -> bool:
+        """Whether this one was leased of a later epoch than the reader's: in queue mode nothing else tells its end."""
+        is_later = item.batch.lease is not None and item.batch.lap > self.start.epoch
+        if is_later:
+            self.end = item.seq
+        return is_later
+
     def is_due(self, item: Item) -> bool:
         """Whether this one is still to be taken."""
         return not self.ended or item.seq < self.first + self.taken
@@ -153,7 +160,7 @@ class Outbox:
         self._wake = wake
         #: What consumers did, in order.
         self._facts: deque[Event | _Loan] = deque()
-        #: By slot; the loans of slots that came back are dead references.
+        #: By slot; the loans of slots that came back are dead references, until that was read.
         self._loans: dict[int, _Loan] = {}
         self._lock = threading.RLock()  # a signal handler may close a feed
         self._waiting = Waiting()
@@ -168,6 +175,11 @@ class Outbox:
 
     def take(self, reader: Reader) -> Item | None:
         """The next batch of this reader, waiting for it; None at the end."""
+        with self._lock:
+            item = self._take_next(reader)
+        return item if item is not None or reader.ended else self._wait_and_take(reader)
+
+    def _wait_and_take(self, reader: Reader) -> Item | None:
         bell = threading.Lock()
         try:
             while True:
@@ -187,7 +199,7 @@ class Outbox:
         if self._closed or reader.closed:
             raise _closed()
         item = self._inbox.peek() if self._served is reader else None
-        if item is not None and reader.is_due(item):
+        if item is not None and not reader.ends_before(item) and reader.is_due(item):
             self._pop(reader, item)
             return item
         return None
@@ -227,16 +239,19 @@ class Outbox:
         with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:
                 item = self._inbox.peek()
-                if item is None or item.header.shape != first.header.shape:
+                if item is None or reader.ends_before(item) or item.header.shape != first.header.shape:
                     break
                 self._pop(reader, item)
                 alike.append(item)
         return alike
 
-    def held(self) -> int:
-        """How many slots consumers hold."""
+    def holds_more_than(self, most: int) -> bool:
+        """Whether consumers hold more slots than this."""
         with self._lock:
-            return sum(loan() is not None for loan in self._loans.values()) - len(self._inbox)
+            waiting = len(self._inbox)
+            if len(self._loans) - waiting <= most:
+                return False
+            return sum(loan() is not None for loan in list(self._loans.values())) - waiting > most
 
     def waiting_s(self, now_s: float) -> float:
         """How long a consumer has been waiting for a batch by now."""
@@ -287,7 +302,12 @@ class Outbox:
         """Yield what consumers did since the last call, in order."""
         while self._facts:
             fact = self._facts.popleft()
-            yield HandedBack(fact.seq, fact.slot) if isinstance(fact, _Loan) else fact
+            yield self._end_loan(fact) if isinstance(fact, _Loan) else fact
+
+    def _end_loan(self, loan: _Loan) -> HandedBack:
+        if self._loans.get(loan.slot) is loan:
+            del self._loans[loan.slot]
+        return HandedBack(loan.seq, loan.slot)
 
     @property
     def has_facts(self) -> bool:

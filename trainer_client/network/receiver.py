@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
 
@@ -24,6 +24,7 @@ from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
 from shared.wire import messages as m
+from shared.wire.parts import DoneSet
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from trainer_client.core.core import AttachedStream
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.stream_spec import StreamSpec
+
+_T = TypeVar("_T")
 
 __all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
 
@@ -95,6 +98,7 @@ class Receiver:
         self._serials = itertools.count(1)
         self._attaching: dict[int, Future[Attached]] = {}
         self._questions: dict[m.Message, list[Future[Any]]] = {}
+        self._states: dict[int, Future[DoneSet]] = {}
         self._offers: list[i.Offer] = []
         self._told = (0.0, 0.0)
         self._closing = False
@@ -125,15 +129,22 @@ class Receiver:
         workers = self._workers.count_garbage() if self._workers is not None else 0
         return workers + self._coordinator.garbage + self.core.strays
 
-    def attach(self, cursor: Cursor | None) -> Attached:
-        """Attach (again) at a cursor; the coordinator's answer."""
+    def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
+        """Attach (again) at a cursor, or in queue mode with a set of what is done; the coordinator's answer."""
         serial, answer = next(self._serials), Future[m.Attached]()
         self._attaching[serial] = answer
-        self.outbox.tell(e.AttachAsked(serial, cursor))
+        self.outbox.tell(e.AttachAsked(serial, cursor, done))
         try:
             return answer.result(self.settings.connect_timeout_s)
         except FutureTimeoutError:
             raise self._no_coordinator() from None
+
+    def ask_state(self) -> DoneSet:
+        """In queue mode: what is done, once the coordinator has all that this trainer settled so far on disk."""
+        serial, answer = next(self._serials), Future[DoneSet]()
+        self._states[serial] = answer
+        self.outbox.tell(e.StateAsked(serial))
+        return self._wait_for(answer)
 
     def ask_batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has; waits for a worker's answer if that is not known yet."""
@@ -155,6 +166,9 @@ class Receiver:
         answer: Future[Any] = Future()
         self._questions.setdefault(question, []).append(answer)
         self.outbox.tell(e.QuestionAsked(question))
+        return self._wait_for(answer)
+
+    def _wait_for(self, answer: Future[_T]) -> _T:
         while True:
             try:
                 return answer.result(_LOOK_S)
@@ -296,6 +310,9 @@ class Receiver:
         for asked in self._questions.pop(order.question, ()):
             asked.set_result(order.answer)
 
+    def _answer_state(self, order: i.AnswerState) -> None:
+        self._states.pop(order.serial).set_result(order.done)
+
     def _make_slots(self, order: i.MakeSlots) -> None:
         """The coordinator has answered, so the size of a slot is known now."""
         self.log = self.log.bind(job=order.spec.job)
@@ -344,6 +361,7 @@ class Receiver:
         i.RenewCoordinator: _renew_coordinator,
         i.AnswerAttach: _answer_attach,
         i.AnswerQuestion: _answer_question,
+        i.AnswerState: _answer_state,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,
         i.Serve: _serve,

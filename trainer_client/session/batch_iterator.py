@@ -1,7 +1,7 @@
 """One pass over a feed, from where it was opened to the end of that epoch.
 
 Rules: taking batches does not move the cursor. Each batch is counted and timed: how long the consumer waited for it,
-and how long making arrays of it took.
+and how long making arrays of it took. Where rows carry state, a pass that begins in mid-epoch begins with a reset.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from shared.wire.layout import RESET
 from trainer_client.network.outbox import Reader
 from trainer_client.session.epoch_account import ReadTimes
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.batch_maker import BatchMaker
     from trainer_client.session.epoch_account import Accounts
+    from trainer_client.session.lease_account import LeaseAccount
 
 __all__ = ["BatchIterator"]
 
@@ -34,12 +36,22 @@ __all__ = ["BatchIterator"]
 class BatchIterator:
     """Yields the batches from `start` on."""
 
-    def __init__(self, receiver: Receiver, maker: BatchMaker, accounts: Accounts, start: Position) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        maker: BatchMaker,
+        accounts: Accounts,
+        start: Position,
+        leases: LeaseAccount | None = None,
+    ) -> None:
         self.start = start
+        self._leases = leases
         self._receiver = receiver
         self._maker = maker
         self._accounts = accounts
         self._reader = Reader(start)
+        self._ranks = receiver.settings.core.ranks
+        self._carries = RESET in receiver.spec.fields
 
     def __iter__(self) -> Self:
         return self
@@ -48,29 +60,38 @@ class BatchIterator:
         began_s = time.perf_counter()
         item = self._take()
         taken_s = time.perf_counter()
-        batch = self._maker.make(item)
+        batch = self._maker.make(item, self._leases)
+        self._forget_state(batch.get(RESET.key), 1)
         self._account([item], batch, began_s, taken_s)
         return batch
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
         """The next batches that are there and have one shape, in arrays with one more axis in front.
 
-        Handing an array to a framework has a fixed cost, so a few large ones are cheaper than many small ones; and the
-        slots are free again at once.
+        Handing an array to a framework has a fixed cost, so a few large ones are cheaper than many small ones.
         """
         began_s = time.perf_counter()
         first = self._take()
         taken_s = time.perf_counter()
         items = [first, *self._receiver.outbox.take_alike(self._reader, first, most - 1)]
         arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
+        self._forget_state(arrays.get(RESET.key), len(items))
         self._account(items, arrays, began_s, taken_s)
         return arrays
 
     def _take(self) -> Item:
-        item = self._receiver.outbox.take(self._reader)
-        if item is None:
-            raise StopIteration
-        return item
+        while (item := self._receiver.outbox.take(self._reader)) is not None:
+            if self._leases is None or self._leases.take(item):
+                return item
+        raise StopIteration
+
+    def _forget_state(self, resets: Any, taken: int) -> None:  # noqa: ANN401 - of one batch or of several
+        """Where state is carried, nobody has that of the batches before a start in mid-epoch: a reader's first batch,
+        one for each rank, then says that all rows begin anew, to those who look.
+        """
+        new = self._ranks.replicas - (self._reader.taken - taken)
+        if self._carries and self.start.number and new > 0 and resets is not None:
+            resets.reshape(taken, -1)[:new] = True
 
     def _account(self, items: Sequence[Item], arrays: Mapping[str, Any], began_s: float, taken_s: float) -> None:
         conversion_s = time.perf_counter() - taken_s

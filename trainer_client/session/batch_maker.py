@@ -7,6 +7,7 @@ consumer that holds nearly all slots is given copies instead, once it was asked 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Tensor
+    from shared.wire.layout import Layout, Tensor
     from trainer_client.network.outbox import Item
     from trainer_client.network.receiver import Receiver
+    from trainer_client.session.lease_account import LeaseAccount
 
 __all__ = ["BatchMaker"]
 
@@ -40,35 +42,49 @@ class BatchMaker:
         self._receiver = receiver
         self._warned_of_copies = False
 
-    def make(self, item: Item) -> Batch:
-        """The batch in this item's slot."""
-        receiver, header = self._receiver, item.header
-        layout = receiver.spec.layout(header.shape)
+    def make(self, item: Item, leases: LeaseAccount | None = None) -> Batch:
+        """The batch in this item's slot; `leases` is to hear what becomes of it."""
+        layout = self._layout_of(item)
+        data = self._bytes_of(item, layout)
+        settle = None if leases is None else partial(leases.settle, item.batch)
+        return Batch(layout.arrays(data), data, item.header, settle)
+
+    def _layout_of(self, item: Item) -> Layout:
+        layout = self._receiver.spec.layout(item.header.shape)
         assert layout is not None
+        return layout
+
+    def _bytes_of(self, item: Item, layout: Layout) -> NDArray[np.uint8]:
+        """Those of the slot, or a copy."""
+        receiver = self._receiver
         data = receiver.memory.slot(item.slot)[: layout.nbytes]
         # The reserve serves one head after another, so a consumer that keeps its batches must never hold it.
         copied = item.slot == receiver.stream.slots.reserve or not self._make_room()
-        data = data.copy() if copied else owned(data, item)
-        return Batch(layout.arrays(data), data, header)
+        return data.copy() if copied else owned(data, item)
 
     def stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
-        """These keys of batches of one shape, each in an array with one more axis in front."""
-        layout = self._receiver.spec.layout(items[0].header.shape)
-        assert layout is not None
+        """These keys of batches of one shape, each in an array with one more axis in front.
+
+        A single one stays where it lies; several are copied, and their slots are free again at once.
+        """
+        layout = self._layout_of(items[0])
+        if len(items) == 1:
+            data = self._bytes_of(items[0], layout)
+            return {t.key: np.ndarray((1, *t.shape), t.dtype, data, t.offset) for t in layout.tensors if t.key in keys}
         payloads = [self._receiver.memory.slot(item.slot) for item in items]
         return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
 
     def _make_room(self) -> bool:
         """Ask a consumer that holds nearly all slots to let go; False if this batch has to be copied out."""
         outbox, most = self._receiver.outbox, max(1, self._receiver.stream.slots.slots - 2)
-        if outbox.held() <= most:  # this one counts
+        if not outbox.holds_more_than(most):  # this one counts
             return True
         if self.on_short_of_slots is not None:
             self.on_short_of_slots()
             until_s = time.monotonic() + _PATIENCE_S
-            while outbox.held() > most and time.monotonic() < until_s:
+            while outbox.holds_more_than(most) and time.monotonic() < until_s:
                 time.sleep(_LOOK_AGAIN_S)
-            if outbox.held() <= most:
+            if not outbox.holds_more_than(most):
                 return True
         self._count_copy(most)
         return False

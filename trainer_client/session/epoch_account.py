@@ -141,7 +141,7 @@ class Accounts:
         lengths = dict(shape.lengths)
         for key, step in self._step_bytes.items():
             row_bytes += lengths[key] * step
-            sample_bytes += int(arrays[f"{key}_length"].sum()) * step
+            sample_bytes += int(np.add.reduce(arrays[f"{key}_length"], axis=None)) * step
         counts.sample_bytes += sample_bytes
         counts.padding_bytes += max(0, rows * row_bytes - sample_bytes)
         counts.masked_bytes += (space - rows) * row_bytes

@@ -14,6 +14,7 @@ from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
 from trainer_client.session.epoch_account import Accounts
+from trainer_client.session.lease_account import LeaseAccount, only_in_lockstep
 from trainer_client.session.trained_cursor import TrainedCursor
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class FeedSession:
         except BaseException:
             self.close()
             raise
-        self.cursor = TrainedCursor(self.receiver, self.accounts, answer)
+        self.leases = LeaseAccount(self.receiver, self.accounts, answer) if answer.work else None
+        self.cursor = self.leases or TrainedCursor(self.receiver, self.accounts, answer)
 
     def _serve_metrics(self, settings: MetricsSettings) -> None:
         if settings.port is not None:
@@ -89,6 +91,11 @@ class FeedSession:
         return self.receiver.spec.at_a_time
 
     @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self.receiver.spec.stream
+
+    @property
     def evaluation(self) -> bool:
         """Whether each opening gives the same epoch."""
         return self.receiver.spec.evaluation
@@ -100,13 +107,19 @@ class FeedSession:
 
     # --- reading ---
 
-    def open(self) -> BatchIterator:
-        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is."""
-        self.receiver.outbox.forget_interrupt()
-        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.begin_reading())
+    def open(self, *, keep_interrupt: bool = False) -> BatchIterator:
+        """Start reading at the cursor, to the end of its epoch; the cursor stays where it is.
+
+        An earlier Ctrl-C is taken for dealt with, unless it is still to be kept.
+        """
+        if not keep_interrupt:
+            self.receiver.outbox.forget_interrupt()
+        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.begin_reading(), self.leases)
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
         """A framework reads from now on; `let_go` makes it drop batches that it has finished with."""
+        if self.leases is not None:
+            raise only_in_lockstep("datasets for TensorFlow")
         self.maker.on_short_of_slots, self._on_close = let_go, on_close
 
     def count_to_end(self, batches: BatchIterator) -> None:

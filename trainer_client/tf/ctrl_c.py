@@ -6,12 +6,16 @@ return control to the main thread. KeyboardInterrupt must not be raised in Pytho
 the main thread reads, TensorFlow would turn it into an unknown error, and in the constructor of one of its errors into
 a RuntimeError. So our handler does what Python's own does, but only once the main thread is out of such code.
 
+A Ctrl-C is pending from the moment it is heard until its KeyboardInterrupt is raised: a pass that TensorFlow opens
+meanwhile must not take it for dealt with, and raises it as well. A KeyboardInterrupt that Python drops, because it was
+raised in a weak reference's callback (there are many while TensorFlow traces), is pending again, and raised behind it.
+
 A user's own handler runs in the main thread if that thread reads batches itself. Python misses a signal that arrives
 just as it begins to wait, so each signal wakes whoever is waiting.
 
 Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler or ours (a
-program that installs another decides alone). The descriptor's bytes are passed on to its previous owner. Descriptor and
-handler are put back when the last feed is closed.
+program that installs another decides alone). The descriptor's bytes are passed on to its previous owner. Whatever was
+replaced is put back when the last feed is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-__all__ = ["forget", "raise_pending", "watch"]
+__all__ = ["forget", "is_pending", "raise_pending", "watch"]
 
 
 #: Python functions that TensorFlow calls, by name, and the files that they are in.
@@ -47,22 +51,27 @@ class Interruptible(Protocol):
 
 
 class _Watcher:
-    """Owns the wakeup descriptor and the handler until `restore`; both ends run in the main thread."""
+    """Owns what was replaced until `restore`; it begins and ends in the main thread."""
 
     def __init__(self, feeds: Iterable[Interruptible]) -> None:
+        self.pending = False
         self._feeds = feeds
+        self._hearing = threading.RLock()  # a handler may interrupt a handler
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)  # noqa: FBT003 - named so by the standard library
         self._previous = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_dropped
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _raise_once_outside)
         self._thread = threading.Thread(target=self._run, name="stoker-interrupts", daemon=True)
         self._thread.start()
 
     def restore(self) -> None:
-        """Put both back, unless somebody replaced them meanwhile."""
+        """Put everything back, unless somebody replaced it meanwhile."""
         if signal.getsignal(signal.SIGINT) is _raise_once_outside:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if sys.unraisablehook == self._on_dropped:
+            sys.unraisablehook = self._previous_hook
         found = signal.set_wakeup_fd(self._previous)
         if found != self._write.fileno():
             signal.set_wakeup_fd(found)
@@ -71,26 +80,61 @@ class _Watcher:
         self._read.close()
 
     def _run(self) -> None:
-        while numbers := self._read.recv(64):
-            if self._previous != -1:
-                with suppress(OSError):
-                    os.write(self._previous, numbers)
-            if signal.SIGINT in numbers:
-                self._interrupt()
-            for feed in list(self._feeds):
-                feed.nudge()
+        while self._read.recv(1, socket.MSG_PEEK):
+            self.hear()
+
+    def hear(self) -> None:
+        """Act on the signals that came; the main thread may be faster than ours."""
+        with self._hearing:  # what was heard is known to be pending before another thread finds nothing left to hear
+            try:
+                numbers = self._read.recv(64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            interrupted = signal.SIGINT in numbers and _decides(signal.getsignal(signal.SIGINT))
+            self.pending |= interrupted and signal.getsignal(signal.SIGINT) is _raise_once_outside
+        if self._previous != -1:
+            with suppress(OSError):
+                os.write(self._previous, numbers)
+        if interrupted:
+            self._interrupt()
+        for feed in list(self._feeds):
+            feed.nudge()
 
     def _interrupt(self) -> None:
-        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise_once_outside):
-            for feed in list(self._feeds):
-                feed.interrupt(KeyboardInterrupt())
+        for feed in list(self._feeds):
+            feed.interrupt(KeyboardInterrupt())
+
+    def _on_dropped(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Python cannot raise this, because it happened in a callback whose caller handles no exceptions."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self.pending = True
+            self._interrupt()
+            frame = sys._getframe(1)  # noqa: SLF001 - public but for its name
+            _raise_on_return_to(_outside(frame) or frame)
+        else:
+            self._previous_hook(unraisable)
+
+
+def _decides(handler: object) -> bool:
+    """Whether SIGINT has Python's handler or ours: a program that installs another decides alone."""
+    return handler in (signal.default_int_handler, _raise_once_outside)
 
 
 def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
+    for watcher in _watchers:
+        watcher.hear()
     outside = _outside(frame)
     if outside is frame or outside is None:
-        raise KeyboardInterrupt
+        raise _interruption()
     _raise_on_return_to(outside)
+
+
+def _interruption() -> KeyboardInterrupt:
+    """The exception that a pending Ctrl-C becomes."""
+    for watcher in _watchers:
+        watcher.pending = False
+    return KeyboardInterrupt()
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
@@ -111,10 +155,15 @@ def _raise_on_return_to(frame: FrameType) -> None:
     def trace(*_event: object) -> None:
         sys.settrace(previous)
         frame.f_trace = None
-        raise KeyboardInterrupt
+        raise _interruption()
 
     frame.f_trace = trace
     sys.settrace(lambda *_event: None)
+
+
+def is_pending() -> bool:
+    """Whether a Ctrl-C was heard whose KeyboardInterrupt is still to be raised in the main thread."""
+    return any(watcher.pending for watcher in _watchers)
 
 
 def raise_pending() -> None:

@@ -22,7 +22,8 @@ from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 
 from shared.malloc_tuning import keep_freed_memory
-from trainer_client.tf import exit_guard
+from trainer_client.tf import ctrl_c, exit_guard
+from trainer_client.tf.python_op import call_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -73,7 +74,7 @@ class Openings:
     def __call__(self) -> FeedPass:
         """Begin a pass."""
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
-        batches = self.session.open()
+        batches = self.session.open(keep_interrupt=ctrl_c.is_pending())
         self.witness.on_opened(batches)
         return FeedPass(batches, self)
 
@@ -149,7 +150,7 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: AN
         return np.int64(0)
 
     def element(number: tf.Tensor) -> Any:  # noqa: ANN401 - mirrors the signature
-        tensors = tf.numpy_function(advance, [number], [spec.dtype for spec in specs])
+        tensors = call_python(advance, [number], [spec.dtype for spec in specs])
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape(spec.shape)
         return tf.nest.pack_sequence_as(signature, tensors)

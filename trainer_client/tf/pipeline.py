@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING, Any, Literal
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.pipeline_context import PipelineContext, build_pipeline, default_pipeline, samples_dataset
-from shared.pipeline_elements import values_of_element
+from shared.pipelines.context import PipelineContext, build_pipeline, default_pipeline, samples_dataset
+from shared.pipelines.elements import values_of_element
+from shared.pipelines.parts import joined_values
 from trainer_client.tf import dataset as feed_dataset
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shared.pipeline_elements import ElementValue
+    from shared.pipelines.elements import ElementValue
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["element_tensors", "make"]
+__all__ = ["TrainersContext", "element_tensors", "first_device", "make", "pipeline_function"]
 
 
-class _ConsumerContext(PipelineContext):
+class TrainersContext(PipelineContext):
+    """What contexts outside of loaders have in common: elements go to a device."""
+
+    def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """On an accelerator ahead of time; on the CPU elements are ahead as it is."""
+        if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
+            return dataset
+        return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
+
+
+class _ConsumerContext(TrainersContext):
     """Gives the feed at the marker."""
 
     def __init__(self, session: FeedSession, device: str) -> None:
@@ -47,24 +58,11 @@ class _ConsumerContext(PipelineContext):
         )
         return feed_dataset.make(self._session, structure)
 
-    def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """On an accelerator ahead of time; on the CPU elements are ahead as it is."""
-        if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
-            return dataset
-        return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
-
 
 def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str) -> tf.data.Dataset:
     """The data set that the function makes of the feed; the default one where the function is True."""
-    chosen = default_pipeline if function is True else function
     where = "feed.pipeline"
-    if not callable(chosen):
-        raise SettingsError(
-            expected="a function of a context, or True for the default pipeline",
-            got=repr(chosen),
-            where=where,
-            remedy="Hand in the function that the job file names as pipeline.",
-        )
+    chosen = pipeline_function(function, where)
     if not session.producers:
         raise SettingsError(
             expected='a stream with source = "pipeline"',
@@ -72,17 +70,31 @@ def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], d
             where=where,
             remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
         )
-    return build_pipeline(chosen, _ConsumerContext(session, device or _first_device()), where)
+    return build_pipeline(chosen, _ConsumerContext(session, device or first_device()), where)
 
 
-def _first_device() -> str:
+def pipeline_function(function: Callable[[Any], Any] | Literal[True], where: str) -> Callable[[Any], Any]:
+    """The function, or the default one where it is True."""
+    chosen = default_pipeline if function is True else function
+    if not callable(chosen):
+        raise SettingsError(
+            expected="a function of a context, or True for the default pipeline",
+            got=repr(chosen),
+            where=where,
+            remedy="Hand in the function that the job file names as pipeline.",
+        )
+    return chosen
+
+
+def first_device() -> str:
+    """The first accelerator, or the CPU."""
     kinds = {device.device_type for device in tf.config.list_logical_devices()}
     return "/gpu:0" if "GPU" in kinds else "/cpu:0"
 
 
 def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The element in a batch: each value in its own shape; a place that its shard did not fill has no steps."""
-    return {value.key: _shaped(value, batch) for value in values}
+    return joined_values({value.key: _shaped(value, batch) for value in values})
 
 
 def _shaped(value: ElementValue, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:

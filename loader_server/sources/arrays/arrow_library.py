@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from shared.errors import SettingsError
+from functools import partial
 
-try:
-    import pyarrow  # noqa: ICN001 - so that `pa` is a name of this module
-    from pyarrow import compute, parquet
-except ImportError as error:
-    raise SettingsError(
-        expected="pyarrow, which reads Parquet and Arrow",
-        got=str(error),
-        where="this Python",
-        remedy="Run `pip install 'stoker[parquet]'`.",
-    ) from error
+from shared.extras import library
 
 __all__ = ["compute", "pa", "parquet"]
 
-pa = pyarrow
+_import = partial(library, extra="parquet", use="which reads Parquet and Arrow")
+
+pa = _import("pyarrow")
+compute = _import("pyarrow.compute")
+parquet = _import("pyarrow.parquet")

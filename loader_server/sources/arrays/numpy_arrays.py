@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.source import Chunk
     from shared.wire.layout import Field
 
 __all__ = ["NumpySettings", "NumpySource"]
@@ -117,6 +118,17 @@ class NumpySource(Source):
         for sample in samples:
             row = int(self._rows[self.checked(sample)])
             yield joined_parts([_values_of(column, row).tobytes() for column in columns])
+
+    def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
+        """The same, but of the keys that are cut the bytes of the stretch alone."""
+        for chunk in chunks:
+            row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
+            values = ((column.key, _values_of(column, row)) for column in self._columns)
+            yield joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
+
+    def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
+        """An array of one's own for each key: the bytes are those of the stretch."""
+        return self.decode(chunk.sample, raw)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """An array of one's own for each key."""

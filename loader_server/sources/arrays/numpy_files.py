@@ -89,7 +89,9 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
             return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", str(error)) from None
+        # What numpy takes for a pickle may be anything, and loading it is no remedy.
+        got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
+        raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import soundfile
 
 from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
 from shared.errors import SampleError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +35,8 @@ __all__ = [
     "header_of_bytes",
     "header_of_remote",
 ]
+
+soundfile = library("soundfile", extra="loader", use="which decodes recordings")
 
 #: What stands for all channels in a channel's place.
 AVERAGED = -1

@@ -8,6 +8,7 @@ are decoded. A file that is no longer the indexed one is a ReadError.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files import Files
+    from loader_server.sources.source import Chunk
 
 __all__ = ["Recordings", "audio_field", "common_rate"]
 
@@ -37,6 +39,19 @@ def audio_field(rate: int) -> Field:
 def common_rate(rates: NDArray[np.int64]) -> int:
     """The one rate of all files, or 0."""
     return int(rates[0]) if (rates == rates[0]).all() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What is read of a sample's file: so many frames from `start` on, or all of them."""
+
+    sample: int
+    start: int
+    frames: int
+
+    @property
+    def is_whole_file(self) -> bool:
+        return self.start == WHOLE_FILE
 
 
 class Recordings:
@@ -66,11 +81,20 @@ class Recordings:
 
     def read(self, sample: int) -> bytes:
         """The bytes of its file, or of its stretch; none where decoding has to seek."""
+        return self._read(self._extent(sample))
+
+    def read_chunk(self, chunk: Chunk) -> bytes:
+        """The same of a stretch of the sample."""
+        return self._read(self._extent_of(chunk))
+
+    def _read(self, extent: _Extent) -> bytes:
+        sample = extent.sample
         if is_url(path := self._path_of(sample)):
-            return self._read_remote(path, sample)
+            return self._read_remote(path, extent)
         handle = self._open(sample)
         try:
-            offset, nbytes = self._range(sample, os.pread(handle, HEADER_BYTES, 0) if self._start is not None else b"")
+            header = b"" if extent.is_whole_file else os.pread(handle, HEADER_BYTES, 0)
+            offset, nbytes = self._range(extent, header)
             raw = _bytes_of(handle, nbytes, offset)
         finally:
             os.close(handle)
@@ -78,12 +102,12 @@ class Recordings:
             raise self._changed(sample, len(raw))
         return raw
 
-    def _read_remote(self, url: str, sample: int) -> bytes:
-        facts = self._facts(sample)
-        if self._start_of(sample) == WHOLE_FILE:
+    def _read_remote(self, url: str, extent: _Extent) -> bytes:
+        facts = self._facts(extent.sample)
+        if extent.is_whole_file:
             return self._files.whole(url, facts)
         header = self._files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes))
-        offset, nbytes = self._range(sample, header)
+        offset, nbytes = self._range(extent, header)
         if not nbytes:
             self._files.local(url, facts).close()  # from where it will be decoded
         return self._files.part(url, facts, offset, nbytes)
@@ -101,14 +125,14 @@ class Recordings:
             raise self._changed(sample, status.st_size)
         return handle
 
-    def _range(self, sample: int, header: bytes) -> tuple[int, int]:
+    def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
         """Where the bytes begin that decoding needs, and how many they are, in a file that begins so."""
-        start, nbytes = self._start_of(sample), int(self._columns["bytes"][sample])
-        if start == WHOLE_FILE:
+        nbytes = int(self._columns["bytes"][extent.sample])
+        if extent.is_whole_file:
             return 0, nbytes
         if plain_header(header, nbytes) is None:
             return 0, 0
-        return HEADER_BYTES + start * FRAME_BYTES, int(self._columns["frames"][sample]) * FRAME_BYTES
+        return HEADER_BYTES + extent.start * FRAME_BYTES, extent.frames * FRAME_BYTES
 
     def _changed(self, sample: int, nbytes: int) -> ReadError:
         return ReadError(
@@ -120,31 +144,46 @@ class Recordings:
 
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """The samples and their rate; SampleError where they are not as many as the index says."""
-        audio, rate = self._decoded(sample, raw)
-        frames = int(self._columns["frames"][sample])
-        if len(audio) != frames:
+        return self._decode(self._extent(sample), raw)
+
+    def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        """The same of a stretch of the sample."""
+        return self._decode(self._extent_of(chunk), raw)
+
+    def _decode(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        audio, rate = self._decoded(extent, raw)
+        if len(audio) != extent.frames:
             raise SampleError(
                 reason="truncated",
-                expected=f"{frames} frames, as the file's header says",
+                expected=f"{extent.frames} frames, as the file's header says",
                 got=str(len(audio)),
-                where=self._named(sample),
+                where=self._named(extent.sample),
                 remedy="Mend or remove the file, then run loader-server index.",
             )
         return audio, rate
 
-    def _decoded(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        start = self._start_of(sample)
-        if start == WHOLE_FILE:
+    def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
+        sample = extent.sample
+        if extent.is_whole_file:
             # Where it came from is put into words only for those who need it.
             return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample))
-        rate, frames = int(self._columns["rate"][sample]), int(self._columns["frames"][sample])
+        rate = int(self._columns["rate"][sample])
         if raw:
             return plain_samples(raw), rate
         handle = self._open(sample)
         try:
-            return decoded_stretch(handle, start, frames, self._named(sample), self._channel_of(sample)), rate
+            found = decoded_stretch(handle, extent.start, extent.frames, self._named(sample), self._channel_of(sample))
+            return found, rate
         finally:
             os.close(handle)
+
+    def _extent(self, sample: int) -> _Extent:
+        return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))
+
+    def _extent_of(self, chunk: Chunk) -> _Extent:
+        whole = self._extent(chunk.sample)
+        frames = chunk.stop - chunk.start
+        return whole if frames == whole.frames else _Extent(chunk.sample, max(whole.start, 0) + chunk.start, frames)
 
     def is_whole(self, sample: int) -> bool:
         """Whether the sample is all of its file."""

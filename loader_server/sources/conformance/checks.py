@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.chunks.settings import rate_keys
 from loader_server.sources.conformance.case import (
     ExaminedSource,
     NotTried,
@@ -32,6 +33,7 @@ from loader_server.sources.conformance.case import (
     require,
 )
 from loader_server.sources.index.folder import open_index
+from loader_server.sources.source import Chunk
 from shared.config import read_table
 from shared.errors import DataError, SettingsError, StokerError
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
@@ -250,6 +252,23 @@ def _gathering(examined: ExaminedSource) -> None:
             require(not one.padded or out[f"{one.key}_length"][row] == length, said)
 
 
+def _chunks(examined: ExaminedSource) -> None:
+    """Reading stretches of samples gives what cutting whole samples gives."""
+    source, samples = examined.source, examined.numbers[:10]
+    lengths = {key: of for key, of in source.lengths.items() if key not in rate_keys(source.lengths)}
+    if not lengths:
+        raise NotTried("nothing of its samples has a length")
+    for key, of in lengths.items():
+        ends = [(sample, int(of[sample])) for sample in samples]
+        cuts = ((sample, *cut) for sample, end in ends for cut in ((0, end // 3), (end // 3, end)))
+        chunks = [Chunk(*cut, (key,)) for cut in cuts]
+        for chunk, raw in zip(chunks, list(source.read_chunks(chunks)), strict=True):
+            whole = examined.source.decode(chunk.sample, examined.raw[chunk.sample])
+            expected = whole | {key: whole[key][chunk.start : chunk.stop]}
+            same = content_of(source.decode_chunk(chunk, raw)) == content_of(expected)
+            require(same, f'sample {chunk.sample}: other values in "{key}" from {chunk.start} to {chunk.stop}')
+
+
 def _names(examined: ExaminedSource) -> None:
     """Every sample has a name and a place for people."""
     for sample in examined.numbers:
@@ -356,6 +375,7 @@ def _changed_data(examined: ExaminedSource) -> None:
 #: In this order: the last one changes the data.
 CHECKS: tuple[Callable[[ExaminedSource], None], ...] = (
     *(_same_index, _rows_count, _plain_facts, _lengths, _padded_have_lengths, _bad_rows, _unknown_setting),
-    *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _gathering, _names, _identities, _parts),
+    *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _gathering, _chunks),
+    *(_names, _identities, _parts),
     *(_out_of_range, _opening_again, _elsewhere, _nothing_open, _changed_data),
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from loader_server.sources.files import RemotePath
+    from loader_server.sources.remote.remote_path import RemotePath
 
 __all__ = [
     "AUDIO_COLUMNS",
@@ -149,7 +149,9 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
         rows = _lists(csv.reader(file))
         places = [place for place, name in enumerate(next(rows, [])) if name.strip() in AUDIO_COLUMNS]
         for row in rows:
-            yield from (row[place] for place in places if place < len(row))
+            for place in places:
+                if place < len(row):
+                    yield row[place]
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.audio.decoding import audio_versions
+from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
 from loader_server.sources.lists import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from shared.config import setting, texts
 from shared.hashing import fingerprint
 
@@ -40,7 +41,7 @@ class ManifestSettings:
     paths: tuple[str, ...] = setting(texts, "manifests, .csv or .jsonl, relative to the job file")
 
 
-class ManifestSource(Source):
+class ManifestSource(RecordedSource):
     """Recordings and transcripts. Columns: of each sample the manifest (counted from 0), its line, the file's `bytes`,
     `mtime_ns`, `frames` and `rate`, the transcript and its `characters`, the path, and further columns as strings.
     """
@@ -102,6 +103,7 @@ class ManifestSource(Source):
         self._others = {name: indexed.strings[f"column_{n}"] for n, name in enumerate(indexed.about["others"])}
         self._text = indexed.strings.get("text")
         self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
+        self.files.note_remote(indexed.samples, self._path)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
@@ -132,14 +134,10 @@ class ManifestSource(Source):
         folder: str = self._folders[self._columns["manifest"][sample]]
         return joined(folder, self._paths[sample])
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Audio with its rate, the transcript, and further columns as strings."""
-        audio, rate = self._recordings.decode(sample, raw)
-        made: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
-        made |= {"audio": audio, "audio_rate": rate}
-        if self._text is not None:
-            made["text"] = self._text[sample]
-        return made
+    def said_of(self, sample: int) -> dict[str, Any]:
+        """The transcript, and further columns as strings."""
+        said: dict[str, Any] = {name: column[sample] for name, column in self._others.items()}
+        return said if self._text is None else said | {"text": self._text[sample]}
 
     def name(self, sample: int) -> str:
         """The path as the manifest says it, and at how many seconds of it the sample begins, if it is not all."""

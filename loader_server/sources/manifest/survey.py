@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.files import Files, RemotePath
+    from loader_server.sources.files import Files
+    from loader_server.sources.remote.remote_path import RemotePath
 
 __all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]
 

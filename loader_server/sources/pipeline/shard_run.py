@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, SettingsError, StokerError
+from shared.extras import library
 from shared.hashing import key_of
-from shared.pipeline_context import PipelineContext, build_pipeline, samples_dataset
-from shared.pipeline_elements import ElementValue
-from shared.wire.layout import DTYPES
+from shared.pipelines.context import PipelineContext, build_pipeline, samples_dataset, unfit, with_plain_keys
+from shared.pipelines.elements import ElementValue, fields_of_element
+from shared.pipelines.parts import parted
+from shared.quick_import import quick_import
+from shared.wire.layout import DTYPES, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +40,6 @@ __all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
 _BUILDING = threading.Lock()
 #: As much of what was raised, and of its traceback, as a message carries beside the rest.
 _SAID, _TRACEBACK = 1500, 1500
-#: What RETURNN calls the length of an axis: "size:key:axis".
-_SIZE = "size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +68,22 @@ class _ProducerContext(PipelineContext):
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Keep the data set; below, an empty one of the same kind goes on."""
+        plain = with_plain_keys(dataset, self.where)
+        self.capture(parted(plain, f"{self.where}, before map_producer_to_consumer"))
+        return plain.take(0)
+
+    def capture(self, dataset: tf.data.Dataset) -> None:
+        """Keep a data set whose elements are as they cross."""
         self.marked += 1
-        self.captured = _with_plain_keys(dataset, self.where)
-        return self.captured.take(0)
+        self.captured = dataset
 
 
 def import_tensorflow() -> Any:  # noqa: ANN401 - a module
     """TensorFlow, without accelerators: these are the trainers'."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what it says of the processor and the like
-    try:
-        import tensorflow as tf  # noqa: PLC0415 - only where a pipeline is run
-    except ImportError as error:
-        raise SettingsError(
-            expected="TensorFlow, which workers of a pipeline need",
-            got=str(error),
-            where='source = "pipeline"',
-            remedy="Run pip install 'stoker[trainer-cpu]' on this machine.",
-        ) from error
+    use = "which every machine needs that runs workers of a pipeline"
+    with quick_import():
+        tf = library("tensorflow", extra="trainer-cpu", use=use, where='source = "pipeline"')
     if tf.config.get_visible_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -101,9 +101,9 @@ class ShardRun:
             tf.random.set_seed(key_of("pipeline", order.seed, epoch, shard) & 0x7FFFFFFF)
             dataset = self._guarded(lambda: _built(tf, order, epoch, shard))
             #: What an element holds.
-            self.values = _values(tf, dataset.element_spec, order.where)
+            self.values = _values(dataset.element_spec, order.where)
             if order.exact:
-                _refuse_stateful(tf, dataset, order.where)
+                _refuse_unsteady(tf, dataset, order.where)
             self._elements = iter(dataset)
 
     def next_element(self) -> Element | None:
@@ -141,7 +141,8 @@ def _told(error: Exception) -> str:
 
 def _is_in_between(filename: str) -> bool:
     """Whether a line is TensorFlow's or ours, and not the user's."""
-    return bool({"tensorflow", "keras", "loader_server", "pipeline_context.py"} & set(Path(filename).parts))
+    between = {"tensorflow", "keras", "loader_server"} & set(Path(filename).parts)
+    return bool(between) or filename == build_pipeline.__code__.co_filename
 
 
 def _built(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module
@@ -171,44 +172,27 @@ def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # n
 
 # --- what an element holds ---
 
+#: As many as a batch may have.
+_MOST_TENSORS = 64
 
-def _values(tf: Any, spec: Any, where: str) -> tuple[ElementValue, ...]:  # noqa: ANN401 - a module, a structure
+
+def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:  # noqa: ANN401 - a structure
     if not isinstance(spec, dict) or not spec:
-        raise _unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
-    return tuple(_value(tf, str(key), one, where) for key, one in sorted(spec.items()))
+        raise unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
+    values = tuple(_value(str(key), one, where) for key, one in sorted(spec.items()))
+    tensors = len(fields_of_batch(fields_of_element(values)))
+    if tensors > _MOST_TENSORS:
+        raise unfit(where, f"values that cross as {_MOST_TENSORS} tensors", f"{tensors}", "Concatenate or stack some.")
+    return values
 
 
-def _value(tf: Any, key: str, spec: Any, where: str) -> ElementValue:  # noqa: ANN401 - a module, a spec
-    expected = f'"{key}" as a dense tensor of numbers'
-    if not isinstance(spec, tf.TensorSpec):
-        raise _unfit(where, expected, f"{spec}", "Make it dense: tensor.to_tensor(), tf.sparse.to_dense(…).")
+def _value(key: str, spec: Any, where: str) -> ElementValue:  # noqa: ANN401 - a spec
+    expected = f'"{key}" as a tensor of numbers or strings'
     if spec.dtype.name not in DTYPES:
-        raise _unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
+        raise unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
     if spec.shape.rank is None:
-        raise _unfit(where, f"{expected} of known rank", "any rank", "Say it: tensor.set_shape([None, …]) in a map.")
+        raise unfit(where, f"{expected} of known rank", "any rank", "Say it: tensor.set_shape([None, …]) in a map.")
     return ElementValue(key, spec.dtype.name, tuple(spec.shape.as_list()))
-
-
-def _with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
-    spec = dataset.element_spec
-    if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
-        return dataset
-    plain = [_plain_key(str(key)) for key in spec]
-    if twice := sorted({key for key in plain if plain.count(key) > 1}):
-        raise _unfit(where, "each key once", f'"{twice[0]}" twice', "Lengths are called <key>_length: rename.")
-    return dataset.map(lambda element: {_plain_key(str(key)): value for key, value in element.items()})
-
-
-def _plain_key(key: str) -> str:
-    """`size:key:axis` is the length of an axis, called `<key>_length` here; of a later axis with its number."""
-    kind, *rest = key.split(":")
-    if kind != _SIZE or len(rest) != 2:
-        return key.replace(":", "_")
-    return f"{rest[0]}_length" if rest[1] == "0" else f"{rest[0]}_length_{rest[1]}"
-
-
-def _unfit(where: str, expected: str, got: str, remedy: str) -> SettingsError:
-    return SettingsError(expected=expected, got=got, where=f"{where}, before map_producer_to_consumer", remedy=remedy)
 
 
 # --- what would differ from run to run ---
@@ -223,23 +207,24 @@ _STATEFUL = frozenset(
 )
 
 
-def _refuse_stateful(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
-    """Refuse a parallel map that draws from a shared state."""
+_STATELESS = "a parallel map to draw without state, so that a shard can be made again"
+_DRAW_STATELESS = (
+    "Use tf.random.stateless_uniform and its like with a seed from the element, or map without num_parallel_calls."
+)
+_KEEP_ORDER = "Leave deterministic=False out: it goes before the option of the whole pipeline, which keeps the order."
+
+
+def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
+    """Refuse parallel work that draws from a shared state, or gives elements as they get done."""
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
     functions = {one.signature.name: one for one in graph.library.function}
-    nodes = [*graph.node, *(node for one in functions.values() for node in one.node_def)]
-    for node in nodes:
-        if node.op.startswith("Parallel") and "f" in node.attr:
-            drawn = _drawing(node.attr["f"].func.name, functions, set())
-            if drawn:
-                raise _unfit(
-                    where,
-                    "a parallel map to draw without state, so that a shard can be made again",
-                    drawn,
-                    "Use tf.random.stateless_uniform and its like with a seed from the element, or map without "
-                    "num_parallel_calls.",
-                )
+    for node in (*graph.node, *(node for one in functions.values() for node in one.node_def)):
+        is_parallel = node.op.startswith("Parallel") and "f" in node.attr
+        if is_parallel and (drawn := _drawing(node.attr["f"].func.name, functions, set())):
+            raise unfit(where, _STATELESS, drawn, _DRAW_STATELESS)
+        if node.attr["deterministic"].s == b"false":
+            raise unfit(where, "parallel work that keeps the order of elements", "deterministic=False", _KEEP_ORDER)
 
 
 def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:

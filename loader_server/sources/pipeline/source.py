@@ -1,105 +1,57 @@
 """The source `pipeline`: a user's `dataset_pipeline(context) -> tf.data.Dataset`, whose elements are the batches.
 
-Batch n is element n div S of shard n mod S, where S is the setting `producers`: so what a batch holds depends on the
-job alone, not on how many workers there are. Elements come in order only, so a shard that lost its worker is made again
-from its beginning by another one, and what was made first decides what it has to be. How many batches an epoch has must
-be known before it begins, and so must the bytes of the largest: while indexing, each shard of epoch 0 is run once, and
-the index keeps how many elements there were, how large, and the digest of each.
-
-Rules: TensorFlow and the user's function are imported where shards are run: in workers, and in processes of their own
-while indexing. All else goes by the index.
+Rules: the function is imported where shards are run: in workers, and in processes of their own while indexing. What
+shards have to do with batches is in `sharded_source`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from loader_server.named_objects import imported
 from loader_server.sources.pipeline.base_samples import BaseSamples
-from loader_server.sources.pipeline.element_check import ElementCheck
-from loader_server.sources.pipeline.first_digests import FirstDigests
-from loader_server.sources.pipeline.shard_reader import ShardReader
-from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, import_tensorflow
+from loader_server.sources.pipeline.shard_run import PipelineOrder
+from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
 from loader_server.sources.remote.urls import is_url
-from loader_server.sources.source import Found, Indexed, Inventory
-from loader_server.sources.whole_source import WholeSource
+from loader_server.sources.source import Inventory
 from loader_server.transforms.own_code import own_code
-from shared.config import byte_count, choice, setting, text, texts, whole
-from shared.errors import DataError, SettingsError
+from shared.config import setting, text, texts, whole
+from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.pipeline_context import default_pipeline
-from shared.pipeline_elements import ElementValue, digest_of, fields_of_element, flat_values
-from shared.wire.layout import BucketShape, Field
+from shared.pipelines.context import default_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
 
 __all__ = ["PipelineSettings", "PipelineSource"]
 
-#: How much larger than the largest of epoch 0 a value may be in others, where rows are shuffled before they are padded.
-_ROOM = 2
-#: Runs of one shard that are kept open: of the epoch that is read and the one that is asked for ahead.
-_EPOCHS_OPEN = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
+class PipelineSettings(ShardSettings):
     """What a stream with source = "pipeline" says besides."""
 
     pipeline: str = setting(
         text, "package.module:function; left out, the samples of `base` in padded batches", default=""
     )
-    producers: int = setting(whole(1, 4096), "how many shards the data is made in: workers share them out", default=1)
     base: str = setting(text, "another stream of the job, whose samples are context.base_dataset", default="")
     paths: tuple[str, ...] = setting(
         texts, "the files that the function reads, as context.paths; a change of them is noticed", default=()
     )
     max_rows: int = setting(whole(1), "context.default_max_rows", default=32)
-    elements: int = setting(
-        whole(0), "the most elements of a shard in any epoch; 0: as many as were counted in the first", default=0
-    )
-    largest: int = setting(
-        byte_count, "the most bytes of a value; left out, twice the largest of the first epoch", default=0
-    )
-    replay: str = setting(
-        choice("exact", "approximate"),
-        "whether a shard that is made again has to be the same, or the job stops",
-        default="exact",
-    )
 
 
-class PipelineSource(WholeSource):
-    """Columns: of each element of epoch 0 its shard, its ordinal, its digest, and how long each value is when flat."""
+class PipelineSource(ShardedSource):
+    """Shards are made by a function of the user's own."""
 
     Settings = PipelineSettings
-    piece_rows: ClassVar[int] = 1
     settings: PipelineSettings
-
-    _values: tuple[ElementValue, ...] = ()
-
-    def __init__(self, settings: PipelineSettings, base: Any) -> None:  # noqa: ANN401 - a folder
-        super().__init__(settings, base)
-        self._lock = threading.Lock()
-        self._readers: dict[tuple[int, int], ShardReader] = {}
-
-    @property
-    def producers(self) -> int:
-        """As the job says."""
-        return self.settings.producers
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """What an element crosses as; nothing before there is an index, as only running it tells."""
-        return fields_of_element(self._values)
 
     @property
     def base_fields(self) -> tuple[Field, ...]:
@@ -111,7 +63,8 @@ class PipelineSource(WholeSource):
         return BaseSamples(self.of_job, self.settings.base) if self.settings.base else None
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The function."""
         return self.settings.pipeline or "the default pipeline"
 
     # --- while an index is made ---
@@ -120,13 +73,13 @@ class PipelineSource(WholeSource):
         """What is known of the data; empty where the function reads what neither `base` nor `paths` name."""
         if not self.settings.base and not self.settings.paths:
             return ""
-        return fingerprint(self._made_of, self.files.stamp(self._found_paths()))
+        return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
 
     def _found_paths(self) -> list[str]:
         return self.files.found(self.settings.paths) if self.settings.paths else []
 
     @property
-    def _made_of(self) -> str:
+    def made_of(self) -> str:
         """Names the code, the seed and the base; other bytes than these elements were made of make others."""
         code = own_code(self.modules)
         base = self._base.opened if self._base is not None else ""
@@ -140,7 +93,7 @@ class PipelineSource(WholeSource):
             rows_unknown=True,
             pieces=lambda _: iter(range(self.producers)),
             origin=self.files.origin(self._found_paths()),
-            about={"made_of": self._made_of},
+            about={"made_of": self.made_of},
         )
 
     def _refuse_nothing_to_run(self) -> None:
@@ -152,81 +105,13 @@ class PipelineSource(WholeSource):
                 remedy='Write pipeline = "my_module:dataset_pipeline".',
             )
 
-    def probe(self, piece: int) -> Found:
-        """Run the shard."""
-        run = ShardRun(self._order, 0, piece)
-        flattened = [value for value in run.values if value.flattened]
-        columns: dict[str, list[int]] = {name: [] for name in ("shard", "ordinal", "digest")}
-        columns |= {f"steps_{place}": [] for place in range(len(flattened))}
-        while (element := run.next_element()) is not None:
-            flat = flat_values(run.values, element)
-            columns["shard"].append(piece)
-            columns["ordinal"].append(len(columns["ordinal"]))
-            columns["digest"].append(digest_of(flat))
-            for place, value in enumerate(flattened):
-                columns[f"steps_{place}"].append(len(flat[f"{value.key}:values"]))
-            self._refuse_more(piece, len(columns["ordinal"]))
-        ordinals = columns["ordinal"]
-        said = json.dumps([asdict(value) for value in run.values])
-        return Found(
-            rows=[piece << 40 | ordinal for ordinal in ordinals],
-            numbers=columns,
-            strings={"values": ["" if ordinal else said for ordinal in ordinals]},
-        )
-
-    def _refuse_more(self, shard: int, found: int) -> None:
-        if self.settings.elements and found > self.settings.elements:
-            raise DataError(
-                expected=f"at most {self.settings.elements} elements in a shard (elements)",
-                got="more",
-                where=f"{self._where}, shard {shard} of epoch 0",
-                remedy="Raise elements, or leave it out.",
-            )
-
-    # --- once there is an index ---
-
-    def open(self, indexed: Indexed) -> None:
-        """Take the index, if it is of this code and these data."""
-        self.files.refuse_changed(indexed.origin, indexed.place)
-        if indexed.about["made_of"] != self._made_of:
-            raise DataError(
-                expected="the code, seed and base that the index was made with",
-                got="others",
-                where=f"{self._where}, index {indexed.place}",
-                remedy="The pipeline has changed, so its batches may have: run loader-server index.",
-            )
-        self.indexed = indexed
-        self._values = tuple(_value(said) for said in json.loads(indexed.strings["values"][0]))
-        self.elements = self.settings.elements or int(indexed.numbers["ordinal"].max()) + 1
-        self.largest = BucketShape(rows=1, lengths=self._most_steps())
-        self._check = ElementCheck(
-            where=self._where,
-            most_steps=self.largest.lengths,
-            exact=self.settings.replay == "exact",
-            shards=indexed.numbers["shard"],
-            digests=indexed.numbers["digest"],
-            first=FirstDigests(indexed.place / "made_first", fingerprint(indexed.fingerprint, str(self.versions))),
-        )
-
-    def _most_steps(self) -> dict[str, int]:
-        steps = {}
-        for place, value in enumerate(value for value in self._values if value.flattened):
-            a_step = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
-            found = int(self.indexed.numbers[f"steps_{place}"].max())
-            steps[f"{value.key}:values"] = max(self.settings.largest // max(a_step, 1) or _ROOM * found, 1)
-        return steps
-
-    def begin_making(self) -> None:
-        """Import TensorFlow and the function, which take seconds."""
-        import_tensorflow()
-        _ = self._order
-
     @cached_property
-    def _order(self) -> PipelineOrder:
+    def order(self) -> PipelineOrder:
+        """What its runs share."""
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
             function=imported(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
-            where=self._where,
+            where=self.where,
             name=self.of_job.stream,
             seed=self.of_job.seed,
             shards=self.producers,
@@ -237,87 +122,16 @@ class PipelineSource(WholeSource):
             base=self._samples_of_base,
         )
 
-    def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
-        """An element as it crosses."""
-        ordinal, shard = divmod(number, self.producers)
-        if ordinal >= self.elements:
-            return None
-        reader = self._reader(epoch, shard)
-        return reader.element(ordinal, lambda at: begin(at * self.producers + shard))
-
-    def _reader(self, epoch: int, shard: int) -> ShardReader:
-        with self._lock:
-            key = (shard, epoch)
-            if key not in self._readers:
-                others = [one for one in self._readers if one[0] == shard]
-                for old in others[: len(others) + 1 - _EPOCHS_OPEN]:
-                    del self._readers[old]
-                self._readers[key] = self._new_reader(epoch, shard)
-            return self._readers[key]
-
-    def _new_reader(self, epoch: int, shard: int) -> ShardReader:
-        return ShardReader(
-            lambda: self._started(epoch, shard),
-            lambda ordinal, flat: self._check.check(epoch, shard, ordinal, flat),
-            elements=self.elements,
-            where=f"{self._where}, shard {shard} of epoch {epoch}",
-        )
-
-    def _started(self, epoch: int, shard: int) -> ShardRun:
-        run = ShardRun(self._order, epoch, shard)
-        if run.values != self._values:
-            raise DataError(
-                expected=f"elements of {_shown(self._values)}, as while indexing",
-                got=_shown(run.values),
-                where=f"{self._where}, shard {shard} of epoch {epoch}",
-                remedy="Run loader-server index; and let keys, dtypes and ranks not depend on epoch or shard.",
-            )
-        return run
-
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
-
-    @property
-    def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """None that anything is planned by."""
-        return {}
-
-    def place(self, sample: int) -> tuple[str, int]:
-        """The function, and the number of the batch."""
-        return self._where, sample
-
-    def name(self, sample: int) -> str:
-        """Which element of which shard a batch is."""
-        ordinal, shard = divmod(sample, self.producers)
-        return f"{self._where}, element {ordinal} of shard {shard}"
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The function's."""
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """TensorFlow's: other versions may shuffle otherwise."""
-        for name in ("tensorflow", "tensorflow-cpu"):
-            try:
-                return {"tensorflow": importlib.metadata.version(name)}
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return {}
-
     def close(self) -> None:
-        """End all runs."""
-        self._readers.clear()
+        """End all runs, and close the base."""
         if "_base" in self.__dict__ and self._base is not None:
             self._base.close()
         super().close()
-
-
-def _value(said: Mapping[str, Any]) -> ElementValue:
-    return ElementValue(said["key"], said["dtype"], tuple(said["shape"]))
-
-
-def _shown(values: tuple[ElementValue, ...]) -> str:
-    shapes = (", ".join("any" if size is None else str(size) for size in value.shape) for value in values)
-    return "; ".join(f'"{value.key}" {value.dtype} [{shape}]' for value, shape in zip(values, shapes, strict=True))

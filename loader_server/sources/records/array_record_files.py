@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, ReadError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from loader_server.sources.file_facts import LocalFile
@@ -37,7 +38,7 @@ class _OpenArrayRecords:
 
     def _opened(self) -> Any:  # noqa: ANN401 - the library's
         with self._local.path.open("rb"):  # the library says nothing of why it cannot open a file
-            reader = _library().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
+            reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
             return reader
         raise DataError(
@@ -100,14 +101,6 @@ class ArrayRecordFiles:
             one.close()
 
 
-def _library() -> Any:  # noqa: ANN401 - a module without types
-    try:
-        from array_record.python import array_record_module  # noqa: PLC0415 - only for those who read such files
-    except ImportError:
-        raise SettingsError(
-            expected="array-record, the library that reads ArrayRecord files",
-            got="none installed",
-            where='source = "array_record"',
-            remedy="Run `pip install 'stoker[array_record]'`.",
-        ) from None
-    return array_record_module
+def _module() -> Any:  # noqa: ANN401 - a module without types
+    name, where = "array_record.python.array_record_module", 'source = "array_record"'
+    return library(name, extra="array_record", use="which reads ArrayRecord files", where=where)

@@ -112,9 +112,10 @@ def _octal(digits: bytes) -> int | None:
     if digits[0] & 0x80:
         return int.from_bytes(digits[1:], "big")
     try:
-        return int(digits.strip(b" \0") or b"0", 8)
+        number = int(digits.strip(b" \0") or b"0", 8)
     except ValueError:
         return None
+    return number if number >= 0 else None  # a negative size would lead back, for ever
 
 
 def _name(block: bytes) -> str:
@@ -130,10 +131,14 @@ def _pax(content: bytes, at: int) -> dict[str, str]:
     try:
         while place < len(content):
             size, _, _ = content[place:].partition(b" ")
+            if int(size) <= len(size):
+                raise ValueError(size)
             line = content[place + len(size) + 1 : place + int(size) - 1]
             key, _, value = line.partition(b"=")
             found[key.decode()] = value.decode("utf-8", "surrogateescape")
             place += int(size)
+        if not found.get("size", "0").isdecimal():
+            raise ValueError(found["size"])
     except ValueError:
         raise BrokenTar(at, "a pax header cannot be read") from None
     return found

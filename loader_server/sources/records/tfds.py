@@ -8,7 +8,6 @@ the indexed one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -22,8 +21,10 @@ import xxhash
 from loader_server.sources.file_facts import changed
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
+from loader_server.sources.remote.urls import is_url
 from shared.config import setting, text, texts
 from shared.errors import DataError, SettingsError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,7 +101,7 @@ class TfdsSource(MapStyleSource):
     @property
     def versions(self) -> Mapping[str, str]:
         """The library's: it decodes."""
-        return {"tensorflow-datasets": str(_library().__version__)}
+        return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
         """Close the files."""
@@ -173,16 +174,23 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the
             remedy="Name features of the data set in `keys`, or leave it out.",
         )
     chosen = settings.keys or tuple(features)
-    return _library().features.FeaturesDict({key: features[key] for key in chosen})
+    return _tfds().features.FeaturesDict({key: features[key] for key in chosen})
 
 
 def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
     """What the library knows of the data set; DataError where it knows none, or cannot read it in any order."""
-    library, where = _library(), files.where(settings.folder)
+    if is_url(settings.folder):
+        raise DataError(
+            expected="a folder on this machine, for the library reads what describes the data set",
+            got="a URL",
+            where=files.where(settings.folder),
+            remedy='Bring the folder here, or read its files by source = "array_record", which takes URLs.',
+        )
+    tfds, where = _tfds(), files.where(settings.folder)
     try:
-        info = library.builder_from_directory(where).info
+        info = tfds.builder_from_directory(where).info
         _ = info.splits[settings.split].file_instructions
-    except (OSError, ValueError, KeyError, AssertionError, library.core.dataset_info.DatasetInfoFileError) as error:
+    except (OSError, ValueError, KeyError, AssertionError, tfds.core.dataset_info.DatasetInfoFileError) as error:
         raise DataError(
             expected=f"a data set that TensorFlow Datasets prepared, with the split {settings.split}",
             got=" ".join(str(error).split())[:300],
@@ -199,17 +207,9 @@ def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the li
     return info
 
 
-def _library() -> Any:  # noqa: ANN401 - a module without types
-    with contextlib.suppress(ImportError):
-        import tensorflow_datasets  # noqa: PLC0415 - only for those who read such data
-
-        return tensorflow_datasets
-    raise SettingsError(
-        expected="tensorflow-datasets, the library that reads prepared data sets",
-        got="none installed",
-        where='source = "tfds"',
-        remedy="Run `pip install 'stoker[tfds]'`.",
-    )
+def _tfds() -> Any:  # noqa: ANN401 - a module without types
+    use = "which reads the data sets that it prepared"
+    return library("tensorflow_datasets", extra="tfds", use=use, where='source = "tfds"')
 
 
 def _digest(raw: bytes) -> int:

@@ -218,13 +218,17 @@ class TFRecordSource(FilesOfExamplesSource):
 
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
         """Where each of them is, if it is still there."""
-        columns, found = self._columns, []
-        places = (columns[name][samples].tolist() for name in ("file", "offset", "bytes", "checksum"))
-        for row, (file, start, size, written) in enumerate(zip(*places, strict=True)):
-            data, stop = self._mapped[self._paths[file]], start + size
-            if data[stop : stop + TRAILER_BYTES] != written.to_bytes(TRAILER_BYTES, "little"):
-                raise self._other_record(int(samples[row]))
-            found.append((data, start, stop))
+        files, starts, sizes, written = (
+            self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
+        )
+        mapped = {file: self._mapped[self._paths[file]] for file in set(files.tolist())}
+        trailers = written.astype(f"<u{TRAILER_BYTES}").tobytes()
+        places = zip(files.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
+        found = [(mapped[file], start, stop) for file, start, stop in places]
+        ends = [data[stop : stop + TRAILER_BYTES] for data, _, stop in found]
+        if b"".join(ends) != trailers:
+            expected = np.frombuffer(trailers, f"V{TRAILER_BYTES}").tolist()
+            raise self._other_record(int(samples[[*map(bytes.__eq__, ends, expected)].index(False)]))
         return found
 
     def _other_record(self, sample: int) -> ReadError:

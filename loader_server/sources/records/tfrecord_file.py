@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError
+from shared.extras import library
 
 if TYPE_CHECKING:
     import mmap
@@ -165,13 +166,6 @@ def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -
 
 def checksum_function() -> Callable[[bytes], int]:
     """What the checksum of data is, as it is written; SettingsError where the library for it is missing."""
-    try:
-        import google_crc32c  # noqa: PLC0415 - only for those who ask for it
-    except ImportError:
-        raise SettingsError(
-            expected="google-crc32c, with which checksums are checked",
-            got="none installed",
-            where="checksums",
-            remedy="Run `pip install 'stoker[tfrecord]'`, or leave checksums out.",
-        ) from None
+    use, otherwise = "with which checksums are checked", "or leave checksums out"
+    google_crc32c = library("google_crc32c", extra="tfrecord", use=use, where="checksums", otherwise=otherwise)
     return lambda data: int(_masked(np.array([google_crc32c.value(data)], np.uint32))[0])

@@ -106,10 +106,19 @@ class WebDatasetSource(FileRecordsSource):
             return
         raise DataError(
             expected=f"members that end in .{lacking[0]}" if lacking else "members such as 000017.flac",
-            got=f"none among the first {_FIRST_SAMPLES} samples",
+            got=f"none among the first {_FIRST_SAMPLES} samples{self._first_fault()}",
             where=", ".join(self.settings.paths),
             remedy='Name other shards, or the members that there are: members = ["flac", "txt"].',
         )
+
+    def _first_fault(self) -> str:
+        """What is wrong with the first sample that cannot be used."""
+        for path in self._paths:
+            for sample in islice(samples_of(self._mapped[path]), _FIRST_SAMPLES):
+                detail = sample.detail or _fault_of_members(self._mapped[path], sample)
+                if detail:
+                    return f" ({self.files.where(path)}: {detail})"
+        return ""
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -240,6 +249,15 @@ def _known_form(suffix: str, raw: bytes) -> dict[str, MemberForm]:
         return {suffix: form_of_member(suffix, raw)}
     except SampleError:
         return {}
+
+
+def _fault_of_members(data: mmap.mmap | bytes, sample: TarSample) -> str:
+    try:
+        for suffix in sample.members:
+            form_of_member(suffix, _bytes_of(data, sample, suffix))
+    except SampleError as error:
+        return f"{sample.key}.{suffix}: expected {error.expected}, got {error.got}"
+    return ""
 
 
 def _bytes_of(data: mmap.mmap | bytes, sample: TarSample, suffix: str) -> bytes:

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from loader_server.sources.file_facts import changed
+from loader_server.sources.remote.counts import RemoteCounts
 from loader_server.sources.remote.urls import without_credentials
 from shared.errors import DataError, ReadError, StokerError
 
@@ -35,9 +36,15 @@ _OTHER_VERSION = 412
 class Failures:
     """Carries out requests, again where that may help; `pause` sleeps, `draw` gives a number from 0 to 1."""
 
-    def __init__(self, pause: Callable[[float], None] = time.sleep, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        pause: Callable[[float], None] = time.sleep,
+        draw: Callable[[], float] = random.random,
+        counts: RemoteCounts | None = None,
+    ) -> None:
         self._pause = pause
         self._draw = draw
+        self._counts = counts or RemoteCounts()
 
     def tried(self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError) -> T:
         """What `ask` returns; ReadError where it cannot be had, or what is said for a file that is not there."""
@@ -51,6 +58,7 @@ class Failures:
                 error = _underneath(url, caught)
                 if pause_s is None or not _may_pass(error):
                     raise worded(url, error, len(pauses_s) + 1, absent) from error
+                self._counts.add(retries=1)
                 self._pause(pause_s * (0.5 + self._draw()))
         raise AssertionError(url)
 

@@ -16,6 +16,7 @@ from loader_server.sources.file_facts import FileFacts, changed
 from loader_server.sources.remote.failures import Failures
 from loader_server.sources.remote.urls import refuse_credentials, without_credentials
 from shared.errors import DataError, SettingsError
+from shared.extras import how_to_get, library
 
 __all__ = ["Objects"]
 
@@ -156,18 +157,14 @@ def _asked(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has
 def _store(url: str) -> Any:  # noqa: ANN401 - fsspec has no types
     """What fsspec has for this kind of URL; it keeps one a process."""
     refuse_credentials(url)
-    protocol = url.partition("://")[0].lower()
+    protocol, where = url.partition("://")[0].lower(), without_credentials(url)
+    fsspec = library("fsspec", extra="remote", use="which reads remote files", where=where)
     try:
-        import fsspec  # noqa: PLC0415 - for those who have remote files
-
         store = fsspec.filesystem(protocol, use_listings_cache=False, **_options(protocol))
     except (ImportError, ValueError) as error:
-        raise SettingsError(
-            expected=f"what reads {protocol}:// to be installed",
-            got=str(error),
-            where=without_credentials(url),
-            remedy="pip install 'stoker[remote]' has S3 and HTTP; other stores need their package for fsspec.",
-        ) from None
+        remedy = how_to_get("remote", "which has S3 and HTTP, or install what fsspec needs for this store")
+        expected = f"what reads {protocol}:// to be installed"
+        raise SettingsError(expected=expected, got=str(error), where=where, remedy=remedy) from None
     if hasattr(store, "retries"):
         store.retries = 1
     return store

@@ -20,6 +20,7 @@ import xxhash
 
 from loader_server.sources.file_facts import LocalFile, changed
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
+from loader_server.sources.remote.failures import Failures
 from loader_server.sources.remote.fetch_ahead import FetchAhead
 from loader_server.sources.remote.objects import Objects
 
@@ -93,7 +94,8 @@ class RemoteFiles:
     """Files by URL; any thread may read."""
 
     def __init__(self, cache: CacheSettings, objects: Objects | None = None) -> None:
-        self._objects = objects or Objects()
+        self._counts = cache.counts
+        self._objects = objects or Objects(Failures(counts=cache.counts))
         self._cache = DiskCache(cache.folder, cache.bytes)
         self._parts: dict[_Block, _OpenPart] = {}
         #: Whether a server gives files as a whole only; one thread asks it.
@@ -140,13 +142,16 @@ class RemoteFiles:
         if len(self._parts) >= _MOST_OPEN:
             self._parts.clear()
         whole = _whole_of(block)
+        waited = 0
         while True:
             for one in (block, whole):
                 handle = self._cache.find(one.key)
                 if handle is not None:
+                    self._counts.add(found=not waited, waited=waited)
                     part = self._parts[block] = _OpenPart(handle, one.start)
                     return part
             self._bring(block)
+            waited = 1
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
         """Into the cache: the block, or the whole file where it does not come in parts."""
@@ -168,10 +173,12 @@ class RemoteFiles:
         if self._comes_whole(block):
             with os.fdopen(os.dup(handle), "wb") as file:
                 self._objects.bring(block.url, block.facts, file)
+            self._counts.add(fetched_bytes=block.facts.bytes)
             return
         for start in range(block.start, block.stop, BLOCK_BYTES):
             stop = min(start + BLOCK_BYTES, block.stop)
             raw = self._objects.fetch(block.url, block.facts, start, stop, patient=patient)
+            self._counts.add(fetched_bytes=len(raw))
             _write(handle, start - block.start, raw)
 
     # --- all of it ---
@@ -183,12 +190,15 @@ class RemoteFiles:
     def local(self, url: str, facts: FileFacts) -> LocalFile:
         """The whole file, which stays in the cache until it is closed."""
         whole = _Block(url, facts, 0, facts.bytes, whole=True)
+        waited = 0
         while True:
             held = self._cache.hold(whole.key)
             if held is not None:
+                self._counts.add(found=not waited, waited=waited)
                 handle, path = held
                 return LocalFile(path, partial(os.close, handle))
             self._bring(whole)
+            waited = 1
 
     # --- what comes soon ---
 

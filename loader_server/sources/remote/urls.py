@@ -5,7 +5,6 @@ Rules: pure; a URL with credentials is refused before it can reach an index, a l
 
 from __future__ import annotations
 
-import posixpath
 import re
 from urllib.parse import parse_qsl, urlsplit
 
@@ -31,7 +30,10 @@ def is_url(path: str) -> bool:
 
 def joined(folder: str, name: str) -> str:
     """The path of a file that is named relative to a folder, be they local or remote."""
-    return name if is_url(name) else posixpath.join(folder, name)
+    if name.startswith("/") or is_url(name):
+        return name
+    # As posixpath.join has it, which takes four times as long; names come by the hundred thousand.
+    return f"{folder}/{name}" if folder and not folder.endswith("/") else folder + name
 
 
 def refuse_credentials(url: str) -> None:

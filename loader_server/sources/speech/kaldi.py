@@ -7,7 +7,6 @@ cannot be used, and those of `text` for which there is nothing to hear.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.sources.audio.decoding import audio_versions
+from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
 from loader_server.sources.lists import list_facts, refuse_other_list
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.remote.urls import is_url, joined
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from loader_server.sources.speech.kaldi_entries import (
     FEATURES,
     TABLES,
@@ -56,7 +57,7 @@ _Rows: TypeAlias = dict[int, tuple[KaldiUtterance, Any]]
 class KaldiSettings:
     """What a stream with source = "kaldi" says besides."""
 
-    paths: tuple[str, ...] = setting(texts, "Kaldi data folders, relative to the job file")
+    paths: tuple[str, ...] = setting(texts, "Kaldi data folders, relative to the job file, or URLs")
     values: str = setting(
         choice("audio", "features"), "what samples have: audio of wav.scp, or features of feats.scp", default="audio"
     )
@@ -78,7 +79,7 @@ class KaldiPiece:
     columns: int
 
 
-class KaldiSource(Source):
+class KaldiSource(RecordedSource):
     """Utterances. Columns: of each the folder (counted from 0), the line in its first table, the characters of its
     text, and what `stretch_columns` or `feature_columns` have. Strings: key, path, text and speaker.
     """
@@ -106,11 +107,11 @@ class KaldiSource(Source):
     def stamp(self) -> str:
         """Of the tables, those that a folder has not too, and of every file that they name."""
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
-        tables = (f"{path}/{table}" for path in self.settings.paths for table in TABLES)
+        tables = (f"{path.rstrip('/')}/{table}" for path in self.settings.paths for table in TABLES)
         return self.files.stamp(chain(tables, map(self._below, named)))
 
     def _all_folders(self) -> tuple[KaldiFolder, ...]:
-        return tuple(KaldiFolder(self.base, path, features=self._features) for path in self.settings.paths)
+        return tuple(KaldiFolder(self.files, path, features=self._features) for path in self.settings.paths)
 
     def survey(self) -> Inventory:
         """Join the tables of each folder."""
@@ -140,7 +141,7 @@ class KaldiSource(Source):
         """The columns of the first features that can be read, which all others have to have."""
         find = self._finder(None)
         for path in self.settings.paths:
-            with self.files.open(f"{path}/{FEATURES}") as file:
+            with self.files.open(f"{path.rstrip('/')}/{FEATURES}") as file:
                 for number, line in enumerate(file):
                     row = utterance_of(JoinedLine(number, line, {}, -1), FEATURES, path, ())
                     found = row if isinstance(row, BadRow) else find(row, (path, row.line))
@@ -179,7 +180,7 @@ class KaldiSource(Source):
         """Looks for what an utterance names; features have to have so many columns."""
         if not self._features:
             headers = Headers(self.files)
-            return lambda said, where: headers.find(str(self.base / self._below(said.path)), said.stretch, where)
+            return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
         archives = ArchiveHeaders(self.files)
 
         def find(said: KaldiUtterance, where: tuple[str, int]) -> ArchivePlace | BadRow:
@@ -206,10 +207,13 @@ class KaldiSource(Source):
 
     def _below(self, path: str) -> str:
         """What a table names, from the job file."""
-        return os.path.join(self.settings.root, path)  # noqa: PTH118 - a Path a row costs more than the rest
+        return joined(self.settings.root, path)
+
+    def _from_base(self, path: str) -> str:
+        return path if is_url(path) else str(self.base / path)
 
     def _where(self, folder: int, table: str) -> str:
-        return str(self.base / self.settings.paths[folder] / table)
+        return self.files.where(f"{self.settings.paths[folder].rstrip('/')}/{table}")
 
     # --- once there is an index ---
 
@@ -221,6 +225,7 @@ class KaldiSource(Source):
         self._strings = indexed.strings
         self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
         columns = indexed.about.get("columns", 0)
+        self.files.note_remote(indexed.samples, self._archive)
         self._archived = ArchivedFeatures(self.files, indexed.numbers, self._archive, columns)
 
     @property
@@ -239,21 +244,26 @@ class KaldiSource(Source):
         checked = [self.checked(sample) for sample in samples]
         return self._archived.read(checked) if self._features else map(self._recordings.read, checked)
 
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their files, or their places in archives."""
+        if self.files.are_remote:
+            (self._archived if self._features else self._recordings).expect(samples.tolist())
+
     def _archive(self, sample: int) -> str:
         return self._below(self._strings["path"][sample])
 
     def _path(self, sample: int) -> str:
-        return str(self.base / self._archive(sample))
+        return self._from_base(self._archive(sample))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Audio with its rate, or features; text and speaker as strings."""
-        made: dict[str, Any] = {
-            name: self._strings[name][sample] for name in ("text", "speaker") if name in self._strings
-        }
         if self._features:
-            return made | {"features": self._archived.decode(sample, raw)}
-        audio, rate = self._recordings.decode(sample, raw)
-        return made | {"audio": audio, "audio_rate": rate}
+            return self.said_of(sample) | {"features": self._archived.decode(sample, raw)}
+        return super().decode(sample, raw)
+
+    def said_of(self, sample: int) -> dict[str, Any]:
+        """Text and speaker as strings."""
+        return {name: self._strings[name][sample] for name in ("text", "speaker") if name in self._strings}
 
     def name(self, sample: int) -> str:
         """The utterance's key."""

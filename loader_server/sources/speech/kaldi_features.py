@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loader_server.sources.files import FileFacts, changed
+from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
 from shared.errors import DataError
@@ -91,11 +92,24 @@ class ArchivedFeatures:
         """All bytes of each matrix or vector; archives are compared once a call."""
         same: set[tuple[str, int]] = set()
         for sample in samples:
-            path, mtime_ns = self._path_of(sample), int(self._numbers["mtime_ns"][sample])
-            if (path, mtime_ns) not in same:
-                self._refuse_other(path, FileFacts(bytes=int(self._numbers["bytes"][sample]), version=mtime_ns))
-                same.add((path, mtime_ns))
-            yield self._files.read(path, int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample]))
+            path, known = self._path_of(sample), self._facts(sample)
+            if is_url(path):
+                yield self._files.part(path, known, *self._place(sample))  # which says itself that it is another one
+                continue
+            if (path, known.version) not in same:
+                self._refuse_other(path, known)
+                same.add((path, known.version))
+            yield self._files.read(path, *self._place(sample))
+
+    def expect(self, samples: Sequence[int]) -> None:
+        """Begin to fetch what is remote of these."""
+        self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
+
+    def _facts(self, sample: int) -> FileFacts:
+        return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
 
     def _refuse_other(self, path: str, known: FileFacts) -> None:
         now = self._files.facts(path)

@@ -6,9 +6,11 @@ which is a bad one. Must not know what is in the files that the tables name.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
+from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_entries import FEATURES, RECORDINGS, SEGMENTS, SPEAKERS, TEXT
 from loader_server.sources.speech.kaldi_tables import JoinedTables
@@ -16,46 +18,49 @@ from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+    from loader_server.sources.files import Files
     from loader_server.sources.speech.kaldi_tables import JoinedLine
 
 __all__ = ["KaldiFolder"]
 
 
 class KaldiFolder:
-    """One folder, by its path as the job file has it. `tables` are those that it has, the one whose lines are rows
-    first. `join` opens them, `close` gives them back.
+    """One folder, by its path or URL as the job file has it. `tables` are those that it has, the one whose lines are
+    rows first. `join` opens them, `close` gives them back.
     """
 
-    def __init__(self, base: Path, path: str, *, features: bool) -> None:
-        self.path = path
-        self._place = base / path
+    def __init__(self, files: Files, path: str, *, features: bool) -> None:
+        self.path = path.rstrip("/")
+        self._files = files
         needed = FEATURES if features else RECORDINGS
         wanted = (FEATURES, TEXT, SPEAKERS) if features else (SEGMENTS, RECORDINGS, TEXT, SPEAKERS)
-        self.tables = tuple(name for name in wanted if (self._place / name).exists())
+        self.tables = tuple(name for name in wanted if files.has(self._table(name)))
         if needed not in self.tables:
             raise DataError(
                 expected=f"a Kaldi data folder with the table {needed}",
-                got="one without" if self._place.is_dir() else "no such folder",
-                where=str(self._place),
+                got="one without" if is_url(path) or os.path.isdir(files.where(path)) else "no such folder",  # noqa: PTH112
+                where=files.where(path),
                 remedy='Mend `paths` of the stream, or set values = "audio" or "features" to what is there.',
             )
         self._joined: JoinedTables | None = None
+
+    def _table(self, name: str) -> str:
+        return f"{self.path}/{name}"
 
     def join(self) -> int:
         """Read the tables once; how many rows there are."""
         first, *others = self.tables
         # A segment's second word names its recording.
         words = {name: int(first == SEGMENTS and name == RECORDINGS) for name in others}
-        self._joined = JoinedTables(self._place, first, words)
+        self._joined = JoinedTables(lambda name: self._files.kept(self._table(name)), first, words)
         return len(self._joined.first) + len(self._unused(self._joined))
 
     def named_files(self) -> Iterator[str]:
         """What the table of audio or features names, as it stands there, commands too; one after another once."""
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
-        with (self._place / needed).open(encoding="utf-8", errors="surrogateescape") as table:
+        with self._files.path(self._table(needed)).open(encoding="utf-8", errors="surrogateescape") as table:
             for line in table:
                 name = re.sub(r":\d+$", "", "".join(line.strip().split(None, 1)[1:]))
                 if name != before:
@@ -76,12 +81,11 @@ class KaldiFolder:
     def _only_text(self, joined: JoinedTables, number: int) -> BadRow:
         table = joined.others[TEXT]
         key = b"".join(table.line(number).split(None, 1)[:1]).decode("utf-8", "replace")
+        where = self._files.where(self._table(TEXT))
         if joined.first.find(table.keys[number : number + 1])[0] >= 0:
-            return BadRow(
-                str(self._place / TEXT), number + 1, "duplicate", f'expected each key once, got "{key}" again'
-            )
+            return BadRow(where, number + 1, "duplicate", f'expected each key once, got "{key}" again')
         detail = f'expected "{key}" in {self.tables[0]} too, got none'
-        return BadRow(str(self._place / TEXT), number + 1, "only_text", detail)
+        return BadRow(where, number + 1, "only_text", detail)
 
     def close(self) -> None:
         """Close the tables, if they are open."""

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -78,12 +78,12 @@ class JoinedLine:
 
 class JoinedTables:
     """A first table, each of whose lines is a row, and others, each with the place of the word in the first table that
-    is its key. Close it.
+    is its key; `path_of` says where a table is on this machine. Close it.
     """
 
-    def __init__(self, folder: Path, first: str, others: Mapping[str, int]) -> None:
-        self.first = KaldiTable(folder / first)
-        self.others = {name: KaldiTable(folder / name) for name in others}
+    def __init__(self, path_of: Callable[[str], Path], first: str, others: Mapping[str, int]) -> None:
+        self.first = KaldiTable(path_of(first))
+        self.others = {name: KaldiTable(path_of(name)) for name in others}
         self._found = {name: self.others[name].find(self.first.words(place)) for name, place in others.items()}
         self._firsts = self.first.find(self.first.keys)
 

@@ -8,19 +8,21 @@ and one that is another by now is refused. Lengths follow from files, not from w
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.audio.decoding import audio_versions
+from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
-from loader_server.sources.lists import absent_list, list_facts, refuse_other_list
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.lists import list_facts, refuse_absent_list, refuse_other_list
+from loader_server.sources.remote.urls import is_url, joined
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in
 from shared.config import choice, setting, text, texts
 from shared.errors import DataError
@@ -28,10 +30,10 @@ from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loader_server.sources.files import Files
     from shared.wire.layout import Field
 
 __all__ = ["CutPiece", "LhotseSettings", "LhotseSource"]
@@ -43,7 +45,7 @@ _MANIFEST = "cut manifest"
 class LhotseSettings:
     """What a stream with source = "lhotse" says besides."""
 
-    paths: tuple[str, ...] = setting(texts, "cut manifests, .jsonl or .jsonl.gz, relative to the job file")
+    paths: tuple[str, ...] = setting(texts, "cut manifests, .jsonl or .jsonl.gz, relative to the job file, or URLs")
     sample: str = setting(
         choice("cut", "supervision"), "a cut with the texts of its supervisions, or each supervision", default="cut"
     )
@@ -60,7 +62,7 @@ class CutPiece:
     rows: tuple[tuple[int, int, bytes, int], ...]
 
 
-class LhotseSource(Source):
+class LhotseSource(RecordedSource):
     """Cuts. Columns: of each sample the manifest (counted from 0), its line, the characters of its text, and those of
     `stretch_columns`. Strings: key, path, text, speaker and language.
     """
@@ -112,7 +114,7 @@ class LhotseSource(Source):
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, int]]:
         for number, path in enumerate(self.settings.paths):
-            for place, line in _lines(self.base / path):
+            for place, line in _lines(path, self.files):
                 if self.settings.sample == "cut":
                     yield number, place, line, WHOLE_CUT
                 else:
@@ -123,7 +125,7 @@ class LhotseSource(Source):
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
         headers = Headers(self.files)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
-            where = (str(self.base / self.settings.paths[manifest]), place)
+            where = (self.files.where(self.settings.paths[manifest]), place)
             try:
                 said = cut_sample(line, supervision)
             except UnusableCut as error:
@@ -144,7 +146,7 @@ class LhotseSource(Source):
         return Found(rows=list(good), numbers=numbers | stretch_columns(founds, whole=False), strings=strings, bad=bad)
 
     def _audio(self, said: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
-        found = headers.find(str(self.base / self._below(said.path)), said.stretch, where)
+        found = headers.find(self._from_base(said.path), said.stretch, where)
         if isinstance(found, BadRow) or found.header.rate == said.rate:
             return found
         detail = f"expected {said.rate} Hz, as the recording's manifest says, got {found.header.rate}: {said.path}"
@@ -155,7 +157,11 @@ class LhotseSource(Source):
         return {"rate": common_rate(numbers["rate"])}
 
     def _below(self, path: str) -> str:
-        return os.path.join(self.settings.root, path)  # noqa: PTH118 - a Path a row costs more than the rest
+        return joined(self.settings.root, path)
+
+    def _from_base(self, path: str) -> str:
+        below = self._below(path)
+        return below if is_url(below) else str(self.base / below)
 
     # --- once there is an index ---
 
@@ -166,6 +172,7 @@ class LhotseSource(Source):
         self.indexed = indexed
         self._strings = indexed.strings
         self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files)
+        self.files.note_remote(indexed.samples, self._path)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
@@ -183,13 +190,16 @@ class LhotseSource(Source):
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
-        return str(self.base / self._below(self._strings["path"][sample]))
+        return self._from_base(self._strings["path"][sample])
 
-    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Audio with its rate; text, speaker and language as strings."""
-        audio, rate = self._recordings.decode(sample, raw)
-        said = {name: self._strings[name][sample] for name in ("text", "speaker", "language")}
-        return {"audio": audio, "audio_rate": rate, **said}
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their files."""
+        if self.files.are_remote:
+            self._recordings.expect(samples.tolist())
+
+    def said_of(self, sample: int) -> dict[str, Any]:
+        """Text, speaker and language as strings."""
+        return {name: self._strings[name][sample] for name in ("text", "speaker", "language")}
 
     def name(self, sample: int) -> str:
         """The cut's id, or the supervision's."""
@@ -199,7 +209,7 @@ class LhotseSource(Source):
     def place(self, sample: int) -> tuple[str, int]:
         """The manifest, and the line in it."""
         numbers = self.indexed.numbers
-        return str(self.base / self.settings.paths[numbers["manifest"][sample]]), int(numbers["line"][sample])
+        return self.files.where(self.settings.paths[numbers["manifest"][sample]]), int(numbers["line"][sample])
 
     def _line(self, sample: int) -> str:
         return "{}, line {}".format(*self.place(sample))
@@ -216,36 +226,30 @@ class LhotseSource(Source):
         return audio_versions()
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
     """The lines of a manifest that say anything, by number; DataError where it cannot be read."""
-    try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+    _refuse_other_names(path, files)
+    refuse_absent_list(path, files, _MANIFEST)
+    with files.open(path) as raw:
+        try:
+            lines = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+            for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from None
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(
+                expected="a whole gzip file",
+                got=f"{type(error).__name__}: {error}",
+                where=files.where(path),
+                remedy="It is cut short or damaged: write or copy it anew.",
+            ) from None
 
 
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    if path.name.endswith(".jsonl.gz"):
-        return gzip.open(path, "rb")
-    if path.suffix != ".jsonl":
+def _refuse_other_names(path: str, files: Files) -> None:
+    if not path.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(
             expected="a cut manifest that ends in .jsonl or .jsonl.gz",
-            got=f'"{path.name}"',
-            where=str(path),
+            got=f'"{PurePosixPath(path).name}"',
+            where=files.where(path),
             remedy='Write it with cuts.to_file("cuts.jsonl.gz").',
         )
-    return path.open("rb")
-
-
-def _unreadable(path: Path, error: OSError | EOFError | zlib.error) -> DataError:
-    if isinstance(error, OSError) and error.errno is not None:
-        return absent_list(path, _MANIFEST, error)
-    return DataError(
-        expected="a whole gzip file",
-        got=f"{type(error).__name__}: {error}",
-        where=str(path),
-        remedy="It is cut short or damaged: write or copy it anew.",
-    )

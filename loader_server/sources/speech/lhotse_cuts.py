@@ -1,7 +1,8 @@
 """What a line of a Lhotse cut manifest means: which stretch of which file, what is said in it, by whom.
 
-Rules: reads JSON without Lhotse, and opens nothing. A MonoCut of a recording that is a file is a sample, or each of its
-supervisions is one; all else is a bad row, with what to do about it: nothing is mixed, perturbed, downloaded or run.
+Rules: reads JSON without Lhotse, and opens nothing. A MonoCut of a recording that is a file, here or remote, is a
+sample, or each of its supervisions is one, and so is a MultiCut of all channels of its file, which are averaged; all
+else is a bad row, with what to do about it: nothing is mixed, perturbed or run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loader_server.sources.audio.decoding import AVERAGED
 from loader_server.sources.audio.stretches import Stretch
 
 if TYPE_CHECKING:
@@ -21,12 +23,13 @@ __all__ = ["WHOLE_CUT", "CutSample", "UnusableCut", "cut_sample", "samples_in"]
 #: In place of a supervision's: the sample is all of the cut.
 WHOLE_CUT = -1
 
+#: Types of audio sources whose bytes lie in a file, here or at an address.
+_READABLE = ("file", "url")
 _WHOLE = "make whole recordings of them with save_audios(), or leave it to transforms of the stream"
 #: What to do about cuts that are none of ours, by their type.
 _REMEDIES = {
     "MixedCut": f"a mixture is not made here: {_WHOLE}",
     "PaddingCut": "batches are padded anyway: leave it out",
-    "MultiCut": "samples have one channel: write cuts of one each, with to_mono()",
 }
 
 
@@ -70,10 +73,19 @@ def cut_sample(line: bytes, supervision: int) -> CutSample:
 
 
 def _refuse_other_types(cut: dict[str, Any]) -> None:
-    kind = cut["type"]
-    if kind != "MonoCut":
-        remedy = _REMEDIES.get(kind, "write cuts of recordings")
-        raise UnusableCut("cut_type", f"expected a MonoCut, got a {kind}: {remedy}")
+    kind = cut.get("type") or _manifest_of(cut)
+    if kind not in ("MonoCut", "MultiCut"):
+        remedy = _REMEDIES.get(kind, "write cuts of recordings, with CutSet.from_manifests(…)")
+        raise UnusableCut("cut_type", f"expected a MonoCut or MultiCut, got a {kind}: {remedy}")
+
+
+def _manifest_of(line: dict[str, Any]) -> str:
+    """What a line without a type belongs to, of Lhotse's other manifests."""
+    known = {"sources": "recording", "recording_id": "supervision", "storage_type": "features"}
+    kind = next((kind for key, kind in known.items() if key in line), "")
+    if not kind:
+        raise KeyError("type")
+    return f"line of a {kind} manifest"
 
 
 def _whole(cut: dict[str, Any]) -> CutSample:
@@ -108,17 +120,22 @@ def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: li
     return CutSample(str(key), path, stretch, rate, words, _common(said, "speaker"), _common(said, "language"))
 
 
-def _file(sources: Iterable[dict[str, Any]], channel: int) -> tuple[str, int]:
-    """The file that has this channel of the recording, and which of its own channels that is."""
+def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[str, int]:
+    """The file that has this channel of the recording, and which of its own channels that is; or all these channels,
+    and no others.
+    """
     for source in sources:
-        if channel in source["channels"]:
-            if source["type"] != "file":
+        if (set(asked) == set(source["channels"])) if isinstance(asked, list) else (asked in source["channels"]):
+            if source["type"] not in _READABLE:
                 remedy = "bring its audio to files first, with save_audios()"
                 raise UnusableCut("not_a_file", f'expected a file, got a source of type "{source["type"]}": {remedy}')
             if "\0" in source["source"]:
                 raise ValueError("a path with a zero byte")
-            return source["source"], source["channels"].index(channel)
-    raise UnusableCut("wrong_channel", f"expected a channel that the recording has, got {channel}")
+            return source["source"], AVERAGED if isinstance(asked, list) else source["channels"].index(asked)
+    if isinstance(asked, list):
+        remedy = "write cuts of one channel each, with to_mono()"
+        raise UnusableCut("channels", f"expected all channels of one file, which are averaged, got {asked}: {remedy}")
+    raise UnusableCut("wrong_channel", f"expected a channel that the recording has, got {asked}")
 
 
 def _common(supervisions: list[dict[str, Any]], name: str) -> str:

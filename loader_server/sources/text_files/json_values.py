@@ -133,7 +133,7 @@ def _numbers(key: str, dtype: str, value: Any) -> np.generic | NDArray[Any]:  # 
         made = np.array(value, dtype)
     except OverflowError:
         made = None
-    if made is None or not np.isfinite(made).all():
+    if made is None or (made.dtype.kind == "f" and not np.isfinite(made).all()):
         raise UnusableValueError("out_of_range", f'expected "{key}" to fit into {dtype}, got {_shown(value)}')
     return made if made.ndim else made[()]
 

@@ -104,7 +104,7 @@ class JsonLinesSource(LineSource):
         if not self._kinds:
             raise DataError(
                 expected="objects with texts, numbers or lists of numbers, one a line",
-                got=f"none in the first {_FIRST_ROWS} rows",
+                got=f"none in the first {_FIRST_ROWS} rows{self._first_fault()}",
                 where=", ".join(map(self.files.where, self._found_paths())),
                 remedy="Convert the files, or say which keys there are: keys = { … }.",
             )
@@ -114,6 +114,17 @@ class JsonLinesSource(LineSource):
             origin=inventory.origin,
             about={"keys": dict(self._kinds)},
         )
+
+    def _first_fault(self) -> str:
+        """What is wrong with the first line that is no object."""
+        for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
+            lines = self._lines_of(piece)
+            for number in range(len(lines.starts)):
+                try:
+                    object_of(lines.line(number))
+                except UnusableValueError as error:
+                    return f" (line {piece.line + number}: {error.detail})"
+        return ""
 
     def probe(self, piece: LinePiece) -> Found:
         """Take the objects apart."""

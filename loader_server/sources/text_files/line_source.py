@@ -73,6 +73,7 @@ class LineSource(Source):
         origin = self.files.origin(paths)
         total = 0
         for path in paths:
+            self.files.refuse_no_text(path)
             with self.files.open(path) as file:
                 total += count_lines(file)
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)

@@ -92,6 +92,7 @@ class ParallelSource(Source):
         origin = self.files.origin(self._names)
         counts: dict[str, int] = {}
         for name, place in zip(self._names, self._places, strict=True):
+            self.files.refuse_no_text(name)
             with self.files.open(name) as file:
                 counts[place] = count_lines(file)
         if len(set(counts.values())) > 1:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import soxr
 
 from loader_server.transforms import SampleError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["resampled", "resampled_length"]
+
+soxr = library("soxr", extra="loader", use="which resamples audio")
 
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:

@@ -13,12 +13,13 @@ import numpy as np
 
 from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
+from tests.benchmarks.sources.ragged_examples import ragged_examples
 from tests.benchmarks.sources.row import interleaved, measured, stoker
 from tests.support.example_protos import Example
 from tests.support.records import write_array_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.benchmarks.sources.row import Pass, Row
@@ -43,21 +44,11 @@ budget = "64000 steps"
 def rows(folder: Path, rounds: int) -> list[Row]:
     """A worker and a trainer, and Grain in process."""
     for number in range(_FILES):
-        write_array_records(folder / f"{number}.array_record", _records(number))
+        write_array_records(folder / f"{number}.array_record", ragged_examples(number, _RECORDS))
     (folder / "job.toml").write_text(_JOB)
     index_streams(JobFile(folder / "job.toml"), ["train"], processes=1)
     with stoker(folder / "job.toml") as epoch:
         return interleaved("array_record", {"stoker": epoch, "grain": functools.partial(_grain, folder)}, rounds)
-
-
-def _records(seed: int) -> Iterator[bytes]:
-    random = np.random.default_rng(seed)
-    for number in range(_RECORDS):
-        made = Example()
-        feature = made.features.feature
-        feature["audio"].float_list.value.extend(random.random(random.integers(200, 1800), np.float32))
-        feature["label"].int64_list.value.append(number)
-        yield made.SerializeToString()
 
 
 def _grain(folder: Path) -> Pass:

@@ -12,13 +12,12 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ __all__ = ["Pass", "Row", "elsewhere", "interleaved", "measured", "serve", "stok
 
 _ROOT = Path(__file__).resolve().parents[3]
 
-#: Processes that use less than this share of a core are idle; CPU is counted in steps of 10 ms.
+#: Processes that use less than this share of a core are idle.
 _QUIET = 0.2
 _LOOK_EVERY_S = 0.1
 
@@ -69,20 +68,51 @@ def measured(batches: Iterable[int]) -> Pass:
 
 
 def _cpu_once_quiet_s() -> float:
-    """CPU used when hardly any more is being used."""
+    """CPU used when hardly any more is being used, and nobody is kept from using it by others on the machine."""
     used_s = _cpu_s()
     while True:
         time.sleep(_LOOK_EVERY_S)
         before_s, used_s = used_s, _cpu_s()
-        if used_s - before_s < _QUIET * _LOOK_EVERY_S:
+        if used_s - before_s < _QUIET * _LOOK_EVERY_S and not any(map(_would_run, _other_threads())):
             return used_s
 
 
+def _other_threads() -> Iterator[Path]:
+    """All threads of this process and of those below, but for the one that asks."""
+    for pid in (os.getpid(), *_started_by(os.getpid())):
+        yield from (one for one in Path(f"/proc/{pid}/task").glob("*") if one.name != str(threading.get_native_id()))
+
+
+def _would_run(thread: Path) -> bool:
+    """Whether it runs, or would if it had a processor."""
+    with suppress(OSError):
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    return False
+
+
 def _cpu_s() -> float:
-    """CPU of this process, of those that it started, and of those of them that have ended."""
+    """CPU of this process, of those that it started, and of those of them that have ended.
+
+    To the nanosecond, and in a tenth of the time that psutil takes, which would count as a side's own.
+    """
     ended = os.times()
-    alive = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-    return time.process_time() + ended[2] + ended[3] + sum(one.user + one.system for one in alive)
+    return time.process_time() + ended[2] + ended[3] + sum(map(_cpu_of_s, _started_by(os.getpid())))
+
+
+def _cpu_of_s(pid: int) -> float:
+    """Of one process by its own clock, whose number Linux makes so."""
+    with suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
+
+
+def _started_by(pid: int) -> Iterator[int]:
+    """The processes below this one, which its threads have started."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _started_by(child)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -52,3 +54,17 @@ def test_what_is_made_ahead_for_the_next_pass_counts() -> None:
     found = measured(ahead.start() or 1 for _ in range(1))
     ahead.join()
     assert (found.samples, found.cpu_s > 0.25) == (1, True)
+
+
+def test_processes_below_count_while_they_live_and_once_they_have_ended() -> None:
+    burn = "import time, sys\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {burn!r}]))"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def burnt() -> int:
+            assert process.stdout is not None
+            return len(process.stdout.readline())
+
+        assert measured(burnt() for _ in range(1)).cpu_s > 0.25
+        ended = measured(len(process.communicate()) for _ in range(1))
+    assert ended.cpu_s < 0.25

@@ -9,23 +9,20 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loader_server.commands.index import index_streams
 from loader_server.stream import JobFile
+from tests.benchmarks.sources.ragged_examples import ragged_examples
 from tests.benchmarks.sources.row import interleaved, measured, stoker
-from tests.support.example_protos import Example
 from tests.support.records import write_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.benchmarks.sources.row import Pass, Row
 
 __all__ = ["rows"]
 
-_FILES, _RECORDS, _BATCH = 8, 1000, 64
+_FILES, _RECORDS, _BATCH = 8, 4000, 64
 
 _JOB = """
 [job]
@@ -43,7 +40,7 @@ budget = "64000 steps"
 def rows(folder: Path, rounds: int) -> list[Row]:
     """A worker and a trainer, and `tf.data` in process."""
     for number in range(_FILES):
-        write_records(folder / f"{number}.tfrecord", _records(number))
+        write_records(folder / f"{number}.tfrecord", ragged_examples(number, _RECORDS, {"words": b"what was said"}))
     (folder / "job.toml").write_text(_JOB)
     index_streams(JobFile(folder / "job.toml"), ["train"], processes=1)
     with stoker(folder / "job.toml") as epoch:
@@ -53,17 +50,6 @@ def rows(folder: Path, rounds: int) -> list[Row]:
             "tf.data, parse_example": functools.partial(_by_batch, folder),
         }
         return interleaved("tfrecord", sides, rounds)
-
-
-def _records(seed: int) -> Iterator[bytes]:
-    random = np.random.default_rng(seed)
-    for number in range(_RECORDS):
-        made = Example()
-        feature = made.features.feature
-        feature["audio"].float_list.value.extend(random.random(random.integers(200, 1800), np.float32))
-        feature["label"].int64_list.value.append(number)
-        feature["words"].bytes_list.value.append(b"what was said")
-        yield made.SerializeToString()
 
 
 def _by_record(folder: Path) -> Pass:

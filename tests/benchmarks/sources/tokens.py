@@ -87,7 +87,7 @@ def _job(folder: Path, source: str) -> Path:
         import pyarrow as pa
         import pyarrow.parquet
 
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
         pyarrow.parquet.write_table(pa.table({"tokens": tokens}), folder / "tokens.parquet", row_group_size=2**14)
     else:

@@ -145,6 +145,33 @@ def test_outcomes_of_small_builds_are_told_together_and_those_of_large_ones_alon
     assert woken == 0
 
 
+@pytest.mark.parametrize(("soon_s", "before", "after"), [(10.0, 4, 16), (1e-9, 4, 4)], ids=["quick", "slow"])
+def test_it_is_given_more_at_a_time_of_builds_that_are_quick(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, soon_s: float, before: int, after: int
+) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._SOON_S", soon_s)
+    gate = threading.Event()
+    made = bench(GatheringSource(on_decode={0: lambda: gate.wait(20)}))
+    made.outcomes(*[made.build(1)] * (3 if before == after else 0))
+    assert _given(made, gate) == before
+    made.outcomes(*[made.build(1) for _ in range(40)])
+    assert _given(made, gate) == after
+
+
+def _given(made: Bench, gate: threading.Event) -> int:
+    """How many builds it takes before the first of them is done."""
+    given = []
+    while made.thread.has_room:
+        given.append(made.build(1 if given else 0))
+        made.thread.submit(given[-1])
+    gate.set()
+    while made.thread.load:
+        assert made.woken.acquire(timeout=20)
+        made.thread.take_outcomes()
+    gate.clear()
+    return len(given)
+
+
 def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> None:
     made = bench()
     plain, sealed = made.outcomes(made.build(in_slot=False), made.build(in_slot=False, sealer=Sealer(bytes(32))))

@@ -48,6 +48,12 @@ def test_what_comes_behind_is_told_once_as_far_as_is_wanted() -> None:
     assert source.told[-3:] == [7, 8, 9], "another epoch has other batches"
 
 
+def test_what_the_feature_cache_holds_is_not_told() -> None:
+    source = Listening(100)
+    LookAhead(source, lambda samples: samples[samples % 3 != 0]).after(EPOCH, (0, 1), 1)  # type: ignore[arg-type]
+    assert source.told == [2, 4, 5, 7, 8]
+
+
 def test_no_further_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_ahead, "_MOST_AHEAD", 4)
     source = Listening(100)

@@ -18,7 +18,7 @@ from loader_server.stream import JobFile
 from shared.config import setting, whole
 from shared.errors import SettingsError
 from shared.hashing import digest64
-from shared.pipeline_elements import ElementValue, element_of, fields_of_element, flat_values
+from shared.pipelines.elements import ElementValue, element_of, fields_of_element, flat_values
 from shared.wire.layout import BucketShape
 from tests.support.in_memory import Steps, memory_want
 

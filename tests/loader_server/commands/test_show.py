@@ -234,3 +234,18 @@ def test_without_matplotlib_it_says_what_to_install(job: JobFile, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(SettingsError, match=r"show --png: expected matplotlib.* pip install"):
         draw(_shown(job), Path("x.png"))
+
+
+def test_a_batch_of_chunks_says_which_stretch_each_row_is_and_where_a_recording_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_job(tmp_path, samples=6, stream='chunk = "0.2 s"\ncarry = true', budget="0.8 s")
+    path.write_text(path.read_text().replace("shapes = 4\n", ""))
+    _indexed(path)
+    first, second = (_facts(capsys, path, "train", "--batch", number)["samples"] for number in (0, 1))
+    assert all(one["reset"] for one in first)
+    names = [one["name"] for one in second if not one["reset"]]
+    assert names
+    assert all(" [1600:" in name for name in names)
+    _, out, _ = _said(capsys, path, "train", "--batch", 1)
+    assert "reset" in out
+    assert "[1600:" in out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -12,10 +11,10 @@ from rich.console import Console
 from loader_server.commands.status import tables
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
+from loader_server.leases.table import LeaseRules
+from shared.wire import messages as m
+from shared.wire.parts import Lease
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
-
-if TYPE_CHECKING:
-    from shared.wire import messages as m
 
 
 def shown(state: CoordinatorState, **more: object) -> list[str]:
@@ -78,3 +77,15 @@ def test_of_many_trainers_some_are_named_and_what_was_cut_is_said():
         "and 7 more trainers: the report is cut to what a message carries",
         "and 2 more workers: the report is cut to what a message carries",
     ]
+
+
+def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
+    state = coordinator(View(leases=LeaseRules(floor_s=30.0, tries=1)))
+    told(attach(), state=state)
+    lease = {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1, "in_hand": None, "before": 1}
+    lease |= {"wanted": 3, "snapshot": False}
+    told(m.Outcomes(serial=1, done=(), failed=(), **lease), state=state)
+    told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=(Lease(0, 0, 1),), **lease), state=state)
+    lines = shown(state)
+    assert "train train 0 95 3 2 1 0 0 1" in lines
+    assert "train (train): batches are given up, trainers failed at them too often: 0 of epoch 0" in lines

@@ -16,6 +16,7 @@ from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator, open_coordinator
+from loader_server.leases.table import LeaseRules
 from loader_server.stream import JobFile
 from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 class Served:
     """A coordinator in a thread of its own."""
 
-    def __init__(self, path, settings=SETTINGS) -> None:
+    def __init__(self, path, settings=SETTINGS, leases=None) -> None:
         self.path = path
+        self._leases = leases
         self._settings = settings
         self._guard = ExitStack()
         self._make_peer = self._guard.enter_context(peers())
@@ -43,7 +45,7 @@ class Served:
 
     def _run(self) -> None:
         """SQLite wants its database used where it was opened."""
-        streams = {"train": View(), "dev": View(evaluation=True)}
+        streams = {"train": View(leases=self._leases), "dev": View(evaluation=True)}
         self.coordinator = Coordinator(self._settings, streams, Journal(self.path), "tcp://127.0.0.1:*", None)
         self._is_ready.set()
         self.coordinator.run()
@@ -76,8 +78,8 @@ def enroll(worker: Peer) -> list[m.Message]:
 def serve(tmp_path) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
-    def start(settings=SETTINGS) -> Served:
-        started.append(Served(tmp_path / "journal.sqlite", settings))
+    def start(settings=SETTINGS, leases=None) -> Served:
+        started.append(Served(tmp_path / "journal.sqlite", settings, leases))
         return started[-1]
 
     yield start
@@ -172,6 +174,25 @@ class Full:
         if self.is_full:
             raise WriteError(expected="to write", got="disk is full", where="here", remedy="Make room.")
         self._write(facts)
+
+
+@pytest.mark.fault(14)
+def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_room(serve):
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.2), LeaseRules(floor_s=0.1, tries=1))
+    trainer, outcomes = served.peer(), {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1}
+    outcomes |= {"done": (), "failed": (), "before": 1, "snapshot": False}
+    assert isinstance(trainer.ask(attach()), m.Attached)
+    (first,) = trainer.ask(m.Outcomes(serial=1, wanted=1, in_hand=None, **outcomes)).leases
+    assert trainer.ask(m.Outcomes(serial=2, wanted=1, in_hand=first, **outcomes)).leases == (first,)
+    full = Full(served.coordinator._journal)
+    trainer.send(m.Outcomes(serial=3, wanted=2, in_hand=first, **outcomes))
+    wait_until(lambda: served.coordinator.writer.errors > 8, "it is tried again at each tick")
+    full.is_full = False
+    wait_until(lambda: served.coordinator.writer.waiting == 0, "it is written though nothing new came")
+    answer = trainer.ask(m.Outcomes(serial=3, wanted=2, in_hand=first, **outcomes))
+    assert [lease.number for lease in answer.leases] == [0, 1]
+    assert answer.serial == 3
+    assert served.report()["streams"]["train"]["queue"]["train"]["expired"] == 0
 
 
 @pytest.mark.fault(14)

@@ -35,8 +35,9 @@ class TestAttaching:
         said(state, register(), peer=b"worker")
         (answer,) = said(state, attach(0, 4))
         assert answer == m.Attached(
-            serial=1, job="digits", stream="train", evaluation=False, cursor=Cursor(0, 0, 4, "plan-1"), next_group=4,
-            batches=100, most_batches=402, fields=View.fields, shapes=View.shapes, producers=0, base_fields=(),
+            serial=1, job="digits", stream="train", evaluation=False, work=None, cursor=Cursor(0, 0, 4, "plan-1"),
+            next_group=4, batches=100, most_batches=402, fields=View.fields, shapes=View.shapes,
+            producers=0, base_fields=(),
             heartbeat_timeout_ms=2000, max_bad=0.25, max_bad_samples=None, members=2, workers=(address(),),
         )  # fmt: skip
 
@@ -71,6 +72,16 @@ class TestAttaching:
         assert (code, expected, got) == ("world", "a world of at most group = 2 ranks", "a world of 8")
         assert "group = 8" in remedy
         assert "next epoch" in remedy
+
+    def test_where_rows_carry_state_the_world_has_to_be_the_group(self):
+        state = coordinator(View(carries=True), group=4)
+        code, expected, got, remedy = refused(state, attach(0, 2))
+        assert (code, got) == ("world", "a world of 2")
+        assert expected == "a world of group = 4 ranks, as each carries the state of its own rows (carry)"
+        assert remedy == (
+            "Start 4 ranks; or write group = 2 in [job] and restart the loaders: it takes effect with the next epoch."
+        )
+        assert isinstance(said(state, attach(0, 4, incarnation=6))[0], m.Attached)
 
     @pytest.mark.fault(50)
     @pytest.mark.parametrize("world", [65, 4096])

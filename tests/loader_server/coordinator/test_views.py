@@ -51,8 +51,9 @@ def plan():
 def view(plan, monkeypatch):
     monkeypatch.setattr(module, "_MOMENT_S", 0.0)
     stream = SimpleNamespace(
-        name="train", plan=plan, digest="plan-1", settings=SimpleNamespace(evaluation=False), samples=7, bad_rows={},
-        fields=(), shapes=(), producers=0, base_fields=(),
+        name="train", plan=plan,
+        digest="plan-1", settings=SimpleNamespace(evaluation=False, mode="lockstep"), samples=7,
+        bad_rows={}, fields=(), shapes=(), producers=0, base_fields=(), carries=False,
     )  # fmt: skip
     return View(stream, CountingThread())
 

@@ -93,6 +93,18 @@ def test_kept_samples_are_not_read(tmp_path, building) -> None:
     assert one.epoch(0)[0] == first
 
 
+def test_kept_samples_are_not_fetched_ahead(tmp_path, building, monkeypatch) -> None:
+    job = job_of(tmp_path, "logmel", "characters")
+    one, expected = building(job), list[int]()
+    monkeypatch.setattr(one.stream.source, "looks_ahead", lambda: True)
+    monkeypatch.setattr(one.stream.source, "expect", lambda samples: expected.extend(samples.tolist()))
+    one.epoch(0)
+    assert set(expected) == set(range(30))
+    expected.clear()
+    one.epoch(1)
+    assert expected == []
+
+
 def test_a_mended_file_is_read_again(tmp_path, building) -> None:
     job = job_of(tmp_path, "logmel", "characters")
     with closing(building(job)) as one:

@@ -51,6 +51,13 @@ def test_what_was_put_is_got_by_all(store) -> None:
         assert [later.get(sample, f"id {sample}") for sample in range(20)] == [blob(sample) for sample in range(20)]
 
 
+def test_what_seems_to_be_there_is_told_without_reading_it(store) -> None:
+    with store() as one, store() as other:
+        one.put(7, "id", blob(7))
+        one.put(99, "id", blob(99))
+        assert other.seem_kept(np.array([99, 8, 7, 0])).tolist() == [True, False, True, False]
+
+
 def test_a_sample_that_became_another_is_not_found(store) -> None:
     """Its file was mended: what it is known by has changed."""
     with store() as one:

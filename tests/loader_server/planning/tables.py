@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from loader_server.planning import EpochPlan, Plan, PlannedBatch, PlanSettings
+from loader_server.sources.chunks.cutting import ChunkTable
 from shared.config import read_table
 from shared.hashing import fingerprint, hashed
 
-__all__ = ["RATES", "Lengths", "Memory", "batches_of", "log_normal", "plan_of", "settings_of"]
+__all__ = ["RATES", "Chunks", "Lengths", "Memory", "batches_of", "log_normal", "plan_of", "settings_of"]
 
 RATES = {"audio": 100.0, "text": None}
 
@@ -27,6 +28,17 @@ class Lengths:
     def lengths(self, key, start, stop):
         self.reads += 1
         return self.by_key[key][start:stop]
+
+
+class Chunks(Lengths):
+    """The chunks of recordings of these lengths, in segments of about so many that cut no recording in two."""
+
+    def __init__(self, recordings, steps: int, segment: int = 64) -> None:
+        cut = ChunkTable(np.asarray(recordings, np.int64), np.array(steps), np.array(steps))
+        self.extents = cut.extents(np.arange(len(cut)))
+        super().__init__(audio=self.extents.stops - self.extents.starts)
+        self.segments = cut.segments(np.array([0, len(recordings)]), segment)
+        self.begins = cut.begins
 
 
 class Memory:

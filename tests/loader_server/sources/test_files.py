@@ -40,6 +40,16 @@ def test_paths_patterns_and_folders_are_files_in_their_order(files: Files, tmp_p
     assert files.found(["x[1].txt"]) == ["x[1].txt"]
 
 
+def test_braces_stand_for_files_and_patterns_unless_a_file_is_called_so(files: Files, tmp_path: Path) -> None:
+    for name in ("a-00.tar", "a-01.tar", "x.tar", "{x,y}.tar"):
+        (tmp_path / name).touch()
+    assert files.found(["a-{00..02}.tar"]) == ["a-00.tar", "a-01.tar", "a-02.tar"]
+    assert files.found(["{a,x}*.tar"]) == ["a-00.tar", "a-01.tar", "x.tar"]
+    assert files.found(["{x,y}.tar"]) == ["{x,y}.tar"]
+    urls = ["http://127.0.0.1:1/a-1.tar", "http://127.0.0.1:1/a-2.tar"]
+    assert files.found(["http://127.0.0.1:1/a-{1..2}.tar"]) == urls
+
+
 def test_no_file_is_an_error_that_says_what_was_looked_for(files: Files, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected at least one file, got none\. Write paths"):
         files.found([])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from loader_server.sources.file_facts import CacheSettings, FilePlaces
 from loader_server.sources.side_source import side_source
 from shared.errors import DataError, SettingsError
 
@@ -19,7 +20,7 @@ def folder(tmp_path):
 
 
 def test_its_samples_can_be_read_without_an_index(folder):
-    source = side_source(TABLE).below(folder).opened("noise")
+    source = side_source(TABLE).at(FilePlaces(folder)).opened("noise")
     assert source.samples == 2
     samples = [source.decode(number, raw) for number, raw in enumerate(source.read([0, 1]))]
     assert [(len(one["audio"]), one["kind"]) for one in samples] == [(300, "low"), (500, "high")]
@@ -31,16 +32,16 @@ def test_it_counts_by_its_content(folder, tmp_path_factory):
     for path in folder.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     said = side_source(TABLE)
-    before = said.below(folder).digest("noise")
-    assert said.below(copy).digest("noise") == before
+    before = said.at(FilePlaces(folder)).digest("noise")
+    assert said.at(FilePlaces(copy)).digest("noise") == before
     soundfile.write(copy / "hum.wav", np.full(301, 0.25, np.float32), 8000)
-    assert said.below(copy).digest("noise") != before
+    assert said.at(FilePlaces(copy)).digest("noise") != before
 
 
 def test_equal_tables_are_equal_settings(folder):
     one, other = (side_source(dict(reversed(TABLE.items()) if turned else TABLE)) for turned in (False, True))
     assert (one == other, hash(one) == hash(other)) == (True, True)
-    assert one.below(folder) != other
+    assert one.at(FilePlaces(folder)) != other
 
 
 def test_a_bad_row_is_an_error(folder):
@@ -50,7 +51,7 @@ def test_a_bad_row_is_an_error(folder):
         match=r"noise: expected recordings that can all be used, got 1 bad rows and 1 good ones; .*ises\.csv, line 3: "
         r"missing_file: .*no\.wav\. Mend or remove the bad rows",
     ):
-        side_source(TABLE).below(folder).opened("noise")
+        side_source(TABLE).at(FilePlaces(folder)).opened("noise")
 
 
 @pytest.mark.parametrize("value", [{}, "noises.csv", {"source": 3}, [TABLE]])
@@ -78,4 +79,10 @@ def test_what_is_no_table_of_a_source_is_refused(value):
 )
 def test_bad_tables(folder, table, message):
     with pytest.raises((SettingsError, DataError), match=message):
-        side_source(table).below(folder).opened("noise")
+        side_source(table).at(FilePlaces(folder)).opened("noise")
+
+
+def test_its_remote_files_are_kept_and_counted_where_those_of_the_job_are(folder, tmp_path_factory):
+    cache = CacheSettings(folder=tmp_path_factory.mktemp("kept"), bytes=2**30)
+    source = side_source(TABLE).at(FilePlaces(folder, cache)).opened("noise")
+    assert source.files.cache is cache

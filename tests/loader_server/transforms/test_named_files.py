@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
 
@@ -52,7 +53,7 @@ def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def made(name: str, base: Path, **settings: object) -> Chain:
-    return Chain.make((name,), {"Words": settings}, "job", (), base)
+    return Chain.make((name,), {"Words": settings}, "job", (), FilePlaces(base))
 
 
 def numbers(chain: Chain, text: str = "two one") -> list[int]:

@@ -113,3 +113,17 @@ def test_culprits_of_one_whom_the_coordinator_forgot_wait_until_it_is_known_agai
     assert member.unlisted() == []
     member.take_in(m.Registered(heartbeat_timeout_ms=4000), 10.0)
     assert member.unlisted() == [found]
+
+
+def test_a_coordinator_that_was_never_there_is_waited_for_a_minute():
+    one = Membership()
+    assert not one.gives_up(10.0)
+    assert not one.gives_up(70.0)
+    assert one.gives_up(70.1)
+
+
+def test_one_that_was_there_is_waited_for_for_ever():
+    one = registered()
+    assert not one.gives_up(10.0)
+    one.take_in(UNKNOWN, 20.0)
+    assert not one.gives_up(1e9)

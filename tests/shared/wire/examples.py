@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from shared.wire import bounds
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, Part, Seal, SharedSlots, Ticket, WireField, WireShape, WorkerAddress
+from shared.wire.parts import (
+    Cursor,
+    DoneSet,
+    EpochDone,
+    Lease,
+    Part,
+    Seal,
+    SharedSlots,
+    Ticket,
+    WireField,
+    WireShape,
+    WorkerAddress,
+)
 
 #: Not by `__subclasses__`: a slotted dataclass leaves its unslotted twin there until it is collected.
 PARTS = {
@@ -21,6 +33,8 @@ TICKET = Ticket(3, 17)
 CURSOR = Cursor(2, 1234, 8, "0123456789abcdef")
 WORKER = WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
 
+DONE = DoneSet((EpochDone(2, 1240, (1200, 7, 1)), EpochDone(3, 0, ())))
+
 EXAMPLES: tuple[m.Message, ...] = (
     m.Attach(
         serial=3,
@@ -32,12 +46,15 @@ EXAMPLES: tuple[m.Message, ...] = (
         incarnation=2**64 - 1,
         name="gpu7:4242",
         cursor=CURSOR,
+        work="predict",
+        done=DONE,
     ),
     m.Attached(
         serial=3,
         job="digits",
         stream="train",
         evaluation=False,
+        work="train",
         cursor=CURSOR,
         next_group=16,
         batches=5000,
@@ -58,7 +75,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Wait(serial=3, reason="rank 1 stands elsewhere", retry_ms=500),
     m.NotAttached(serial=3, code="plan", expected="plan a", got="plan b", remedy="Restore the job file."),
-    m.Refused(code="version", expected="protocol version 5", got="version 6", remedy="Install the same release."),
+    m.Refused(code="version", expected="protocol version 7", got="version 8", remedy="Install the same release."),
     m.Progress(
         stream="train",
         rank=0,
@@ -73,8 +90,27 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Noted(),
     m.Members(version=6, workers=(WORKER, WorkerAddress("loader-2", 1, "tcp://[::1]:1", "", 0))),
     m.Detach(stream="train", rank=0, incarnation=7),
+    m.Outcomes(
+        stream="train",
+        work="evaluate",
+        incarnation=7,
+        serial=4,
+        generation=2,
+        done=(Lease(2, 1230, 1),),
+        failed=(Lease(2, 1231, 3),),
+        in_hand=Lease(2, 1232, 1),
+        wanted=16,
+        before=4,
+        snapshot=True,
+    ),
+    m.Leases(serial=4, generation=2, leases=(Lease(2, 1232, 1), Lease(3, 0, 2)), unsettled=2, done=DONE),
+    m.Recalled(),
     m.StatusQuery(),
     m.Status(report='{"job": "digits"}'),
+    m.GraphOffer(job="digits", stream="train", digest="0123456789abcdef", nbytes=81_234),
+    m.GraphWanted(stream="train", digest="0123456789abcdef", offset=32_768),
+    m.GraphPiece(stream="train", digest="0123456789abcdef", nbytes=81_234, offset=32_768, content=bytes(range(16))),
+    m.GraphKept(stream="train", digest="0123456789abcdef", runs=False),
     m.Register(
         worker="loader-1",
         incarnation=2**63 - 1,

@@ -201,6 +201,9 @@ def test_every_bound_of_every_record(part):
         "SharedSlots": ["", 0, 1, 0, b"", 0, 0, 0],
         "CulpritSample": ["", 0],
         "Seal": [b"", b""],
+        "Lease": [0, 0, 0],
+        "EpochDone": [0, 0, []],
+        "DoneSet": [[]],
     }[part.__name__]
     assert isinstance(record(good), part)
     for place, check in enumerate(record.fields.checks):

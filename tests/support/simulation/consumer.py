@@ -176,7 +176,7 @@ class Consumer:
         assert stream is not None
         slots = stream.slots
         self.taken += 1
-        if item.slot == slots.reserve or outbox.held() > max(1, slots.slots - 2):
+        if item.slot == slots.reserve or outbox.holds_more_than(max(1, slots.slots - 2)):
             return
         self._hands.append(item)
         while len(self._hands) > self._hold:

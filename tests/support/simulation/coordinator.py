@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
 from loader_server.coordinator.journal import _key
-from loader_server.coordinator.state import CoordinatorSettings, CoordinatorState
+from loader_server.coordinator.settings import CoordinatorSettings
+from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server
 from tests.support.simulation.process import Process

@@ -30,10 +30,12 @@ def _nbytes(shape: WireShape) -> int:
 class Stream:
     """Also what the coordinator sees of it (`StreamView`)."""
 
+    carries = False
     fields = _FIELDS
     shapes = _SHAPES
     producers = 0
     base_fields = ()
+    leases = None
     wrong_shape = _WRONG
 
     def __init__(self, name: str, *, evaluation: bool, sizes: Sequence[int], build_s: float) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shared.errors import LostError, RefusedError
+from shared.errors import LostError, MachineError, PeerError, RefusedError
 from shared.wire import messages as m
 from tests.support.lone_core import LoneCore, address, pushed
 from trainer_client.core import events as e
@@ -340,7 +340,8 @@ class TestRefusal:
         assert lone.stream.tickets.counts.rejected == 1
         lone.say(again.worker, pushed(again, nbytes=128))
         lone.wait_hearing(3, 1, 2)
-        assert isinstance(failure(lone), LostError)
+        assert isinstance(failure(lone), PeerError)
+        assert failure(lone).exit_code == 1, "all have answered"
         assert "batch 0 of epoch 1" in failure(lone).where
 
     @pytest.mark.fault(9)
@@ -391,6 +392,7 @@ class TestRefusal:
                 assert lone.wants() == [], "not at once"
                 lone.wait_hearing(2, 1)
                 want = lone.wants()[0]
+        assert isinstance(failure(lone), MachineError)
         assert all(f"end {number}" in failure(lone).got for number in range(5))
         assert "batch 0 of epoch 1" in failure(lone).where
 

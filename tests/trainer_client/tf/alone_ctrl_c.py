@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
 from trainer_client.tf import ctrl_c
 
 from trainer_client.tf import dataset  # isort: skip
@@ -76,13 +78,6 @@ def test_it_ends_training_that_waits_for_a_batch(train, starved, tmp_path):
         train(feed, tmp_path)
 
 
-def test_it_ends_replicated_training(starved, tmp_path):
-    feed = starved(replicas=2)
-    press_when_starving(feed)
-    with pytest.raises(KeyboardInterrupt):
-        fit_replicated(feed, tmp_path)
-
-
 @pytest.mark.skipif(dataset.copies_batches(), reason="a thread of TensorFlow's reads, and runs no handler")
 @pytest.mark.parametrize("times", range(20))
 def test_what_a_handler_of_the_users_raises_comes_out_as_it_is(times, starved, tmp_path):
@@ -105,6 +100,51 @@ def test_nothing_is_raised_a_second_time(starved, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(feed, tmp_path)
     assert sum(range(10_000)) == 49_995_000  # bytecodes enough for a signal that waited
+
+
+def press_and_wait(feed):
+    """Ctrl-C, heard before the feed is opened."""
+    os.kill(os.getpid(), signal.SIGINT)
+    with feed.session.changed:
+        assert feed.session.changed.wait_for(lambda: feed.session.error is not None, 10)
+
+
+def feed_behind_a_press(feed):
+    """The main thread is in TensorFlow when it is pressed, and so runs no handler."""
+
+    def press(number):
+        press_and_wait(feed)
+        return number
+
+    pressed = tf.data.Dataset.range(1).map(lambda number: tf.numpy_function(press, [number], tf.int64))
+    return pressed.flat_map(lambda _: feed.dataset(**FORM))
+
+
+def press_in_a_callback():
+    """Python drops what is raised in the callback of a weak reference."""
+
+    class Watched: ...
+
+    watched = Watched()
+    callback = weakref.ref(watched, lambda _: signal.raise_signal(signal.SIGINT))
+    del watched
+    return callback
+
+
+def test_one_that_came_before_the_feed_was_opened_is_raised(starved):
+    feed = starved()
+    elements = iter(feed_behind_a_press(feed))
+    with pytest.raises(KeyboardInterrupt):
+        next(elements)
+
+
+def test_one_that_python_drops_is_raised_behind_the_callback(starved):
+    feed = starved()
+    data = feed.dataset(**FORM)
+    with pytest.raises(KeyboardInterrupt):
+        press_in_a_callback()
+    feed.session.starve_at = None
+    assert next(iter(data)), "a Ctrl-C that was raised is dealt with"
 
 
 PROGRAM = """
@@ -238,3 +278,11 @@ class TestWatching:
                 finalise()
         finally:
             ctrl_c.forget(feed.session)
+
+
+def test_it_ends_replicated_training(starved, tmp_path):
+    """The last one, because it may leave scopes of TensorFlow unbalanced."""
+    feed = starved(replicas=2)
+    press_when_starving(feed)
+    with pytest.raises(KeyboardInterrupt):
+        fit_replicated(feed, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.pipeline_elements import ElementValue, flat_values
+from shared.pipelines.elements import ElementValue, flat_values
 from trainer_client.tf.pipeline import element_tensors, make
 
 VALUES = (
@@ -34,6 +34,13 @@ def test_an_empty_batch_keeps_what_is_fixed():
     batch = batch_of(feat=np.zeros((0, 0, 2), np.float32), fixed=np.zeros(3, np.int64), n=np.int64(0))
     batch["feat:shape"] = tf.zeros_like(batch["feat:shape"])
     assert element_tensors(VALUES, batch)["feat"].shape == (0, 0, 2)
+
+
+def test_parts_are_joined_to_the_value_that_a_worker_had():
+    values = (ElementValue("words:bytes", "uint8", (None,)), ElementValue("words:sizes", "int32", (2,)))
+    element = {"words:bytes": np.frombuffer(b"onetwo", np.uint8), "words:sizes": np.full(2, 3, np.int32)}
+    batch = {key: tf.constant(np.asarray(array)[None]) for key, array in flat_values(values, element).items()}
+    assert element_tensors(values, batch)["words"].numpy().tolist() == [b"one", b"two"]
 
 
 @pytest.mark.parametrize(

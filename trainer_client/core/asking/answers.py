@@ -128,6 +128,8 @@ class Answers:
         self._bad_rows.count(
             lap=entry.batch.lap, good=header.rows, bad=header.masked, reasons=header.reasons, first=header.reason
         )
+        if not self._bad_rows.found:
+            return
         lap = [one for one in self._upcoming.entries.values() if one.batch.lap == entry.batch.lap]
         error = self._bad_rows.verdict(at_the_end=lap[-1].batch.last and all(one.ready for one in lap))
         if error is not None:

@@ -36,10 +36,17 @@ class BadRows:
         self._bad_of_lap: Counter[int] = Counter()
         self._first: list[str] = []
 
+    @property
+    def found(self) -> bool:
+        """Whether there are any: if not, no verdict can be bad."""
+        return self._bad > 0
+
     def count(self, *, lap: int, good: int, bad: int, reasons: Iterable[tuple[str, int]], first: str) -> None:
         """Count the rows of one more batch of a lap; `first` names a sample of it that is bad, if any is."""
         self._batches += 1
         self._rows += good + bad
+        if not bad:
+            return
         self._bad += bad
         self._bad_of_lap[lap] += bad
         self._reasons.update(dict(reasons))

@@ -8,7 +8,10 @@ while indexing is what is decoded later, so lengths cannot differ.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loader_server.sources.records.examples.feature_forms import UnfitFeature, forms_of_examples
 from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
@@ -17,8 +20,6 @@ from shared.errors import DataError, SampleError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from loader_server.sources.records.examples.feature_forms import FeatureForm
     from loader_server.sources.records.examples.wire_format import Feature
@@ -43,6 +44,8 @@ MOST_RECORDS_WITHOUT = 1024
 _KIND_BITS, _SIZE_BITS = 2, 30
 #: Values that lie in several runs, in none, or in one of a gigabyte.
 SCATTERED = -1
+
+Numbers = TypeVar("Numbers", int, NDArray[np.int64])
 
 
 class ExampleDecoder:
@@ -95,15 +98,16 @@ class ExampleDecoder:
 
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
     """The forms of these records' features; DataError where they have none."""
-    examples = []
+    examples, seen = [], 0
     for raw in records:
+        seen += 1
         with contextlib.suppress(MalformedExample):
             examples.append((raw, features_of(raw)))
     forms = forms_of_examples(examples)
     if not forms:
         raise DataError(
             expected="records that are tf.train.Example or SequenceExample",
-            got=f"{len(examples)} of the first that are, without any feature",
+            got=f"{len(examples)} of the first {seen} that are, without any feature" if seen else "no records at all",
             where=where,
             remedy='Name other files, or the features: features = { audio = "float32 [any]" }.',
         )
@@ -140,8 +144,8 @@ def _packed(found: Feature | list[Feature] | None) -> int:
     return (start << _KIND_BITS | kind) << _SIZE_BITS | stop - start if stop - start < 2**_SIZE_BITS else SCATTERED
 
 
-def unpacked(run: int) -> tuple[int, int, int]:
-    """Where a run begins, its kind, and its size."""
+def unpacked(run: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Where a run begins, its kind, and its size; of one or of many."""
     begin = run >> _SIZE_BITS
     return begin >> _KIND_BITS, begin & (2**_KIND_BITS - 1), run & (2**_SIZE_BITS - 1)
 

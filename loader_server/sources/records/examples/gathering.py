@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from loader_server.sources.records.examples.decoder import SCATTERED, unpacked
 from loader_server.sources.records.examples.wire_format import BYTES, FLOAT, INT64, features_of, int64_at
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.sources.records.examples.feature_forms import FeatureForm
@@ -38,32 +39,44 @@ def gather_examples(
     for form in forms if len(samples) else ():
         if form.field is None or form.key not in out:
             continue
-        runs: list[int] = columns[f"run_{form.key}"][samples].tolist()
+        runs = columns[f"run_{form.key}"][samples]
         if form.field.padded:
             _gather_lists(form, runs, records, out[form.key])
             out[f"{form.key}_length"][:] = columns[f"length_{form.key}"][samples]
         else:
-            out[form.key][:] = [_value(form, *one) for one in zip(runs, records, strict=True)]
+            out[form.key][:] = _numbers(form, runs, records)
 
 
-def _gather_lists(form: FeatureForm, runs: Sequence[int], records: Sequence[RecordPlace], out: NDArray[Any]) -> None:
-    octets, width, zeros = out.data.cast("B"), out[0].nbytes, memoryview(bytes(out[0].nbytes))
-    for row, (run, record) in enumerate(zip(runs, records, strict=True)):
-        begin, kind, size = unpacked(run)
-        place = row * width
-        if run != SCATTERED and _is_array(form, kind):
-            data, start = record[0], record[1] + begin
-            octets[place : place + size] = memoryview(data)[start : start + size]
-            octets[place + size : place + width] = zeros[size:]
-        else:
-            value = _value(form, run, record)
+def _gather_lists(
+    form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace], out: NDArray[Any]
+) -> None:
+    out[:] = 0
+    begins, kinds, sizes = unpacked(runs)
+    others = (runs == SCATTERED) | ~_are_arrays(form, kinds)
+    if others.any():
+        for row in others.nonzero()[0].tolist():
+            value = _value(form, int(runs[row]), records[row])
             out[row, : len(value)] = value
-            out[row, len(value) :] = 0
+        sizes = sizes * ~others
+    octets, places = out.data.cast("B"), range(0, out.nbytes, out[0].nbytes)
+    for (data, first, _), begin, size, place in zip(records, begins.tolist(), sizes.tolist(), places, strict=True):
+        start = first + begin
+        octets[place : place + size] = memoryview(data)[start : start + size]
 
 
-def _is_array(form: FeatureForm, kind: int) -> bool:
-    """Whether the run has the bytes that the array has."""
-    return sys.byteorder == "little" and (kind == BYTES or (kind == FLOAT and form.dtype == "float32"))
+def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace]) -> list[Any]:
+    """One value a sample; single integers, of which most have one byte, are read at once."""
+    begins, kinds, _ = unpacked(runs)
+    if form.shape or (kinds != INT64).any() or (runs == SCATTERED).any():
+        return [_value(form, *one) for one in zip(runs.tolist(), records, strict=True)]
+    places = [(data, start + begin) for (data, start, _), begin in zip(records, begins.tolist(), strict=True)]
+    return [int64_at(data, at) if (byte := data[at]) > 127 else byte for data, at in places]
+
+
+def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these runs have the bytes that the array has."""
+    alike = (BYTES, FLOAT) if form.dtype == "float32" else (BYTES,)
+    return np.isin(kinds, alike if sys.byteorder == "little" else ())
 
 
 def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:  # noqa: ANN401 - array or number

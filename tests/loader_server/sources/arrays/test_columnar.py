@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.sources.table import source_class
 from loader_server.stream import JobFile
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
@@ -324,12 +322,3 @@ def test_another_file_of_the_same_size_is_refused_and_a_copy_is_not(tmp_path: Pa
     assert path.stat().st_size
     with pytest.raises(DataError, match=r"run loader-server index"):
         open_source(spec)
-
-
-@pytest.mark.parametrize("name", ["parquet", "arrow"])
-def test_a_missing_library_is_an_error_that_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [one for one in sys.modules if one.startswith("loader_server.sources.arrays.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SettingsError, match=r"expected pyarrow, .*pip install 'stoker\[parquet\]'"):
-        source_class(name, "a test")

@@ -65,15 +65,28 @@ def test_lengths_by_the_name_of_an_axis_get_plain_names():
     assert run.next_element() is None
 
 
+def test_strings_and_ragged_values_cross_in_parts():
+    data = tf.data.Dataset.from_tensors({"words": ["one", "é"], "rows": tf.ragged.constant([[1], [], [2, 3]])})
+    (element,) = elements(run_of(marked(data)))
+    assert element["words:bytes"].tobytes() == "oneé".encode()
+    assert {key: value.tolist() for key, value in element.items() if key != "words:bytes"} == {
+        "words:sizes": [3, 2],
+        "rows:flat": [1, 2, 3],
+        "rows:rows_0": [1, 0, 2],
+    }
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda context: context.base_dataset, r"expected one call of context\.map_producer_to_consumer.*got 0 calls"),
         (marked(tf.data.Dataset.range(3).repeat()), r"expected a pipeline that ends with its epoch.*take\(n\)"),
         (marked(tf.data.Dataset.range(3)), "expected a dict of tensors as element"),
-        (marked(tf.data.Dataset.from_tensors({"words": "one"})), '"words" as a dense tensor .*, got dtype string'),
-        (marked(tf.data.Dataset.from_tensors({"r": tf.ragged.constant([[1], []])})), '"r" as a dense .*, got Ragged'),
+        (marked(tf.data.Dataset.from_tensors({"z": 1j})), '"z" as a tensor of numbers or strings, .* complex128'),
+        (marked(tf.data.Dataset.from_tensors({"r": 1}).window(1)), '"r" as a dense, ragged or .*, got DatasetSpec'),
+        (marked(tf.data.Dataset.from_tensors({f"k{n}": 1 for n in range(63)})), "cross as 64 tensors, got 65"),
         (marked(tf.data.Dataset.from_tensors({"size:a:0": 1, "a_length": 1})), 'each key once, got "a_length" twice'),
+        (numbers(lambda _: 0, num_parallel_calls=2, deterministic=False), "keeps the order .*got deterministic=False"),
         (numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2), "draw without .*got RandomUniform.*stateless"),
     ],
 )  # fmt: skip
@@ -86,11 +99,10 @@ def test_draws_that_do_not_depend_on_who_comes_first_pass():
     def draw(n):
         return tf.random.stateless_uniform([], seed=[1, n])
 
-    how = {"num_parallel_calls": 4, "deterministic": False}
-    parallel, plain = elements(run_of(numbers(draw, **how))), elements(run_of(numbers(draw)))
-    assert [int(one["n"]) for one in parallel] == list(range(40)), "kept in order, whatever the map says"
+    parallel, plain = elements(run_of(numbers(draw, num_parallel_calls=4))), elements(run_of(numbers(draw)))
+    assert [int(one["n"]) for one in parallel] == list(range(40))
     np.testing.assert_equal(parallel, plain)
-    run_of(numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2), exact=False)
+    run_of(numbers(lambda _: tf.random.uniform([]), num_parallel_calls=2, deterministic=False), exact=False)
 
 
 def test_an_exception_comes_with_its_traceback():

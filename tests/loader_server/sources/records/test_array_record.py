@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from loader_server.sources.records import array_record_files
 from loader_server.sources.records.array_record import ArrayRecordSource
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, ReadError
 from tests.support.example_protos import example
 from tests.support.records import damage, write_array_records
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
@@ -114,9 +113,3 @@ def test_a_record_keeps_its_identity_while_others_come_and_go(tmp_path: Path) ->
     known = before.identity(1)
     assert known != before.identity(0)
     assert indexed(tmp_path, [spoken(5), spoken(6), spoken(1)])[0].identity(2) == known
-
-
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "array_record.python", None)
-    with pytest.raises(SettingsError, match=r"expected array-record.*pip install 'stoker\[array_record\]'"):
-        indexed(tmp_path, [spoken(0)])

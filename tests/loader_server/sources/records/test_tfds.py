@@ -103,12 +103,6 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         indexed(tmp_path, folder="old/1.0.0")
 
 
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(SettingsError, match=r"expected tensorflow-datasets.*pip install 'stoker\[tfds\]'"):
-        indexed(tmp_path)
-
-
 def test_tensorflow_is_not_imported(tmp_path: Path) -> None:
     prepared(tmp_path)
     indexed(tmp_path)

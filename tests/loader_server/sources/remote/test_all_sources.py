@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from loader_server.sources.file_facts import CacheSettings
-from shared.errors import ReadError
+from shared.errors import DataError, ReadError
 from tests.conformance.fixtures import FIXTURES
 from tests.support.sources import decoded, index_source, open_source, spec_of
 from tests.support.stores import StoreProxy, plain_server
@@ -33,6 +33,8 @@ REMOTE = (
     "numpy",
     "hdf5",
     "manifest",
+    "kaldi",
+    "lhotse",
     "parquet",
     "arrow",
 )
@@ -46,7 +48,8 @@ def served(spec: SourceSpec, url: str, folder: Path) -> SourceSpec:
             return path[0], named(path[1])
         return f"{url}/{path}/" if (spec.base / path).is_dir() else f"{url}/{path}"
 
-    settings = dataclasses.replace(spec.settings, paths=tuple(map(named, spec.settings.paths)))
+    root = {"root": f"{url}/"} if hasattr(spec.settings, "root") else {}  # where tables name files from
+    settings = dataclasses.replace(spec.settings, paths=tuple(map(named, spec.settings.paths)), **root)
     cache = CacheSettings(folder=folder / "cache", bytes=10**9)
     return dataclasses.replace(spec, settings=settings, cache=cache, base=folder)
 
@@ -125,3 +128,56 @@ def test_recordings_of_a_manifest_are_missing_or_changed_or_stretches_as_on_a_di
         for one in (source, again):
             one.close()
     local.close()
+
+
+def test_archives_of_a_kaldi_folder_are_read_from_their_places(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    spec = FIXTURES["kaldi"](tmp_path / "data").spec
+    index_source(spec, tmp_path / "index")
+    local = open_source(spec, tmp_path / "index")
+    for scp in (tmp_path / "data").glob("*/feats.scp"):
+        scp.write_text(scp.read_text().replace(f"{tmp_path}/data/", ""))
+    with plain_server(tmp_path / "data", ranges=True) as target, StoreProxy(target) as proxy:
+        far = served(spec, proxy.url, tmp_path / "elsewhere")
+        index_source(far, tmp_path / "far")
+        source = open_source(far, tmp_path / "far")
+        source.expect(np.arange(source.samples))
+        assert contents(source) == contents(local)
+        archives = (tmp_path / "data").glob("*/feats.ark")
+        assert proxy.fetched("feats.ark") == sum(path.stat().st_size for path in archives)
+        source.close()
+        with (tmp_path / "data/a/feats.ark").open("ab") as archive:
+            archive.write(b"more")
+        shutil.rmtree(tmp_path / "elsewhere/cache")
+        again = open_source(far, tmp_path / "far")
+        with pytest.raises(ReadError, match=r"feats\.ark: .*the file has changed since"):
+            decoded(again, 0)
+        again.close()
+    local.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "url"])
+def test_a_manifest_here_names_recordings_elsewhere(kind: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    soundfile.write(data / "a.wav", np.sin(np.arange(8000)) / 2, 8000)
+    with plain_server(data, ranges=True) as target:
+        url = f"http://{target}/a.wav"
+        sources = [{"type": kind, "channels": [0], "source": url}]
+        recording = {"id": "a", "sources": sources, "sampling_rate": 8000, "num_samples": 8000, "duration": 1.0}
+        cut = {"id": "a", "start": 0.25, "duration": 0.5, "channel": 0, "supervisions": [], "recording": recording}
+        (tmp_path / "cuts.jsonl").write_text(json.dumps({**cut, "type": "MonoCut"}))
+        spec = spec_of("lhotse", tmp_path, paths=["cuts.jsonl"])
+        index_source(spec)
+        source = open_source(spec)
+        assert source.files.are_remote
+        source.expect(np.arange(1))
+        assert np.abs(decoded(source, 0)["audio"] - np.sin(np.arange(2000, 6000)) / 2).max() < 1e-4
+        source.close()
+
+
+def test_a_prepared_data_set_has_to_be_here(tmp_path: Path) -> None:
+    spec = spec_of("tfds", tmp_path, folder="s3://b/tiny/1.0.0", split="train")
+    said = r"s3://b/tiny/1\.0\.0: expected a folder on this machine.*Bring the folder here"
+    with pytest.raises(DataError, match=said):
+        index_source(spec)

@@ -69,6 +69,26 @@ def test_each_byte_is_fetched_once_by_all_who_share_the_cache(tmp_path: Path, st
     assert sum(one.range == looked for one in store.requests) <= len(sharing)
 
 
+def test_what_is_fetched_found_waited_for_and_asked_again_is_counted(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, faults = f"{ranged.url}/a.tar", [503]
+    first, second = files_of(tmp_path), files_of(tmp_path)
+    ranged.fault = lambda method, _: faults.pop() if faults and method == "GET" else None
+    assert first.read(url, 5, 10) == DATA[5:15]
+    assert first.read(url, 90, 10) == DATA[90:100]
+    assert second.read(url, 5, 10) == DATA[5:15]
+    with second.local(url) as path:
+        assert path.read_bytes() == DATA
+    with first.local(url) as path:
+        assert path.read_bytes() == DATA
+
+    def counted(files: Files) -> tuple[int, ...]:
+        counts = files.cache.counts
+        return counts.fetched_bytes, counts.found, counts.waited, counts.retries
+
+    assert counted(first) == (8192, 1, 1, 1)
+    assert counted(second) == (len(DATA), 1, 1, 0)
+
+
 def test_a_file_is_one_to_read_and_one_on_the_disk(tmp_path: Path, store: StoreProxy) -> None:
     url, files = f"{store.url}/a.tar", files_of(tmp_path)
     with files.open(url) as file:

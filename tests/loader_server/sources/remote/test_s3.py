@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -12,7 +11,7 @@ import pytest
 from loader_server.sources.file_facts import CacheSettings
 from loader_server.sources.files import Files
 from loader_server.sources.remote import failures
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, ReadError
 from tests.support.stores import StoreProxy, s3_server
 
 if TYPE_CHECKING:
@@ -128,15 +127,3 @@ def test_another_version_is_refused_by_the_store(files: Files, store: StoreProxy
     again = Files(tmp_path, CacheSettings(folder=tmp_path / "another", bytes=2**30))
     with pytest.raises(ReadError, match=r"s3://data/x/a\.tar: expected the file that was indexed.*has changed since"):
         again.whole(url, known)
-
-
-def test_what_reads_a_store_is_an_extra(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3")
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(
-        SettingsError, match=r"expected what reads s3:// to be installed.*pip install 'stoker\[remote\]'"
-    ):
-        files.facts("s3://data/x/b.txt")
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(SettingsError, match=r"pip install 'stoker\[remote\]'"):
-        files.facts("http://data/x/b.txt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+
 import pytest
 
 from loader_server.sources.remote.urls import is_url, joined, refuse_credentials, without_credentials
@@ -44,3 +46,9 @@ def test_names_are_relative_to_folders_near_and_far() -> None:
     assert joined("/data", "/b/a.wav") == "/b/a.wav"
     assert joined("s3://b/k", "c/a.wav") == "s3://b/k/c/a.wav"
     assert joined("s3://b/k", "https://h/a.wav") == "https://h/a.wav"
+
+
+@pytest.mark.parametrize("folder", ["", "/", "/data", "/data/", "data"])
+@pytest.mark.parametrize("name", ["", "a.wav", "b/a.wav", "/b/a.wav", "./a.wav", "../a.wav"])
+def test_local_paths_are_joined_as_the_library_does(folder, name):
+    assert joined(folder, name) == posixpath.join(folder, name)

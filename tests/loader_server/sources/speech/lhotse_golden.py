@@ -46,8 +46,8 @@ def _main() -> None:
     part = whole.truncate(offset=0.15, duration=1.2).with_id("part")
     good = [whole, part, right]
     mixed, fast = whole.pad(3.0).with_id("mixed"), whole.perturb_speed(1.1).with_id("fast")
-    url = lhotse.Recording("u", [lhotse.AudioSource("url", [0], "http://x/u.wav")], RATE, 2 * RATE, 2.0)
-    bad = [mixed, fast, MonoCut("url", 0, 1, 0, recording=url), call.to_cut(), MonoCut("no", 0, 1, 7, recording=call)]
+    run = lhotse.Recording("u", [lhotse.AudioSource("command", [0], "cat u.wav")], RATE, 2 * RATE, 2.0)
+    bad = [mixed, fast, MonoCut("run", 0, 1, 0, recording=run), call.to_cut(), MonoCut("no", 0, 1, 7, recording=call)]
     CutSet.from_cuts([*good, *bad]).to_file("cuts.jsonl.gz")
     trimmed = list(CutSet.from_cuts([whole]).trim_to_supervisions(keep_overlapping=False))
     frames = {cut.id: cut.load_audio().shape[1] for cut in good}

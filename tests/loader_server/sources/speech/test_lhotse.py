@@ -41,16 +41,17 @@ def manifest(folder, *cuts):
 
 def test_cuts_are_what_lhotse_loads(tmp_path, audio):
     report, source = indexed(tmp_path)
-    assert [source.name(n) for n in range(source.samples)] == ["whole", "part", "right"]
-    assert source.lengths["audio"].tolist() == list(FRAMES["cuts"].values())
-    samples = [decoded(source, n) for n in range(3)]
+    assert [source.name(n) for n in range(source.samples)] == ["whole", "part", "right", "call"]
+    assert source.lengths["audio"].tolist() == [*FRAMES["cuts"].values(), len(audio["call.flac"])]
+    samples = [decoded(source, n) for n in range(4)]
     mono, call = audio["mono.wav"][:, 0], audio["call.flac"]
     assert samples[0]["audio"].tolist() == mono.tolist()
     assert samples[1]["audio"].tolist() == mono[2400 : 2400 + 19200].tolist()
     assert samples[2]["audio"].tolist() == call[4800 : 4800 + 12443, 1].tolist()
-    assert [sample["text"] for sample in samples] == ["naïve one", "naïve one", ""]
-    assert [(sample["speaker"], sample["language"]) for sample in samples] == [("ann", "en"), ("ann", "en"), ("", "")]
-    assert source.lengths["text"].tolist() == [9, 9, 0]
+    assert np.allclose(samples[3]["audio"], call.mean(axis=1), atol=1e-7), "all channels of a MultiCut are averaged"
+    assert [sample["text"] for sample in samples] == ["naïve one", "naïve one", "", ""]
+    assert [(sample["speaker"], sample["language"]) for sample in samples[1:3]] == [("ann", "en"), ("", "")]
+    assert source.lengths["text"].tolist() == [9, 9, 0, 0]
     assert (source.fields[0].per_second, report.rows) == (RATE, 8)
 
 
@@ -72,18 +73,15 @@ def test_each_supervision_may_be_a_sample(tmp_path, audio):
 def test_what_lhotse_would_make_or_fetch_is_a_bad_row_that_says_what_to_do(tmp_path, audio):
     report, _ = indexed(tmp_path)
     assert [(bad.line, bad.reason) for bad in report.bad] == [
-        *((4, "cut_type"), (5, "transformed"), (6, "not_a_file"), (7, "cut_type"), (8, "wrong_channel")),
+        *((4, "cut_type"), (5, "transformed"), (6, "not_a_file"), (8, "wrong_channel")),
     ]
     details = [bad.detail for bad in report.bad]
     assert details[0].startswith(
-        "expected a MonoCut, got a MixedCut: a mixture is not made here: make whole recordings"
+        "expected a MonoCut or MultiCut, got a MixedCut: a mixture is not made here: make whole recordings"
     )
     assert details[1].startswith("expected a recording as it is on disk, got transforms (Speed): make whole recordings")
-    assert (
-        details[2] == 'expected a file, got a source of type "url": bring its audio to files first, with save_audios()'
-    )
-    assert "got a MultiCut: samples have one channel: write cuts of one each" in details[3]
-    assert details[4] == "expected a channel that the recording has, got 7"
+    assert details[2].startswith('expected a file, got a source of type "command": bring its audio to files first')
+    assert details[3] == "expected a channel that the recording has, got 7"
 
 
 def test_cuts_that_cannot_be_read_are_bad_rows(tmp_path, audio):
@@ -105,6 +103,18 @@ def test_cuts_that_cannot_be_read_are_bad_rows(tmp_path, audio):
     assert good.samples == 1
     assert not (tmp_path / "ran").exists()
     assert bad[10][2] == "expected 8000 Hz, as the recording's manifest says, got 16000: call.flac"
+
+
+def test_some_channels_of_a_file_or_those_of_several_are_not_averaged(tmp_path, audio):
+    cut = golden()["call"]
+    split = [{"type": "file", "channels": [channel], "source": "mono.wav"} for channel in (0, 1)]
+    cuts = [cut, cut | {"channel": [0]}, cut | {"recording": cut["recording"] | {"sources": split}}]
+    bad, good = manifest(tmp_path, *cuts)
+    said = "expected all channels of one file, which are averaged, got {}: write cuts of one channel each"
+    for (line, reason, detail), (at, channels) in zip(bad, ((2, [0]), (3, [0, 1])), strict=True):
+        assert (line, reason) == (at, "channels")
+        assert detail.startswith(said.format(channels))
+    assert good.samples == 1
 
 
 def test_a_channel_may_have_a_file_of_its_own(tmp_path, audio):

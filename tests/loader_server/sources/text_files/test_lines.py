@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader_server.sources.file_kinds import HEAD_BYTES, refuse_no_text
 from loader_server.sources.text_files import whole_lines
 from loader_server.sources.text_files.lines import LinesSource
 from shared.errors import DataError, ReadError
@@ -79,9 +80,17 @@ def test_lines_that_are_empty_or_no_utf8_are_bad_rows_with_file_and_number(tmp_p
     assert (report.rows, source.place(1)[1]) == (7, 5)
 
 
+def may_be_text(content: bytes) -> bool:
+    try:
+        refuse_no_text(content[:HEAD_BYTES], "")
+    except DataError:
+        return False
+    return True
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    content=st.binary(max_size=40) | st.text("ab\n\r é", max_size=60).map(str.encode),
+    content=st.binary(max_size=40).filter(may_be_text) | st.text("ab\n\r é", max_size=60).map(str.encode),
     rows=st.integers(1, 5),
     block=st.integers(1, 9),
     most=st.integers(1, 30),

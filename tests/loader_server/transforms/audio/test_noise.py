@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.audio import recordings
 from loader_server.transforms.audio.noise import mixed, part_of
 from loader_server.transforms.chain import Chain
@@ -27,7 +28,7 @@ def folder(tmp_path):
 
 
 def chain(folder, **said):
-    return Chain.make(("noise",), {"noise": {**TABLE, **said}}, "job", RAW, folder)
+    return Chain.make(("noise",), {"noise": {**TABLE, **said}}, "job", RAW, FilePlaces(folder))
 
 
 def speech(length=2000):
@@ -136,9 +137,8 @@ def test_a_noise_that_goes_away_stops_the_job_and_masks_nothing(folder):
 
 def test_a_noise_without_a_rate_is_named(folder):
     (folder / "noises.jsonl").write_text('{"audio": [0.5]}\n')
-    made = Chain.make(
-        ("noise",), {"noise": {"recordings": {"source": "jsonl", "paths": ["noises.jsonl"]}}}, "job", RAW, folder
-    )
+    tables = {"noise": {"recordings": {"source": "jsonl", "paths": ["noises.jsonl"]}}}
+    made = Chain.make(("noise",), tables, "job", RAW, FilePlaces(folder))
     with pytest.raises(
         SampleError,
         match=r"noise, recordings, .*noises\.jsonl.*: expected a recording with audio and audio_rate, got audio",

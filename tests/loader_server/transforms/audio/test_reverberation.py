@@ -6,6 +6,7 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.audio.reverberation import reverberated
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
@@ -47,7 +48,7 @@ def test_in_a_chain_it_draws_a_response_for_each_sample(tmp_path):
         soundfile.write(tmp_path / f"{number}.wav", noise(200, number), 8000)
     (tmp_path / "rooms.csv").write_text("audio\n0.wav\n1.wav\n2.wav\n")
     said = {"recordings": {"source": "manifest", "paths": ["rooms.csv"]}, "share": 0.75}
-    chain = Chain.make(("reverberation",), {"reverberation": said}, "job", RAW, tmp_path)
+    chain = Chain.make(("reverberation",), {"reverberation": said}, "job", RAW, FilePlaces(tmp_path))
     made = [
         chain.apply({"audio": noise(400, 9), "audio_rate": 8000}, seed=1, epoch=0, number=number)["audio"].tobytes()
         for number in range(100)
@@ -61,4 +62,4 @@ def test_in_a_chain_it_draws_a_response_for_each_sample(tmp_path):
 
 def test_bad_settings(tmp_path):
     with pytest.raises(SettingsError, match=r'reverberation: expected "recordings" .*, got no such setting'):
-        Chain.make(("reverberation",), {}, "job", RAW, tmp_path)
+        Chain.make(("reverberation",), {}, "job", RAW, FilePlaces(tmp_path))

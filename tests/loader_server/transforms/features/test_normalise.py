@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import Normalise, NormaliseSettings, statistics_text
@@ -63,7 +64,8 @@ def written(tmp_path):
 
 
 def chain(path, **said):
-    return Chain.make(("normalise",), {"normalise": {"statistics": path.name, **said}}, "job", RAW, path.parent)
+    tables = {"normalise": {"statistics": path.name, **said}}
+    return Chain.make(("normalise",), tables, "job", RAW, FilePlaces(path.parent))
 
 
 def test_by_the_statistics_of_the_data(written):
@@ -101,10 +103,10 @@ def test_statistics_of_other_transforms_are_refused(written):
 def test_transforms_that_draw_do_not_count(written):
     path = written()
     tables = {"normalise": {"statistics": path.name}}
-    made = Chain.make(("spec_augment", "normalise"), tables, "job", RAW, path.parent)
+    made = Chain.make(("spec_augment", "normalise"), tables, "job", RAW, FilePlaces(path.parent))
     assert made.steady_recipe == chain(path).steady_recipe
     with pytest.raises(SettingsError, match="expected statistics of what spec_augment, logmel now makes"):
-        Chain.make(("spec_augment", "logmel", "normalise"), tables, "job", RAW, path.parent)
+        Chain.make(("spec_augment", "logmel", "normalise"), tables, "job", RAW, FilePlaces(path.parent))
 
 
 def test_statistics_that_are_not_there_yet(tmp_path):

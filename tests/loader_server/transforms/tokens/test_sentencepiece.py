@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sentencepiece import SentencePieceProcessor
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms import find
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, **table: Any) -> Chain:
-    return Chain.make(("sentencepiece",), {"sentencepiece": table}, "job", (), folder)
+    return Chain.make(("sentencepiece",), {"sentencepiece": table}, "job", (), FilePlaces(folder))
 
 
 def measured(chain: Chain, **sample: Any) -> dict[str, np.ndarray]:

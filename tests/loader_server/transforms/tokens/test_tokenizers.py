@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from loader_server.sources.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
 from tests.support.token_models import TEXTS, train_tokenizer
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(folder: Path, **table: Any) -> Chain:
-    return Chain.make(("tokenizers",), {"tokenizers": table}, "job", (), folder)
+    return Chain.make(("tokenizers",), {"tokenizers": table}, "job", (), FilePlaces(folder))
 
 
 def ids(chain: Chain, **sample: Any) -> dict[str, list[int]]:
@@ -79,9 +80,10 @@ def test_the_library_runs_in_one_thread_and_after_a_fork(folder: Path) -> None:
     code = (
         "import os, sys, threading\n"
         "from pathlib import Path\n"
+        "from loader_server.sources.file_facts import FilePlaces\n"
         "from loader_server.transforms.chain import Chain\n"
         "table = {'tokenizers': {'models': {'text': 'a.json'}}}\n"
-        "chain = Chain.make(('tokenizers',), table, 'job', (), Path(sys.argv[1]))\n"
+        "chain = Chain.make(('tokenizers',), table, 'job', (), FilePlaces(Path(sys.argv[1])))\n"
         "chain.measure({'text': 'the fox'}, 0, 'sample 0')\n"
         "print(os.environ['TOKENIZERS_PARALLELISM'], len(os.listdir('/proc/self/task')))\n"
         "if not os.fork():\n"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.hdf5_layout import Hdf5Column, layout_of_file
-from shared.errors import DataError, ReadError, SettingsError
+from loader_server.sources.hdf5.layout import Hdf5Column, layout_of_file
+from shared.errors import DataError, ReadError
+from shared.extras import library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ class Hdf5File:
 
     def __init__(self, files: Files, path: str, group: str, keys: Sequence[str]) -> None:
         files.facts(path)
-        h5py = _h5py()
+        h5py = library("h5py", extra="hdf5", use="which reads HDF5", where=files.where(path))
         self.path = path
         self.where = files.where(path)
         self._files = files
@@ -88,16 +88,3 @@ class Hdf5File:
         """Close it."""
         self.file.close()
         self._local.close()
-
-
-def _h5py() -> ModuleType:
-    try:
-        import h5py  # noqa: PLC0415 - only who reads such files needs it
-    except ImportError:
-        raise SettingsError(
-            expected="the package h5py",
-            got="none installed",
-            where='source = "hdf5"',
-            remedy="Run `pip install 'stoker[hdf5]'`.",
-        ) from None
-    return h5py  # type: ignore[no-any-return]

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Field
 
-__all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset"]
+__all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset", "unfit", "with_plain_keys"]
 
 #: Rows of a batch, if nothing else is said.
 _MAX_ROWS = 32
+#: What RETURNN calls the length of an axis: "size:key:axis".
+_SIZE = "size"
 
 
 def _nothing() -> Iterator[Any]:
@@ -131,3 +133,27 @@ def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
         where=f"context.{asked}",
         remedy='Have a map before it return {"key": tensor, …}.',
     )
+
+
+def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
+    """The same with the keys that elements have behind the marker, without colons: `size:key:axis` is a length."""
+    spec = dataset.element_spec
+    if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
+        return dataset
+    plain = [_plain_key(str(key)) for key in spec]
+    if twice := sorted({key for key in plain if plain.count(key) > 1}):
+        raise unfit(where, "each key once", f'"{twice[0]}" twice', "Lengths are called <key>_length: rename.")
+    return dataset.map(lambda element: {_plain_key(str(key)): value for key, value in element.items()})
+
+
+def _plain_key(key: str) -> str:
+    """`size:key:axis` is the length of an axis, called `<key>_length` here; of a later axis with its number."""
+    kind, *rest = key.split(":")
+    if kind != _SIZE or len(rest) != 2:
+        return key.replace(":", "_")
+    return f"{rest[0]}_length" if rest[1] == "0" else f"{rest[0]}_length_{rest[1]}"
+
+
+def unfit(where: str, expected: str, got: str, remedy: str) -> SettingsError:
+    """The error of a data set that cannot go through the marker."""
+    return SettingsError(expected=expected, got=got, where=f"{where}, before map_producer_to_consumer", remedy=remedy)

@@ -1,6 +1,6 @@
 """HDF5 files for tests, and one that RETURNN wrote.
 
-`python -m tests.loader_server.sources.arrays.hdf5_data` makes that one anew.
+`python -m tests.loader_server.sources.hdf5.data` makes that one anew.
 """
 
 from __future__ import annotations

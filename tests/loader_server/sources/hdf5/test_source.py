@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import h5py
 import numpy as np
 import pytest
 
-from shared.errors import DataError, ReadError, SettingsError
-from tests.loader_server.sources.arrays.hdf5_data import RETURNN, ragged, sequences, write_ragged, write_returnn
+from shared.errors import DataError, ReadError
+from tests.loader_server.sources.hdf5.data import RETURNN, ragged, sequences, write_ragged, write_returnn
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 CHUNKED = {"chunks": (4, 3), "compression": "gzip"}
@@ -213,12 +212,3 @@ def test_another_file_of_equal_size_is_refused(tmp_path):
     write_ragged(tmp_path / "a.h5", [one + 1 for one in ragged(8, 8)])
     with pytest.raises(DataError, match=r"The file has changed: run loader-server index"):
         open_source(spec_of("hdf5", tmp_path, paths=["a.h5"]))
-
-
-def test_a_missing_h5py_names_the_extra(tmp_path, monkeypatch):
-    write_ragged(tmp_path / "a.h5", ragged(1))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(
-        SettingsError, match=r"expected the package h5py, got none installed.*pip install 'stoker\[hdf5\]'"
-    ):
-        indexed(tmp_path)

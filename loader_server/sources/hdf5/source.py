@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted
-from loader_server.sources.arrays.hdf5_file import Hdf5File
 from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.hdf5.file import Hdf5File
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import setting, text, texts
 from shared.errors import DataError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.arrays.hdf5_layout import Hdf5Column
+    from loader_server.sources.hdf5.layout import Hdf5Column
     from shared.wire.layout import Field
 
 __all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]

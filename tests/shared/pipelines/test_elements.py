@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from shared.pipeline_elements import (
+from shared.pipelines.elements import (
     ElementValue,
     digest_of,
     element_of,

@@ -1,0 +1,102 @@
+"""Graphs that trainers sent, on disk beside the journal: written, and run once while their index is made.
+
+Rules: a graph is synced under a name that nobody reads before it counts. Its first epoch is run in a process of its
+own, which alone needs TensorFlow, and which ends with this one; what comes of it is told from another thread. A graph
+that cannot be run is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from loader_server.coordinator.events import GraphFailed, GraphRuns
+from loader_server.machine.graph_files import pack, write_synced
+from shared.errors import DataError, StokerError
+from shared.logs import Log
+from shared.pipelines.sent_graph import digest_of_graph
+from shared.wire import messages as m
+from shared.wire.parts import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loader_server.coordinator.events import StreamView
+    from loader_server.stream import JobFile, Stream
+
+__all__ = ["GraphKeeper", "kept_graphs"]
+
+#: As much of what the process says as a message carries beside the rest.
+_MOST_SAID = 3000
+
+
+class GraphKeeper:
+    """Of one job; `tell` takes events, from any thread."""
+
+    def __init__(
+        self, job: JobFile, view: Callable[[Stream], StreamView], tell: Callable[[GraphRuns | GraphFailed], None]
+    ) -> None:
+        self._job = job
+        self._view = view
+        self._tell = tell
+        self._log = Log("coordinator")
+        #: What workers of other machines fetch, by stream: its digest and its bytes.
+        self._packed: dict[str, tuple[str, bytes]] = {}
+        for name in job.accepting:
+            if not job.is_awaited(name) and not job.is_there(name):
+                self.run(name, b"")
+
+    def run(self, stream: str, content: bytes) -> None:
+        """Keep the graph, unless it is there already, and run its first epoch; returns at once."""
+        threading.Thread(target=self._run, args=(stream, content), name="graph", daemon=True).start()
+
+    def _run(self, stream: str, content: bytes) -> None:
+        self._log.info("first epoch of a graph is run", stream=stream)
+        try:
+            if content:  # an index that is still there is of another one
+                (self._job.index_folder(stream) / "meta.json").unlink(missing_ok=True)
+                write_synced(self._job.graph_path(stream), content)
+            self._index(stream)
+            opened = self._view(self._job.open(stream))
+        except (StokerError, OSError) as error:
+            self._job.graph_path(stream).unlink(missing_ok=True)
+            self._tell(GraphFailed(stream, str(error)))
+        else:
+            self._log.info("graph runs", stream=stream)
+            self._tell(GraphRuns(stream, opened))
+
+    def piece(self, wanted: m.GraphWanted) -> m.GraphPiece | None:
+        """What a worker asks for; None if there is nothing to fetch."""
+        name = wanted.stream
+        if name not in self._job.accepting or not self._job.is_there(name):
+            return None
+        if name not in self._packed:
+            content = pack(self._job.graph_path(name), self._job.index_folder(name))
+            self._packed[name] = digest_of_graph(content), content
+        digest, content = self._packed[name]
+        offset = wanted.offset if wanted.digest == digest else 0
+        part = content[offset : offset + PIECE_BYTES]
+        return m.GraphPiece(stream=name, digest=digest, nbytes=len(content), offset=offset, content=part)
+
+    def _index(self, stream: str) -> None:
+        command = [sys.executable, "-m", "loader_server", "index", str(self._job.path), "--stream", stream]
+        command += ["--parent", str(os.getpid())]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True)
+        if ended.returncode:
+            raise DataError(
+                expected="the batches of the first epoch to be counted",
+                got=ended.stderr.strip()[-_MOST_SAID:] or f"exit {ended.returncode}",
+                where=f"loader-server index {self._job.path} --stream {stream}",
+                remedy="Mend what it names.",
+            )
+
+
+def kept_graphs(job: JobFile) -> dict[str, str]:
+    """The digests of the graphs on disk, by stream; empty where there is none yet."""
+    return {
+        name: "" if job.is_awaited(name) else digest_of_graph(job.graph_path(name).read_bytes())
+        for name in job.accepting
+    }

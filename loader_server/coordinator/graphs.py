@@ -1,0 +1,122 @@
+"""The data sets that trainers send: which streams take one, what has arrived, what is kept, who waits until it runs.
+
+Rules: pure. The first one that arrives whole is the stream's; the same again is accepted, another one refused. What
+arrives is bounded, one a stream. One whose first epoch cannot be run is forgotten, and those who wait are told why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.events import Instruction, RunGraph, Send, Warn
+from shared.pipelines.sent_graph import MOST_BYTES, digest_of_graph
+from shared.silence import GONE_AFTER
+from shared.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Graphs"]
+
+#: Peers that are told when a graph runs; the others ask again.
+_MOST_WAITING = 4096
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """What has arrived of one so far."""
+
+    digest: str
+    nbytes: int
+    heard_s: float
+    content: bytearray = field(default_factory=bytearray)
+
+
+class Graphs:
+    """Those of all streams that take one: `kept` has the digest of each that is on disk, empty where there is none, and
+    `running` names those whose first epoch was run.
+    """
+
+    def __init__(self, job: str, kept: Mapping[str, str], running: Iterable[str], heartbeat_timeout_s: float) -> None:
+        self._job = job
+        self._kept = dict(kept)
+        self._quiet_s = GONE_AFTER * heartbeat_timeout_s
+        self._running = set(running)
+        self._arriving: dict[str, _Arriving] = {}
+        self._waiting: dict[str, set[bytes]] = {stream: set() for stream in kept}
+
+    def awaits(self, stream: str) -> bool:
+        """Whether a stream takes a graph, and cannot be attached to yet."""
+        return stream in self._kept and stream not in self._running
+
+    def take(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> list[Instruction]:
+        """A trainer says something of one."""
+        if isinstance(said, m.GraphPiece):
+            return self._take_piece(peer, said, now_s)
+        return self._take_offer(peer, said, now_s)
+
+    def _take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> list[Instruction]:
+        stream = offer.stream
+        if offer.job not in ("", self._job):
+            return [Send(peer, refusals.graph_of_another_job(offer, self._job))]
+        if stream not in self._kept:
+            return [Send(peer, refusals.no_graph_taken(offer, self._kept))]
+        if offer.nbytes > MOST_BYTES:
+            return [Send(peer, refusals.too_large_a_graph(offer, MOST_BYTES))]
+        if self._kept[stream]:
+            return [self._answer_kept(peer, offer)]
+        known = self._arriving.get(stream)
+        if known is not None and known.digest != offer.digest and now_s - known.heard_s <= self._quiet_s:
+            return [Send(peer, refusals.another_graph(offer, known.digest))]
+        if known is None or known.digest != offer.digest:
+            known = self._arriving[stream] = _Arriving(offer.digest, offer.nbytes, now_s)
+        return [Send(peer, _wanted(offer.stream, known))]
+
+    def _answer_kept(self, peer: bytes, offer: m.GraphOffer) -> Send:
+        stream, kept = offer.stream, self._kept[offer.stream]
+        if offer.digest != kept:
+            return Send(peer, refusals.another_graph(offer, kept))
+        runs = stream in self._running
+        if not runs and len(self._waiting[stream]) < _MOST_WAITING:
+            self._waiting[stream].add(peer)
+        return Send(peer, m.GraphKept(stream=stream, digest=kept, runs=runs))
+
+    def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
+        """The next piece of what arrives; anything else is answered with what is wanted, or with nothing."""
+        known = self._arriving.get(piece.stream)
+        if known is None or known.digest != piece.digest:
+            return []
+        known.heard_s = now_s
+        if piece.offset == len(known.content) and len(known.content) + len(piece.content) <= known.nbytes:
+            known.content += piece.content
+        if len(known.content) < known.nbytes:
+            return [Send(peer, _wanted(piece.stream, known))]
+        del self._arriving[piece.stream]
+        content = bytes(known.content)
+        if digest_of_graph(content) != known.digest:  # its sender offers it again
+            return []
+        self._kept[piece.stream] = known.digest
+        self._waiting[piece.stream].add(peer)
+        return [RunGraph(piece.stream, content)]
+
+    def run(self, stream: str) -> list[Instruction]:
+        """Its first epoch was run: it can be attached to."""
+        self._running.add(stream)
+        runs = m.GraphKept(stream=stream, digest=self._kept[stream], runs=True)
+        return [Send(peer, runs) for peer in self._take_waiting(stream)]
+
+    def fail(self, stream: str, reason: str) -> list[Instruction]:
+        """It could not be run, or not be kept."""
+        self._kept[stream] = ""
+        warning = Warn("graph cannot be run", {"stream": stream, "reason": reason})
+        return [warning, *(Send(peer, refusals.no_such_run(stream, reason)) for peer in self._take_waiting(stream))]
+
+    def _take_waiting(self, stream: str) -> set[bytes]:
+        waiting, self._waiting[stream] = self._waiting[stream], set()
+        return waiting
+
+
+def _wanted(stream: str, known: _Arriving) -> m.GraphWanted:
+    return m.GraphWanted(stream=stream, digest=known.digest, offset=len(known.content))

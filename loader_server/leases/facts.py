@@ -1,0 +1,76 @@
+"""What has to survive a crash in queue mode, so that no number is done twice or forgotten.
+
+Rules: pure; facts say what happened. A number has a fact of its own only while it is neither fresh nor done, so what is
+kept grows with what is out and not with the epoch. `work` is the kind of work that the lease table is for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EpochClosed", "EpochOpened", "LeaseFact", "NumberDone", "NumberOut", "TableRewound"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOpened:
+    """An epoch is worked on: numbers from `fresh` on were never leased, those before are settled unless they are out.
+
+    `out` says how many are, so that a fact that went missing is noticed.
+    """
+
+    stream: str
+    work: str
+    epoch: int
+    batches: int
+    fresh: int
+    out: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed:
+    """All of it is settled, and a later one is worked on: undoes `EpochOpened`."""
+
+    stream: str
+    work: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOut:
+    """A number that was leased, `nth` times so far, and is not done."""
+
+    stream: str
+    work: str
+    epoch: int
+    number: int
+    nth: int
+    #: The trainer that has it; 0: it was given back.
+    holder: int
+    #: How often somebody failed at it.
+    failures: int
+    #: Given up, after too many failures.
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NumberDone:
+    """It is done: undoes `NumberOut`."""
+
+    stream: str
+    work: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableRewound:
+    """Another generation began, at what a trainer's checkpoint says is done."""
+
+    stream: str
+    work: str
+    generation: int
+    incarnation: int
+    serial: int
+
+
+LeaseFact = EpochOpened | EpochClosed | NumberOut | NumberDone | TableRewound

@@ -1,0 +1,469 @@
+"""The lease table of one kind of work on one stream: which trainer has which batch numbers.
+
+Rules, each from an interleaving that failed without it:
+- What has to survive is kept as a fact before anybody is told; `recover` takes the facts back in any order.
+- An answer lists all leases that the trainer has, not what is new: so a lost answer, a repeated request and a restarted
+  table need no rule of their own.
+- Done counts whoever has the number by now, if the one who reports it ever had it in this generation: it was trained
+  on. A failure counts only for the present holder.
+- A trainer's death burns no try: a healthy batch would be given up because machines are taken away. A failure does, and
+  so does taking too long.
+- A lease's deadline starts when its batch is first in its trainer's hands; what waits behind it is held as long as the
+  trainer is heard, and is given back with it: a trainer that is stuck on one batch would be stuck on each.
+- Near the end of an epoch fewer are leased ahead, or the slowest trainer would have the last ones alone.
+- A later generation forgets all leases of the one before, and reports from before are refused: what the journal calls
+  done since a checkpoint is missing from the model that was restored from it.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from loader_server.leases.epoch_leases import EpochLeases, OutNumber
+from loader_server.leases.facts import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
+from loader_server.leases.pace import Pace
+from shared.wire.lease_work import MOST_LEASES
+from shared.wire.messages import Leases, Outcomes
+from shared.wire.parts import DoneSet, EpochDone, Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LeaseRules", "LeaseSettings", "LeaseTable", "LeaseTrainer", "TableCounts"]
+
+#: A message has room for so many epochs that are under way, and for so many numbers that are out.
+_MOST_EPOCHS = 16
+_MOST_OUT = 2**14
+
+#: A batch that nobody took yet is held for so many deadlines, if its trainer is heard.
+_HOLDS = 10
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRules:
+    """What the job file says."""
+
+    #: The shortest deadline.
+    floor_s: float
+    #: A batch is given up after so many failures.
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """What a table is for, and how patient it is."""
+
+    stream: str
+    work: str
+    rules: LeaseRules
+    #: A trainer that was silent for so long is gone.
+    gone_s: float
+
+
+@dataclass(slots=True)
+class TableCounts:
+    """What has happened so far."""
+
+    leased: int = 0
+    done: int = 0
+    failed: int = 0
+    expired: int = 0
+    #: Given back for no fault of the batch.
+    returned: int = 0
+    #: Reports of what was done already, or belongs to somebody else by now.
+    late: int = 0
+    #: Reports of what was never leased.
+    unknown: int = 0
+
+
+@dataclass(slots=True)
+class LeaseTrainer:
+    """A trainer, and what it has."""
+
+    heard_s: float
+    serial: int = -1
+    #: In the order in which they were leased.
+    leases: dict[Key, None] = field(default_factory=dict)
+    #: The first of them, whether the consumer has it, and since when that is so.
+    at_head: Key | None = None
+    in_hand: bool = False
+    since_s: float = 0.0
+    #: It would have more than there were.
+    hungry: bool = False
+    #: It was called because its leases changed, or there are some again, and has not reported since.
+    called: bool = False
+
+    def first(self) -> Key | None:
+        """What it works on."""
+        return next(iter(self.leases), None)
+
+
+class LeaseTable:
+    """`batches` says how many numbers an epoch has (None: not yet known); `keep` takes what has to survive."""
+
+    def __init__(
+        self, settings: LeaseSettings, batches: Callable[[int], int | None], keep: Callable[[LeaseFact], None]
+    ) -> None:
+        self.settings = settings
+        self.counts = TableCounts()
+        self.generation = 1
+        #: Those under way, oldest first; there is always one.
+        self.epochs: dict[int, EpochLeases] = {}
+        self.trainers: dict[int, LeaseTrainer] = {}
+        #: What was given up.
+        self.dead: dict[Key, OutNumber] = {}
+        #: What people should know, and has not been told them yet.
+        self.news: list[tuple[str, Key]] = []
+        #: Trainers that should report.
+        self.calls: list[int] = []
+        self._is_news_for_hungry = False
+        #: Epochs of which less or more is out than was kept, and what was kept.
+        self._changed: set[int] = set()
+        self._kept_out: dict[int, int] = {}
+        self._pace = Pace(settings.rules.floor_s)
+        self._batches = batches
+        self._keep_fact = keep
+        self._rewound_by: tuple[int, int] | None = None
+
+    # --- what survives ---
+
+    def recover(self, fact: LeaseFact) -> None:
+        """Take in a fact, from the journal or new."""
+        if isinstance(fact, TableRewound):
+            self.generation, self._rewound_by = fact.generation, (fact.incarnation, fact.serial)
+        elif isinstance(fact, EpochClosed):
+            del self.epochs[fact.epoch]
+        elif isinstance(fact, EpochOpened):
+            epoch = self._epoch(fact.epoch)
+            epoch.batches, epoch.fresh = fact.batches, fact.fresh
+            self._kept_out[fact.epoch] = fact.out
+        elif isinstance(fact, NumberOut) and not fact.dead:
+            self.dead.pop((fact.epoch, fact.number), None)
+            self._epoch(fact.epoch).put(fact.number, OutNumber(fact.nth, fact.holder, fact.failures))
+        else:
+            self._settle_number(fact)
+
+    def _epoch(self, at: int) -> EpochLeases:
+        if at not in self.epochs:
+            self.epochs[at] = EpochLeases(0)
+            self.epochs = dict(sorted(self.epochs.items()))
+        return self.epochs[at]
+
+    def _settle_number(self, fact: NumberOut | NumberDone) -> None:
+        key = (fact.epoch, fact.number)
+        self.dead.pop(key, None)
+        if isinstance(fact, NumberOut):
+            self.dead[key] = OutNumber(fact.nth, 0, fact.failures)
+        if fact.epoch in self.epochs:
+            self.epochs[fact.epoch].remove(fact.number)
+
+    def incomplete(self) -> list[int]:
+        """The epochs of which facts are missing, once all were recovered: nobody knows which numbers are out."""
+        return [at for at, epoch in self.epochs.items() if len(epoch.out) != self._kept_out.get(at)]
+
+    def take_up(self, now_s: float) -> None:
+        """All facts are recovered: those who had leases have time to be heard again."""
+        for at, epoch in sorted(self.epochs.items()):
+            for number, one in sorted(epoch.out.items()):
+                if one.holder:
+                    self._trainer(one.holder, now_s).leases[at, number] = None
+        for trainer in self.trainers.values():
+            trainer.since_s = now_s
+
+    def _keep(self, fact: LeaseFact) -> None:
+        self._keep_fact(fact)
+        self.recover(fact)
+
+    def _keep_number(self, key: Key, one: OutNumber, *, dead: bool = False) -> None:
+        name = self.settings
+        self._keep(NumberOut(name.stream, name.work, *key, one.nth, one.holder, one.failures, dead))
+
+    def _keep_epoch(self, at: int, batches: int, fresh: int, out: int) -> None:
+        self._keep(EpochOpened(self.settings.stream, self.settings.work, at, batches, fresh, out))
+
+    # --- what trainers say ---
+
+    def hear(self, incarnation: int, now_s: float) -> bool:
+        """A trainer's heartbeat; whether it should say how its leases stand."""
+        trainer = self.trainers.get(incarnation)
+        if trainer is not None:
+            trainer.heard_s = now_s
+        return trainer is not None and trainer.called
+
+    def report(self, said: Outcomes, now_s: float) -> Leases | None:
+        """Take in what became of a trainer's leases, and lease more; None if it has said something later already."""
+        trainer = self._trainer(said.incarnation, now_s)
+        if said.serial < trainer.serial:
+            self.counts.late += 1
+            return None
+        if said.generation != self.generation:
+            self.counts.late += len(said.done) + len(said.failed)
+        elif said.serial > trainer.serial:
+            self._settle(said, trainer, now_s)
+        trainer.serial, trainer.heard_s = said.serial, now_s
+        is_stuck = said.in_hand is not None and (said.in_hand.epoch, said.in_hand.number) != trainer.first()
+        if not is_stuck:
+            self._lease(said, trainer)
+        self._note_hand(trainer, in_hand=said.in_hand is not None and not is_stuck, now_s=now_s)
+        self._keep_changed()
+        trainer.called = False
+        leases = tuple(Lease(*key, self.epochs[key[0]].out[key[1]].nth) for key in trainer.leases)
+        done = self.done_set() if said.snapshot else None
+        return Leases(
+            serial=said.serial, generation=self.generation, leases=leases, unsettled=self.unsettled(), done=done
+        )
+
+    def _trainer(self, incarnation: int, now_s: float) -> LeaseTrainer:
+        return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
+
+    def _settle(self, said: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
+        """Enter what is done and what failed."""
+        if trainer.in_hand and said.done and trainer.first() == (said.done[0].epoch, said.done[0].number):
+            self._pace.add((now_s - trainer.since_s) / len(said.done))
+        for lease in said.done:
+            self._finish(said.incarnation, lease)
+        for lease in said.failed:
+            self._fail(said.incarnation, lease)
+
+    def _finish(self, incarnation: int, lease: Lease) -> None:
+        one = self._known(lease)
+        if one is None:
+            return
+        if lease.nth == one.nth and one.holder not in (0, incarnation):
+            self._note_unknown(lease)
+            return
+        self._release((lease.epoch, lease.number), one)
+        self._keep(NumberDone(self.settings.stream, self.settings.work, lease.epoch, lease.number))
+        self._changed.add(lease.epoch)
+        self.counts.done += 1
+
+    def _fail(self, incarnation: int, lease: Lease) -> None:
+        one = self._known(lease)
+        if one is None:
+            return
+        if lease.nth != one.nth or one.holder != incarnation:
+            self.counts.late += 1
+            return
+        self.counts.failed += 1
+        self._burn((lease.epoch, lease.number), one)
+
+    def _known(self, lease: Lease) -> OutNumber | None:
+        """The number, if it is not done and was leased so often."""
+        key, epoch = (lease.epoch, lease.number), self.epochs.get(lease.epoch)
+        one = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get(key)
+        if one is not None and 1 <= lease.nth <= one.nth:
+            return one
+        is_past = lease.epoch < self.unsettled() if epoch is None else lease.number < epoch.fresh
+        if one is None and is_past:
+            self.counts.late += 1
+        else:
+            self._note_unknown(lease)
+        return None
+
+    def _note_unknown(self, lease: Lease) -> None:
+        self.counts.unknown += 1
+        self.news.append(("unknown", (lease.epoch, lease.number)))
+
+    def _note_hand(self, trainer: LeaseTrainer, *, in_hand: bool, now_s: float) -> None:
+        """The clock starts anew with another batch at the head, and when the consumer takes it."""
+        in_hand = in_hand and bool(trainer.leases)
+        first = trainer.first()
+        if in_hand != trainer.in_hand or first != trainer.at_head:
+            trainer.since_s = now_s
+        trainer.in_hand, trainer.at_head = in_hand, first
+
+    # --- leasing ---
+
+    def _lease(self, said: Outcomes, trainer: LeaseTrainer) -> None:
+        """Lease it as many as it would have and may have."""
+        wanted = min(said.wanted, MOST_LEASES)
+        while len(trainer.leases) < wanted and self._out() < _MOST_OUT:
+            at = self._epoch_with_work(said.before)
+            if at is None or len(trainer.leases) >= self._share(at, wanted):
+                break
+            self._grant(at, said.incarnation, trainer)
+        trainer.hungry = len(trainer.leases) < wanted
+
+    def _grant(self, at: int, incarnation: int, trainer: LeaseTrainer) -> None:
+        epoch = self.epochs[at]
+        number = epoch.next()
+        assert number is not None
+        one = epoch.out.get(number, OutNumber())
+        if number == epoch.fresh:
+            epoch.fresh += 1
+        self._keep_number((at, number), OutNumber(one.nth + 1, incarnation, one.failures))
+        trainer.leases[at, number] = None
+        self._changed.add(at)
+        self.counts.leased += 1
+
+    def _share(self, at: int, wanted: int) -> int:
+        """How many a trainer may have, by what is left of the epoch: at its end, no more than it can do soon."""
+        fair = -(-self.epochs[at].left // (2 * max(1, len(self.trainers))))
+        return min(wanted, max(1, fair))
+
+    def _out(self) -> int:
+        return sum(len(epoch.out) for epoch in self.epochs.values())
+
+    def _epoch_with_work(self, before: int) -> int | None:
+        """The oldest epoch before this one in which a number may be leased; the next is opened if there is none."""
+        for at, epoch in self.epochs.items():
+            if at < before and epoch.left:
+                return at
+        at = max(self.epochs, default=-1) + 1
+        while at < before and self._open(at):
+            if self.epochs[at].left:
+                return at
+            at += 1
+        return None
+
+    def _open(self, at: int) -> bool:
+        """Begin an epoch, if there is room for one and it is known how many batches it has."""
+        batches = self._batches(at) if len(self.epochs) < _MOST_EPOCHS else None
+        if batches is None:
+            return False
+        self._keep_epoch(at, batches, 0, 0)
+        self._close_settled()
+        return True
+
+    def _close_settled(self) -> None:
+        """Forget the oldest epochs that are settled, but never the last: it says how far the work is."""
+        while len(self.epochs) > 1:
+            at, epoch = next(iter(self.epochs.items()))
+            if not epoch.settled:
+                return
+            self._changed.discard(at)
+            self._keep(EpochClosed(self.settings.stream, self.settings.work, at))
+
+    def _keep_changed(self) -> None:
+        """Keep how far the epochs are."""
+        for at in sorted(self._changed):
+            epoch = self.epochs[at]
+            self._keep_epoch(at, epoch.batches, epoch.fresh, len(epoch.out))
+            self._is_news_for_hungry |= epoch.settled
+        self._changed.clear()
+        self._close_settled()
+        self._call_hungry()
+
+    # --- giving back ---
+
+    def _release(self, key: Key, one: OutNumber) -> None:
+        """Its holder has it no more."""
+        holder = self.trainers.get(one.holder)
+        if holder is not None:
+            holder.leases.pop(key, None)
+
+    def _burn(self, key: Key, one: OutNumber) -> None:
+        """It cost a try; after the last it is given up."""
+        self._release(key, one)
+        dead = one.failures + 1 >= self.settings.rules.tries
+        self._keep_number(key, OutNumber(one.nth, 0, one.failures + 1), dead=dead)
+        if dead:
+            self._changed.add(key[0])
+            self.news.append(("dead", key))
+        self._is_news_for_hungry = True
+
+    def _give_back(self, key: Key) -> None:
+        one = self.epochs[key[0]].out[key[1]]
+        self._release(key, one)
+        self._keep_number(key, OutNumber(one.nth, 0, one.failures))
+        self.counts.returned += 1
+        self._is_news_for_hungry = True
+
+    def _call(self, incarnation: int, trainer: LeaseTrainer) -> None:
+        if not trainer.called:
+            self.calls.append(incarnation)
+        trainer.called = True
+
+    def _call_hungry(self) -> None:
+        """Those who wait hear that some are to be had again, or that there will be no more of an epoch."""
+        if self._is_news_for_hungry:
+            self._is_news_for_hungry = False
+            for incarnation, trainer in self.trainers.items():
+                if trainer.hungry:
+                    self._call(incarnation, trainer)
+
+    def leave(self, incarnation: int) -> None:
+        """A trainer is gone: others get what it had."""
+        trainer = self.trainers.pop(incarnation, None)
+        for key in list(trainer.leases) if trainer is not None else ():
+            self._give_back(key)
+        self._call_hungry()
+
+    def tick(self, now_s: float) -> None:
+        """Give back what silent trainers have, and what was in somebody's hands for too long."""
+        for incarnation, trainer in list(self.trainers.items()):
+            if now_s - trainer.heard_s > self.settings.gone_s:
+                self.leave(incarnation)
+            elif trainer.leases and now_s - trainer.since_s > self._patience_s(trainer):
+                self._expire(incarnation, trainer, now_s)
+        self._keep_changed()
+
+    def _patience_s(self, trainer: LeaseTrainer) -> float:
+        return self._pace.deadline_s * (1 if trainer.in_hand else _HOLDS)
+
+    def _expire(self, incarnation: int, trainer: LeaseTrainer, now_s: float) -> None:
+        keys = list(trainer.leases)
+        if trainer.in_hand:
+            self.counts.expired += 1
+            key = keys.pop(0)
+            self._burn(key, self.epochs[key[0]].out[key[1]])
+        for key in keys:
+            self._give_back(key)
+        self._note_hand(trainer, in_hand=False, now_s=now_s)
+        self._call(incarnation, trainer)
+
+    def excuse(self, now_s: float) -> None:
+        """Nobody could be heard, or be told anything, until now: nothing expires for that."""
+        for trainer in self.trainers.values():
+            trainer.heard_s = trainer.since_s = now_s
+
+    # --- checkpoints ---
+
+    def unsettled(self) -> int:
+        """The first epoch that is not settled."""
+        at = 0
+        for at, epoch in self.epochs.items():
+            if not epoch.settled:
+                return at
+        return at + bool(self.epochs)
+
+    def done_set(self) -> DoneSet:
+        """What is settled, for a checkpoint."""
+        under_way = [(at, epoch) for at, epoch in self.epochs.items() if not epoch.settled]
+        said = [EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in under_way]
+        return DoneSet(tuple(said) or (EpochDone(self.unsettled(), 0, ()),))
+
+    def is_rewound_by(self, incarnation: int, serial: int) -> bool:
+        """Whether this very request began the present generation: it is repeated."""
+        return self._rewound_by == (incarnation, serial)
+
+    def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
+        """Begin another generation in which just this is settled; `batches` of each of its epochs."""
+        name = (self.settings.stream, self.settings.work)
+        for at, epoch in list(self.epochs.items()):
+            for number in list(epoch.out):
+                self._keep(NumberDone(*name, at, number))
+            self._keep(EpochClosed(*name, at))
+        self._keep(TableRewound(*name, self.generation + 1, incarnation, serial))
+        for said in done.epochs:
+            missing = list(accumulate(said.missing))
+            self._keep_epoch(said.epoch, batches[said.epoch], said.fresh, len(missing))
+            for number in missing:
+                self._keep_number((said.epoch, number), OutNumber())
+        self._forget_dead()
+        for one, trainer in self.trainers.items():
+            trainer.leases.clear()
+            trainer.in_hand, trainer.at_head = False, None
+            self._call(one, trainer)
+
+    def _forget_dead(self) -> None:
+        """What was given up and is to be done again counts no longer."""
+        for at, number in list(self.dead):
+            epoch = self.epochs.get(at)
+            if at >= self.unsettled() if epoch is None else number >= epoch.fresh:
+                self._keep(NumberDone(self.settings.stream, self.settings.work, at, number))

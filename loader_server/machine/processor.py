@@ -1,0 +1,24 @@
+"""What of this machine's processor decides bytes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+__all__ = ["processor_features"]
+
+#: Variables by which numpy and its BLAS are told to take other loops than the processor's best.
+_LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
+
+
+def processor_features() -> str:
+    """What decides which loops numpy and BLAS take, the environment included; others may round otherwise."""
+    told = [f"{name}={os.environ[name]}" for name in _LOOPS_BY_NAME if os.environ.get(name)]
+    try:
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return " ".join([platform.machine(), *told])
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    found = sorted({"avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"} & set(flags))
+    return " ".join([platform.machine(), *found, *told])

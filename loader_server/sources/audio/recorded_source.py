@@ -1,0 +1,57 @@
+"""What all sources of recordings have in common: a stretch of a recording is read and decoded without the rest.
+
+Rules: `said_of` is all that a sample holds besides its audio; what of it is cut with the audio is cut here. Where
+something else than the audio is cut, whole samples are read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loader_server.sources.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from loader_server.sources.audio.recordings import Recordings
+    from loader_server.sources.source import Chunk
+
+__all__ = ["RecordedSource"]
+
+_AUDIO = "audio"
+
+
+class RecordedSource(Source):
+    """A source whose samples are recordings, and what is said of them."""
+
+    _recordings: Recordings
+
+    def said_of(self, sample: int) -> dict[str, Any]:
+        """What a sample holds besides audio."""
+        raise NotImplementedError
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Audio with its rate, and what is said of it."""
+        audio, rate = self._recordings.decode(sample, raw)
+        return _audio_first(audio, rate, self.said_of(sample))
+
+    def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
+        """The bytes of each stretch; none where decoding has to seek."""
+        if not all(_AUDIO in chunk.keys for chunk in chunks):
+            return super().read_chunks(chunks)
+        return map(self._recordings.read_chunk, chunks)
+
+    def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
+        """The stretch of the audio, and of what is cut with it."""
+        if _AUDIO not in chunk.keys:
+            return super().decode_chunk(chunk, raw)
+        audio, rate = self._recordings.decode_chunk(chunk, raw)
+        said = self.said_of(chunk.sample)
+        said |= {key: said[key][chunk.start : chunk.stop] for key in chunk.keys if key != _AUDIO}
+        return _audio_first(audio, rate, said)
+
+
+def _audio_first(audio: Any, rate: int, said: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - an array
+    """The order in which measured fields stand, whatever else is said; nothing said replaces audio or rate."""
+    recorded = {_AUDIO: audio, f"{_AUDIO}_rate": rate}
+    return recorded | said | recorded

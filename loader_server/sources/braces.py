@@ -1,0 +1,53 @@
+"""Names with braces, as shells and WebDataset have them: `shard-{0000..0099}.tar`, `{train,more}.tar`.
+
+Rules: pure. Numbers keep their leading zeros; ranges may fall; several braces of a name are all combined, the last one
+fastest. What is in no such form stays as it is, and so do braces within braces.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+from shared.errors import SettingsError
+
+__all__ = ["names_meant"]
+
+_BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
+#: More files than that are a slip of the pen.
+_MOST_NAMES = 1_000_000
+
+
+def names_meant(name: str) -> list[str]:
+    """All names that one with braces stands for; itself, if it has none."""
+    pieces = _BRACES.split(name)
+    choices = [[piece] if place % 2 == 0 else _choices(piece, name) for place, piece in enumerate(pieces)]
+    total = 1
+    for one in choices:
+        total *= len(one)
+    if total > _MOST_NAMES:
+        raise _too_many(name, total)
+    return ["".join(combined) for combined in product(*choices)]
+
+
+def _choices(within: str, name: str) -> list[str]:
+    found = _RANGE.fullmatch(within)
+    if found is None:
+        return within.split(",") if "," in within else [f"{{{within}}}"]
+    first, last, step = int(found[1]), int(found[2]), max(int(found[3] or 1), 1)
+    if abs(last - first) // step >= _MOST_NAMES:
+        raise _too_many(name, abs(last - first) // step + 1)
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    padded = any(re.match(r"-?0\d", text) for text in found.groups()[:2])
+    width = max(len(found[1]), len(found[2])) if padded else 0
+    return [f"{number:0{width}}" for number in numbers]
+
+
+def _too_many(name: str, total: int) -> SettingsError:
+    return SettingsError(
+        expected=f"braces that stand for at most {_MOST_NAMES} names",
+        got=f"{total} of them",
+        where=name,
+        remedy="Mend `paths` of the stream, or name a folder or a pattern.",
+    )

@@ -1,0 +1,188 @@
+"""How a stream's recordings are to be cut, as the job file says it and in steps.
+
+Rules: pure; seconds become steps by each recording's own rate; whatever cannot be cut so is refused, with what to write
+instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.settings import length_amount
+from loader_server.sources.chunks.cutting import ChunkTable
+from shared.config import Amount, setting
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning import PlanSettings
+    from shared.config import StreamSettings
+    from shared.wire.layout import Field
+
+    Lengths = Mapping[str, NDArray[np.int64]]
+
+__all__ = ["ChunkRule", "ChunkSettings", "rate_keys"]
+
+
+def rate_keys(lengths: Lengths) -> frozenset[str]:
+    """The keys that say how many steps of another make a second, and are no lengths."""
+    return frozenset(f"{key}_rate" for key in lengths) & lengths.keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSettings:
+    """What a stream's table may say about chunks."""
+
+    chunk: Amount | None = setting(
+        length_amount,
+        'long samples are cut along `length`, before the transforms: each "10 s" is a sample of its own',
+        default=None,
+    )
+    chunk_step: Amount | None = setting(
+        length_amount, "a chunk begins each so many steps; without it where the last one ends", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRule:
+    """Cut along `key` into chunks of this length, one beginning each `step`; `where` names the stream's table."""
+
+    key: str
+    length: Amount
+    step: Amount
+    where: str
+
+    @staticmethod
+    def read(settings: ChunkSettings, stream: StreamSettings, plan: PlanSettings, where: str) -> ChunkRule | None:
+        """None where nothing is to be cut; what the plan would make nonsense of is refused."""
+        length, step = settings.chunk, settings.chunk_step
+        if length is None:
+            if step is not None or plan.carry:
+                raise _chunk_missing("carry = true" if step is None else f'chunk_step = "{step}"', where)
+            return None
+        if plan.carry and step not in (None, length):
+            raise _overlap_carried(step, where)
+        if plan.carry and stream.mode != "lockstep":
+            raise _leased_carried(where)
+        longest = plan.max_length
+        if longest is not None and longest.unit == length.unit and longest.value < length.value:
+            raise _all_dropped(length, longest, where)
+        return ChunkRule(key=stream.length, length=length, step=step or length, where=where)
+
+    @property
+    def said(self) -> str:
+        """What tells streams apart that cut in another way."""
+        return f"chunks of {self.length} of {self.key}, each {self.step}"
+
+    def table(self, lengths: Lengths, fields: tuple[Field, ...], where: str) -> ChunkTable:
+        """The chunks of recordings of these lengths, which a source has whose raw samples have these fields."""
+        if self.key not in lengths:
+            raise self._cannot_cut(lengths, where)
+        steps, stride = (self._steps(name, amount, lengths, fields) for name, amount in self._amounts())
+        if np.any(stride > steps):
+            raise SettingsError(
+                expected=f'at most chunk = "{self.length}", or what lies between two chunks would be in none',
+                got=f'"{self.step}"',
+                where=f"{self.where}, chunk_step",
+                remedy="Write a smaller chunk_step, or leave it out: then one chunk begins where the last one ends.",
+            )
+        return ChunkTable(lengths[self.key], steps, stride)
+
+    def alike(self, lengths: Lengths) -> tuple[str, ...]:
+        """The keys that are cut with it: those that are as long in every recording."""
+        own, rates = lengths[self.key], rate_keys(lengths)
+        return tuple(key for key, of in lengths.items() if key not in rates and np.array_equal(own, of))
+
+    def refuse_measured(self, names: Sequence[str]) -> SettingsError:
+        """Lengths that were measured are those of whole recordings."""
+        return SettingsError(
+            expected="transforms that declare their outputs, as chunk cuts what they are given",
+            got=f"{', '.join(names)}, measured while indexing",
+            where=f"{self.where}, transforms",
+            remedy="Declare outputs and lengths with @transform(…), or leave chunk out.",
+        )
+
+    def _amounts(self) -> tuple[tuple[str, Amount], ...]:
+        return ("chunk", self.length), ("chunk_step", self.step)
+
+    def _steps(self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]) -> NDArray[np.int64]:
+        exact = np.asarray(amount.value * self._a_unit(name, amount, lengths, fields))
+        steps = np.floor(exact + 0.5).astype(np.int64)
+        if np.any(steps < 1):
+            raise SettingsError(
+                expected=f'at least one step of "{self.key}"',
+                got=f'"{amount}"',
+                where=f"{self.where}, {name}",
+                remedy="Write a larger amount.",
+            )
+        return steps
+
+    def _a_unit(
+        self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]
+    ) -> NDArray[np.int64] | float:
+        """How many steps a unit has, in each recording or in all."""
+        if amount.unit != "s":
+            return 1.0
+        if (rates := lengths.get(f"{self.key}_rate")) is not None:
+            return rates
+        per_second = next((one.per_second for one in fields if one.key == self.key), None)
+        if per_second is not None:
+            return per_second
+        raise SettingsError(
+            expected=f'an amount in steps of "{self.key}", such as "{amount.value:g} steps"',
+            got=f'"{amount}"',
+            where=f"{self.where}, {name}",
+            remedy=f'"{self.key}" has no time in the source: write steps, frames, tokens, characters or bytes.',
+        )
+
+    def _cannot_cut(self, lengths: Lengths, where: str) -> SettingsError:
+        having = ", ".join(f'"{key}"' for key in lengths) or "none"
+        return SettingsError(
+            expected=f'a source whose samples have "{self.key}" (length): they are cut along it, before the transforms',
+            got=f"one with {having} ({where})",
+            where=f"{self.where}, chunk",
+            remedy="Let the transforms keep the name of what the source has, and write that as length.",
+        )
+
+
+def _chunk_missing(got: str, where: str) -> SettingsError:
+    name = got.partition(" ")[0]
+    return SettingsError(
+        expected=f"chunk, which {name} belongs to",
+        got=f"{got} alone",
+        where=f"{where}, {name}",
+        remedy=f'Write chunk = "10 s" as well, or leave {name} out.',
+    )
+
+
+def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
+    return SettingsError(
+        expected="chunks that begin where the last one ends, as state is carried from one to the next (carry)",
+        got=f'chunk_step = "{step}"',
+        where=f"{where}, chunk_step",
+        remedy="Leave chunk_step out, or carry.",
+    )
+
+
+def _leased_carried(where: str) -> SettingsError:
+    return SettingsError(
+        expected='mode = "lockstep", as a trainer has to get each row\'s next chunk (carry)',
+        got='mode = "queue", where any trainer may get it',
+        where=f"{where}, mode",
+        remedy="Leave mode out, or carry.",
+    )
+
+
+def _all_dropped(length: Amount, longest: Amount, where: str) -> SettingsError:
+    return SettingsError(
+        expected=f'a chunk of at most max_length = "{longest}", or it would be dropped',
+        got=f'chunk = "{length}"',
+        where=f"{where}, chunk",
+        remedy="Leave max_length out, as no sample is longer than a chunk; or write a shorter chunk.",
+    )

@@ -1,0 +1,168 @@
+"""The chunks of another source's recordings, as a source: its samples are stretches of theirs.
+
+Rules: the index stays that of the recordings; nothing but the recordings' table is kept in memory, and columns are
+worked out where they are asked for. What is as long as the key that is cut, in every recording, is cut with it; what
+else has a length belongs to the recording as a whole and goes to its last chunk, so it is empty in the others; numbers
+and names are in each. A source that can read less than a recording does so (`read_chunks`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.chunks.settings import rate_keys
+from loader_server.sources.source import SEGMENT_SAMPLES, Chunk, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from loader_server.sources.chunks.settings import ChunkRule
+    from shared.wire.layout import Field
+
+__all__ = ["ChunkedSource"]
+
+
+class _Column:
+    """A column of chunks that is worked out when it is looked at, one entry or a stretch of it."""
+
+    def __init__(self, made: Callable[[NDArray[np.int64]], Sequence[Any] | NDArray[Any]], size: int) -> None:
+        self._made = made
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, at: int | slice) -> Any:  # noqa: ANN401 - numbers or strings
+        if isinstance(at, slice):
+            return self._made(np.arange(*at.indices(self._size)))
+        return self._made(np.array([at]))[0]
+
+
+class ChunkedSource(Source):
+    """A source that is open, cut as a rule says."""
+
+    def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
+        super().__init__(recordings.settings, recordings.base)
+        self._recordings = recordings
+        self._key = rule.key
+        self._of_recordings = lengths = recordings.lengths
+        self._table = rule.table(lengths, recordings.fields, where)
+        self._cut = rule.alike(lengths)
+        self._of_whole = tuple(lengths.keys() - set(self._cut) - rate_keys(lengths))
+
+    # --- what there is ---
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Those of the recordings."""
+        return self._recordings.fields
+
+    @property
+    def samples(self) -> int:
+        """The chunks of all recordings."""
+        return len(self._table)
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        """Of each chunk what it has of the recording's lengths."""
+        return {key: _Column(self._lengths_of(key), len(self._table)) for key in self._of_recordings}
+
+    def _lengths_of(self, key: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+        own = self._of_recordings[key]
+
+        def lengths(chunks: NDArray[np.int64]) -> NDArray[np.int64]:
+            at = self._table.extents(chunks)
+            if key in self._cut:
+                return at.stops - at.starts
+            whole = np.asarray(own[at.recordings], np.int64)
+            return np.where(at.last, whole, 0) if key in self._of_whole else whole
+
+        return lengths
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Those of each chunk's recording."""
+        columns = self._recordings.columns.items()
+        return {name: _Column(self._strings_of(column), len(self._table)) for name, column in columns}
+
+    def _strings_of(self, column: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:  # noqa: ANN401 - like a list
+        return lambda chunks: [column[one] for one in self._table.recordings_of(chunks).tolist()]
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """None cuts a recording in two."""
+        return self._table.segments(self._recordings.segments, SEGMENT_SAMPLES)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Where the first recording of each part begins."""
+        return tuple(self._table.firsts[list(self._recordings.parts)].tolist())
+
+    def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of the chunks from `start` to before `stop` are the first of a recording."""
+        return self._table.begins(start, stop)
+
+    # --- reading ---
+
+    def _chunk(self, sample: int) -> Chunk:
+        at = self._table.extents(np.array([self.checked(sample)]))
+        return Chunk(int(at.recordings[0]), int(at.starts[0]), int(at.stops[0]), self._cut)
+
+    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
+        """What decoding these takes."""
+        return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
+
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """The recordings of these."""
+        self._recordings.expect(np.unique(self._table.recordings_of(samples)))
+
+    def looks_ahead(self) -> bool:
+        """Whether the recordings do."""
+        return self._recordings.looks_ahead()
+
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """The stretch; what belongs to the recording as a whole is empty in all but its last chunk."""
+        chunk = self._chunk(sample)
+        made = self._recordings.decode_chunk(chunk, raw)
+        if sample + 1 < self._table.firsts[chunk.sample + 1]:
+            made |= {key: made[key][:0] for key in self._of_whole if key in made}
+        return made
+
+    # --- for people ---
+
+    def name(self, sample: int) -> str:
+        """The recording's name, and which steps of it, if these are not all."""
+        chunk = self._chunk(sample)
+        return self._recordings.name(chunk.sample) + self._stretch(chunk)
+
+    def _stretch(self, chunk: Chunk) -> str:
+        whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
+        return "" if whole else f" [{chunk.start}:{chunk.stop}]"
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """Where the recording stands."""
+        return self._recordings.place(self._chunk(sample).sample)
+
+    def identity(self, sample: int) -> str:
+        """The recording's, and which steps of it."""
+        chunk = self._chunk(sample)
+        return self._recordings.identity(chunk.sample) + self._stretch(chunk)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Those of the recordings."""
+        return self._recordings.modules
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Those of the recordings."""
+        return self._recordings.versions
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self._recordings.close()
+        super().close()

@@ -1,0 +1,43 @@
+"""What a file is by its first bytes, whatever its name says.
+
+Rules: pure. Only what people take for a text by mistake is known: all that begins in another way may be one.
+"""
+
+from __future__ import annotations
+
+from shared.errors import DataError
+
+__all__ = ["HEAD_BYTES", "refuse_no_text"]
+
+#: Bytes that tell.
+HEAD_BYTES = 6
+
+_UNPACK = "Unpack it once: lines are read from their places, which a compressed file does not have."
+_CONVERT = "Convert it once, with iconv for instance: iconv -f UTF-16 -t UTF-8."
+
+#: How files begin, the longer mark of two first; what they are; what to do.
+_KINDS = (
+    (b"\x1f\x8b", "one that is compressed by gzip", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "one that is compressed by zstd", _UNPACK),
+    (b"\xfd7zXZ\0", "one that is compressed by xz", _UNPACK),
+    (b"BZh", "one that is compressed by bzip2", _UNPACK),
+    (b"PK\3\4", "a zip archive", _UNPACK),
+    (b"\xff\xfe\0\0", "one in UTF-32", _CONVERT.replace("16", "32")),
+    (b"\0\0\xfe\xff", "one in UTF-32", _CONVERT.replace("16", "32")),
+    (b"\xff\xfe", "one in UTF-16", _CONVERT),
+    (b"\xfe\xff", "one in UTF-16", _CONVERT),
+)
+
+
+def refuse_no_text(head: bytes, where: str) -> None:
+    """DataError for a file that begins so, if it is no text in UTF-8."""
+    found = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), None)
+    if found is None and _alternates(head):
+        found = ("one in UTF-16, without its mark", _CONVERT)
+    if found is not None:
+        raise DataError(expected="a text file in UTF-8", got=found[0], where=where, remedy=found[1])
+
+
+def _alternates(head: bytes) -> bool:
+    """Whether just every second byte is zero, as of Latin letters in UTF-16."""
+    return len(head) == HEAD_BYTES and any(head[::2]) != any(head[1::2])

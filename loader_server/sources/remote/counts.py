@@ -1,0 +1,36 @@
+"""What a process counts of its remote files: plain numbers, which become metrics only when someone asks.
+
+Rules: any thread may add; numbers only grow. A copy in another process counts for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["RemoteCounts"]
+
+
+class RemoteCounts:
+    """Sums over all remote files of a job in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Bytes that came from stores.
+        self.fetched_bytes = 0
+        #: Blocks and whole files that lay in the cache when they were needed.
+        self.found = 0
+        #: Those that had to be fetched, by this process or another, while somebody waited.
+        self.waited = 0
+        #: Requests that failed and were made again.
+        self.retries = 0
+
+    def add(self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, retries: int = 0) -> None:
+        """Count more."""
+        with self._lock:
+            self.fetched_bytes += fetched_bytes
+            self.found += found
+            self.waited += waited
+            self.retries += retries
+
+    def __reduce__(self) -> tuple[type[RemoteCounts], tuple[()]]:
+        return RemoteCounts, ()

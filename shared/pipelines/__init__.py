@@ -1,0 +1,1 @@
+"""What both sides know of a user's own `tf.data` pipelines."""

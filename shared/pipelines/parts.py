@@ -1,0 +1,106 @@
+"""Strings, ragged and sparse values as dense tensors of numbers, which are what crosses, and back.
+
+A value that is not dense, or no number, becomes parts under keys of their own: values with offsets. A string tensor
+`text` is `text:bytes`, all of them one after another, and `text:sizes`, how many bytes each has; a ragged one is
+`text:flat` with `text:rows_0`, `text:rows_1`, … from the outermost on; a sparse one `text:flat` with `text:at` and
+`text:dense`. Flat strings have parts in turn.
+
+Rules: imports TensorFlow only where a pipeline is built; a value without parts stays as it
+is; no rows are a value like any other, because a shard may have ended. Keys have no colon before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import tensorflow as tf
+
+__all__ = ["joined_values", "parted", "parts_of"]
+
+_BYTES, _SIZES, _FLAT, _ROWS, _AT, _DENSE = "bytes", "sizes", "flat", "rows_", "at", "dense"
+
+
+def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
+    """A data set of dicts, with parts in the place of what has parts; the same one where nothing has."""
+    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+    spec = dataset.element_spec
+    if not isinstance(spec, dict):
+        return dataset
+    for key, one in spec.items():
+        _refuse_partless(tf, key, one, where)
+    if not any(_has_parts(tf, one) for one in spec.values()):
+        return dataset
+    return dataset.map(
+        lambda element: {name: part for key, value in element.items() for name, part in parts_of(key, value).items()}
+    )
+
+
+def _has_parts(tf: Any, spec: Any) -> bool:  # noqa: ANN401 - a module, a spec
+    return not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string
+
+
+def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:  # noqa: ANN401 - a module, a spec
+    if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
+        raise SettingsError(
+            expected=f'"{key}" as a dense, ragged or sparse tensor',
+            got=f"{spec}",
+            where=where,
+            remedy="Make it one in a map, or leave it out.",
+        )
+
+
+def parts_of(key: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever kind of tensor
+    """A value's parts by key; itself, if it is dense and of numbers."""
+    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+    if isinstance(value, tf.RaggedTensor):
+        rows = {f"{key}:{_ROWS}{place}": one for place, one in enumerate(value.nested_row_lengths())}
+        return parts_of(f"{key}:{_FLAT}", value.flat_values) | rows
+    if isinstance(value, tf.SparseTensor):
+        places = {f"{key}:{_AT}": value.indices, f"{key}:{_DENSE}": value.dense_shape}
+        return parts_of(f"{key}:{_FLAT}", value.values) | places
+    if value.dtype == tf.string:
+        joined = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
+        return {f"{key}:{_BYTES}": joined, f"{key}:{_SIZES}": tf.strings.length(value)}
+    return {key: value}
+
+
+def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by key, from all their parts."""
+    grouped: dict[str, dict[str, Any]] = {}
+    for name, part in parts.items():
+        key, _, kind = name.partition(":")
+        grouped.setdefault(key, {})[kind] = part
+    return {key: _joined(own) for key, own in grouped.items()}
+
+
+def _joined(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of tensor
+    if set(own) == {""}:
+        return own[""]
+    if _BYTES in own:
+        return _strings(own[_BYTES], own[_SIZES])
+    return _of_flat(own)
+
+
+def _of_flat(own: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of tensor
+    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+    flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})
+    if _AT in own:
+        return tf.SparseTensor(own[_AT], flat, own[_DENSE])
+    rows = [own[f"{_ROWS}{place}"] for place in range(sum(kind.startswith(_ROWS) for kind in own))]
+    return tf.RaggedTensor.from_nested_row_lengths(flat, rows, validate=False)
+
+
+def _strings(joined: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
+
+    letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), tf.cast(joined, tf.int32))
+    each = tf.RaggedTensor.from_row_lengths(letters, tf.reshape(sizes, [-1]), validate=False)
+    return tf.reshape(tf.strings.reduce_join(each, axis=-1), tf.shape(sizes))

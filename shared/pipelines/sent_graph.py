@@ -1,0 +1,59 @@
+"""A data set that a trainer sends: what an element holds, and a graph of TensorFlow, as bytes.
+
+Rules: pure; knows no TensorFlow; never pickle. A reader survives any bytes. Equal bytes are the same data set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgpack
+
+from shared.errors import DataError
+from shared.hashing import fingerprint
+from shared.pipelines.elements import ElementValue
+from shared.wire.layout import DTYPES
+
+__all__ = ["MOST_BYTES", "SentGraph", "digest_of_graph"]
+
+#: Tables that are part of a graph count as well: who has more reads files.
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SentGraph:
+    """`graph` is a serialized GraphDef whose elements are dicts of these values."""
+
+    values: tuple[ElementValue, ...]
+    graph: bytes
+
+    def encode(self) -> bytes:
+        """All of it."""
+        packed: bytes = msgpack.packb([[[one.key, one.dtype, one.shape] for one in self.values], self.graph])
+        return packed
+
+    @staticmethod
+    def decode(content: bytes, where: str) -> SentGraph:
+        """What `encode` gave; DataError for anything else."""
+        try:
+            said, graph = msgpack.unpackb(content)
+            values = tuple(_value(*one) for one in said)
+        except Exception as error:
+            raise DataError(
+                expected="a graph as a trainer sends it",
+                got=type(error).__name__,
+                where=where,
+                remedy="Remove it; the next trainer_client.distribute sends it anew.",
+            ) from None
+        return SentGraph(values, bytes(graph))
+
+
+def _value(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
+    if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
+        raise ValueError
+    return ElementValue(key, dtype, tuple(shape))
+
+
+def digest_of_graph(content: bytes) -> str:
+    """Names the content."""
+    return fingerprint(content)

@@ -1,0 +1,279 @@
+"""Which process of a cluster this one is: master, worker, parameter server or evaluator.
+
+Rules: pure; the environment comes in as a mapping. The first of these that says anything says everything: flags,
+`TF_CONFIG`, the plain variables `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`, `WORKER_HOSTS` and `MASTER_HOST`. An empty text
+says nothing. The master counts as a worker and comes before the others; where there is none, worker 0 is the master.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from shared.config import nearest
+from shared.endpoints import is_connectable
+from shared.errors import SettingsError
+
+__all__ = ["FLAGS", "Role", "role_of", "says_a_place"]
+
+Kind = Literal["master", "worker", "ps", "evaluator"]
+
+#: What flags and variables are called, by what they say: a task's type and index, and the hosts of each type.
+FLAGS = {
+    "type": "job_name",
+    "index": "task_index",
+    "ps": "ps_hosts",
+    "worker": "worker_hosts",
+    "chief": "master_host",
+}
+_VARIABLES = {what: name.upper() for what, name in FLAGS.items()}
+_IN_TF_CONFIG = {
+    "type": "TF_CONFIG, task.type",
+    "index": "TF_CONFIG, task.index",
+    **{name: f"TF_CONFIG, cluster.{name}" for name in ("chief", "worker", "ps", "evaluator")},
+}
+
+#: What task types are called: TensorFlow 1 says master, TensorFlow 2 chief.
+_KINDS: dict[str, Kind] = {
+    "chief": "master", "master": "master", "worker": "worker", "ps": "ps", "evaluator": "evaluator",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A process's place: what it does, the how manieth of its kind it is, and the hosts of the others."""
+
+    kind: Kind
+    index: int = 0
+    master_host: str = ""
+    worker_hosts: tuple[str, ...] = ()
+    ps_hosts: tuple[str, ...] = ()
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it does what only one may do: saving, logging, exporting. Without a master, worker 0 does."""
+        return self.kind == "master" or (self.kind == "worker" and self.index == 0 and not self.master_host)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it trains, as the master does too."""
+        return self.kind in ("master", "worker")
+
+    @property
+    def is_ps(self) -> bool:
+        """Whether it is a parameter server."""
+        return self.kind == "ps"
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether it evaluates what the others train."""
+        return self.kind == "evaluator"
+
+    @property
+    def rank(self) -> int:
+        """Its place among those that share the data: the master's is 0. An evaluator shares with nobody."""
+        if self.is_ps:
+            raise SettingsError(
+                expected="a role that reads data", got=f"parameter server {self.index}", where="rank",
+                remedy="Connect in masters, workers and evaluators only.",
+            )  # fmt: skip
+        return self.index + (1 if self.kind == "worker" and self.master_host else 0)
+
+    @property
+    def world(self) -> int:
+        """How many share the data."""
+        return 1 if self.is_evaluator else max(1, len(self.worker_hosts) + (1 if self.master_host else 0))
+
+    @property
+    def task_type(self) -> str:
+        """Its kind, as TensorFlow's clusters call it."""
+        return "chief" if self.kind == "master" else self.kind
+
+    @property
+    def cluster(self) -> dict[str, list[str]]:
+        """All hosts by task type, as TensorFlow takes them; empty on one machine."""
+        chief = (self.master_host,) if self.master_host else ()
+        jobs = {"chief": chief, "worker": self.worker_hosts, "ps": self.ps_hosts}
+        return {job: list(hosts) for job, hosts in jobs.items() if hosts}
+
+
+def says_a_place(environment: Mapping[str, str]) -> bool:
+    """Whether the environment places this process in a cluster. `JOB_NAME` alone does not: other tools set it too."""
+    return any(environment.get(name) for name in ("TF_CONFIG", *_VARIABLES.values()) if name != "JOB_NAME")
+
+
+def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_worker_evaluates: bool = False) -> Role:
+    """The role that flags say, else the environment; an error if neither says any, or what cannot be."""
+    said = _read(flags, environment)
+    hosts = {what: said.hosts(what) for what in ("chief", "worker", "ps", "evaluator")}
+    _refuse_impossible(said, hosts)
+    kind = said.kind(alone=not any(hosts.values()))
+    places = _places(said, kind, hosts)
+    role = Role(
+        kind=kind,
+        index=said.index(kind, places),
+        master_host="".join(hosts["chief"]),
+        worker_hosts=hosts["worker"],
+        ps_hosts=hosts["ps"],
+    )
+    return _with_last_worker_evaluating(said, role, hosts["evaluator"]) if last_worker_evaluates else role
+
+
+# --- what is said ---
+
+_ADDRESSES = "Write host:port for each."
+
+
+@dataclass(frozen=True, slots=True)
+class _Sayings:
+    """What flags, variables or `TF_CONFIG` say, and what each of it is called there."""
+
+    values: Mapping[str, Any]
+    names: Mapping[str, str]
+
+    def kind(self, *, alone: bool) -> Kind:
+        said = self.values.get("type")
+        if not said and alone and self.names is _IN_TF_CONFIG:
+            return "master"
+        if not isinstance(said, str) or said not in _KINDS:
+            known = ("master", "chief", "worker", "ps", "evaluator")
+            expected = "one of " + ", ".join(known) + (nearest(said, known) if said else "")
+            raise self.refusal("type", expected, _shown(said), "Say what this process is.")
+        return _KINDS[said]
+
+    def index(self, kind: str, places: int) -> int:
+        said = self.values.get("index")
+        if not _says(said) and places == 1:
+            return 0
+        number = _whole(said)
+        if number is None or not 0 <= number < places:
+            expected = f"the number of a {kind} of {places}, counted from 0" if places > 1 else f"0, the only {kind}"
+            raise self.refusal("index", expected, _shown(said), "Number the processes of each kind from 0 on.")
+        return number
+
+    def hosts(self, what: str) -> tuple[str, ...]:
+        said = self.values.get(what)
+        if not _says(said):
+            return ()
+        listed = said.split(",") if isinstance(said, str) else said
+        if not isinstance(listed, Sequence):
+            raise self.refusal(
+                what, "a list of hosts, or a text with commas", _shown(said), "Write host:port for each."
+            )
+        return tuple(self._host(what, host) for host in listed)
+
+    def _host(self, what: str, said: object) -> str:
+        host = said.strip() if isinstance(said, str) else ""
+        if not is_connectable(f"tcp://{host}"):
+            raise self.refusal(what, "hosts like 10.0.0.7:2222", _shown(said), _ADDRESSES)
+        return host
+
+    def refusal(self, what: str, expected: str, got: str, remedy: str) -> SettingsError:
+        return SettingsError(expected=expected, got=got, where=self.names.get(what, what), remedy=remedy)
+
+
+def _says(said: object) -> bool:
+    """Whether it says anything: 0 is the first index."""
+    return said not in (None, "", (), [])
+
+
+def _shown(said: object) -> str:
+    return repr(said) if _says(said) else "none"
+
+
+def _whole(said: object) -> int | None:
+    if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) < 10:
+        return int(said)
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
+
+
+def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
+    if any(_says(flags.get(name)) for name in FLAGS.values()):
+        return _Sayings({what: flags.get(name) for what, name in FLAGS.items()}, FLAGS)
+    if environment.get("TF_CONFIG"):
+        return _read_tf_config(environment["TF_CONFIG"])
+    if any(environment.get(name) for name in _VARIABLES.values()):
+        return _Sayings({what: environment.get(name) for what, name in _VARIABLES.items()}, _VARIABLES)
+    raise SettingsError(
+        expected="a role: flags, TF_CONFIG, or JOB_NAME and TASK_INDEX",
+        got="none of them",
+        where="the environment",
+        remedy="Set TF_CONFIG, or JOB_NAME, TASK_INDEX, WORKER_HOSTS, PS_HOSTS and MASTER_HOST; or pass job_name=.",
+    )
+
+
+def _read_tf_config(text: str) -> _Sayings:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _not_an_object("TF_CONFIG", f"{text[:40]!r} ({error})") from None
+    config = _object("TF_CONFIG", config)
+    task = _object("TF_CONFIG, task", config.get("task"))
+    cluster = dict(_object("TF_CONFIG, cluster", config.get("cluster")))
+    unknown = [name for name in cluster if name not in _KINDS]
+    if unknown:
+        raise SettingsError(
+            expected="hosts of chief, master, worker, ps, evaluator" + nearest(unknown[0], _KINDS),
+            got=repr(unknown[0]), where="TF_CONFIG, cluster", remedy="Name no others.",
+        )  # fmt: skip
+    if cluster.get("chief") and cluster.get("master"):
+        raise SettingsError(
+            expected="a chief or a master", got="both", where="TF_CONFIG, cluster",
+            remedy="They are one and the same: keep one of them.",
+        )  # fmt: skip
+    cluster["chief"] = cluster.pop("master", None) or cluster.get("chief")
+    return _Sayings({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)
+
+
+def _object(where: str, said: object) -> Mapping[str, Any]:
+    if said is None and where != "TF_CONFIG":
+        return {}
+    if not isinstance(said, Mapping):
+        raise _not_an_object(where, repr(said))
+    return said
+
+
+def _not_an_object(where: str, got: str) -> SettingsError:
+    return SettingsError(
+        expected="a JSON object", got=got, where=where,
+        remedy='Write it as {"cluster": {"worker": ["10.0.0.7:2222"]}, "task": {"type": "worker", "index": 0}}.',
+    )  # fmt: skip
+
+
+# --- what goes together ---
+
+
+def _refuse_impossible(said: _Sayings, hosts: Mapping[str, Sequence[str]]) -> None:
+    seen: set[str] = set()
+    for what, listed in hosts.items():
+        for host in listed:
+            if host in seen:
+                raise said.refusal(what, "each host and port once", f"{host} twice", "Give each process its own port.")
+            seen.add(host)
+    for what, only in (("chief", "master"), ("evaluator", "evaluator")):
+        if len(hosts[what]) > 1:
+            raise said.refusal(what, f"one {only}", f"{len(hosts[what])} hosts", "Make the others workers.")
+    if hosts["ps"] and not hosts["chief"] and not hosts["worker"]:
+        raise said.refusal("worker", "hosts of workers beside parameter servers", "none", "Name who trains.")
+
+
+def _places(said: _Sayings, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> int:
+    """How many processes of this kind there are."""
+    what = "chief" if kind == "master" else kind
+    if hosts[what] or kind == "evaluator" or (kind != "ps" and not any(hosts.values())):
+        return max(1, len(hosts[what]))
+    raise said.refusal(what, f"hosts of the {kind} that this process is", "none", "Name its own host as well.")
+
+
+def _with_last_worker_evaluating(said: _Sayings, role: Role, evaluators: Sequence[str]) -> Role:
+    if evaluators or role.is_evaluator:
+        raise said.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")
+    if not role.worker_hosts or role.world < 2:
+        got = f"{role.world}, the master included"
+        raise said.refusal("worker", "two workers or more, so that the last may evaluate", got, "Add a worker.")
+    last = len(role.worker_hosts) - 1
+    if role.kind == "worker" and role.index == last:
+        role = replace(role, kind="evaluator", index=0)
+    return replace(role, worker_hosts=role.worker_hosts[:last])

@@ -1,0 +1,52 @@
+"""The messages of a data set that a trainer sends; see messages.
+
+Rules: pure; as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.declared import Message
+from shared.wire.parts import FLAG, GRAPH_BYTES, NAME, PIECE, wire
+
+__all__ = ["GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOffer(Message):
+    """A trainer has a data set for a stream: how much of it is lacking, and does it run yet?"""
+
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    digest: str = wire(NAME)
+    nbytes: int = wire(GRAPH_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphWanted(Message):
+    """Send the piece that begins here: to a trainer, or from a worker, which need not know the digest yet."""
+
+    stream: str = wire(NAME)
+    digest: str = wire(NAME)
+    offset: int = wire(GRAPH_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPiece(Message):
+    """A piece of `nbytes` bytes."""
+
+    stream: str = wire(NAME)
+    digest: str = wire(NAME)
+    nbytes: int = wire(GRAPH_BYTES)
+    offset: int = wire(GRAPH_BYTES)
+    content: bytes = wire(PIECE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphKept(Message):
+    """The coordinator has all of it; once it `runs`, its stream can be attached to."""
+
+    stream: str = wire(NAME)
+    digest: str = wire(NAME)
+    runs: bool = wire(FLAG)

@@ -1,0 +1,16 @@
+"""What trainers do with the batches that they lease in queue mode, and of which epoch of the plan these are. Pure."""
+
+from __future__ import annotations
+
+__all__ = ["MOST_LEASES", "WORK", "plan_epoch"]
+
+#: The kinds of work. The last is no batch: one trainer does what is to be done once when training is over.
+WORK = ("train", "evaluate", "predict", "train-end")
+
+#: The most leases that a trainer holds, or tells of, at a time.
+MOST_LEASES = 64
+
+
+def plan_epoch(work: str, epoch: int) -> int:
+    """The plan's epoch: to train, each has its own order; to evaluate and to predict, each is the same."""
+    return epoch if work == "train" else 0

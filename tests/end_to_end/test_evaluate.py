@@ -1,0 +1,175 @@
+"""`trainer-client evaluate` as its user meets it: a module, a folder of checkpoints, loaders; once, and following."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import trainer_client
+from tests.support.loaders import running, write_job
+from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+
+import keras  # isort: skip - after the devices are set
+
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.tf.evaluation import Evaluator  # isort: skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULE = """
+import keras
+
+
+class MeanLevel(keras.layers.Layer):
+    def call(self, audio):
+        return keras.ops.mean(audio, axis=1)
+
+
+def model(units=1):
+    return keras.Sequential([MeanLevel(), keras.layers.Dense(units)])
+
+
+loss = "mse"
+
+
+def eval_metrics():
+    return [keras.metrics.MeanAbsoluteError(name="error")]
+
+
+feed_keys = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
+"""
+SAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_job(folder, samples=SAMPLES, longest_s=0.5)
+    (folder / "levels.py").write_text(MODULE)
+    with (folder / "job.toml").open("a") as job:
+        job.write('\n[streams.test]\nlike = "train"\norder = "sorted"\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint(folder: Path) -> Iterator[str]:
+    with running(folder / "job.toml", workers=1) as loaders:
+        yield loaders.endpoint
+
+
+def start(folder: Path, endpoint: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trainer_client", "evaluate", "--feed", endpoint, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+class WaitForEvaluation(keras.callbacks.Callback):
+    """After the first epoch, training goes on once an earlier checkpoint was evaluated."""
+
+    def __init__(self, evaluator: subprocess.Popen[str]) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._evaluator = evaluator
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            assert self._evaluator.stdout is not None
+            self.lines += [self._evaluator.stdout.readline() for _ in range(2)]
+
+
+def train(endpoint: str, folder: Path, *callbacks: Any) -> None:
+    model = keras.Sequential([keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with trainer_client.connect(endpoint) as feed:
+        data = feed.dataset(inputs="audio", targets="audio_length", weights="weight")
+        model.fit(
+            data, epochs=2, verbose=0, callbacks=[trainer_client.FeedCheckpoint(feed, folder, every=1), *callbacks]
+        )
+
+
+def judged_here(endpoint: str, folder: Path) -> dict[str, float]:
+    """What an evaluator in this process says of the last checkpoint."""
+    found = CheckpointFolder(folder, 1).read_last()
+    assert found is not None
+    model = keras.Sequential([keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)])
+    with trainer_client.connect(endpoint, stream="dev", rank=0) as feed:
+        data = feed.dataset(inputs="audio", targets="audio_length", weights="weight")
+        arrays = [found[0][str(at)] for at in range(found[1]["model_variables"])]
+        return Evaluator(model, "mse", [keras.metrics.MeanAbsoluteError(name="error")]).evaluate(data, arrays)
+
+
+def scalars(folder: Path) -> list[tuple[str, int]]:
+    """Name and step of each value that was written for TensorBoard."""
+    from tensorflow.core.util import event_pb2  # noqa: PLC0415 - TensorFlow's own
+
+    found = []
+    for path in folder.iterdir():
+        rest = path.read_bytes()
+        while rest:
+            (length,) = struct.unpack("<Q", rest[:8])
+            event = event_pb2.Event.FromString(rest[12 : 12 + length])
+            found += [(value.tag, event.step) for value in event.summary.value]
+            rest = rest[16 + length :]
+    return found
+
+
+@pytest.mark.heritage("L9")
+@pytest.mark.heritage("R14")
+def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(folder: Path, endpoint: str) -> None:
+    checkpoints, logs = folder / "followed", folder / "logs"
+    streams = ("--stream", "dev", "--stream", "test", "--param", "units=1")
+    with start(
+        folder, endpoint, "--model", "levels", "--checkpoint", str(checkpoints), *streams, "--follow", "--json",
+        "--summaries", str(logs),
+    ) as process:  # fmt: skip
+        waiting = WaitForEvaluation(process)
+        train(endpoint, checkpoints, waiting)
+        said, complained = process.communicate(timeout=90)
+    assert process.returncode == 0, complained
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (*waiting.lines, *said.splitlines())]
+    assert len(lines) >= 4
+    assert [line["stream"] for line in lines] == ["dev", "test"] * (len(lines) // 2)
+    steps = [line["step"] for line in lines]
+    assert steps == sorted(steps)
+    assert steps[0] < steps[-1]
+    last, want = lines[-2], judged_here(endpoint, checkpoints)
+    assert (last["epoch"], last["values"]["rows"]) == (2, SAMPLES)
+    assert last["values"] == pytest.approx(want, rel=1e-4)
+    names = ("loss", "error", "rows")
+    assert sorted(scalars(logs)) == sorted((f"{one['stream']}/{name}", one["step"]) for one in lines for name in names)
+
+
+def test_once_it_says_what_it_found_or_what_is_missing(folder: Path, endpoint: str) -> None:
+    train(endpoint, folder / "once")
+    with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder / "once")) as process:
+        said, complained = process.communicate(timeout=90)
+    assert process.returncode == 0, complained
+    begin, first, last = said.splitlines()
+    assert begin == f"STARTING: evaluating dev with the checkpoints in {folder / 'once'}"
+    want = judged_here(endpoint, folder / "once")
+    assert first.startswith("dev at step ")
+    assert first.endswith(f", after 2 epochs: loss {want['loss']:.4f}, error {want['error']:.4f} ({SAMPLES} samples)")
+    assert last.startswith(f"FINISHED: 1 checkpoints, {SAMPLES} samples, 0:00:")
+
+
+def test_a_stream_that_is_trained_on_refuses_and_goes_on(folder: Path, endpoint: str) -> None:
+    with trainer_client.connect(endpoint, rank=0) as feed, feed.open() as reading:
+        next(reading)
+        with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder), "--stream", "train") as process:
+            _, complained = process.communicate(timeout=90)
+        assert process.returncode == 4, complained
+        assert "evaluation = true" in complained
+        assert feed.state()["number"] == 0
+        next(reading)

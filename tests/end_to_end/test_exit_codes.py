@@ -1,0 +1,113 @@
+"""Real commands, and what they end with: scripts go by it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loader_server.cli import main as loader_main
+from shared.command import EXIT_CODES
+from shared.wire import messages as m
+from shared.wire.refusals import not_attached
+from tests.support.ends import Ends
+from tests.support.worker_end import nobody
+from trainer_client.cli import main as trainer_main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Every command that asks a server something, but for the endpoint.
+ASKING = {
+    "status": ("loader_server", "status", "--timeout-seconds", "0.3", "{endpoint}"),
+    "load-test": ("trainer_client", "load-test", "drain", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+    "evaluate": (
+        *("trainer_client", "evaluate", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+        *("--model", "tests.support.tiny_models:tiny_model", "--checkpoint", "none"),
+    ),
+}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of `python -m` with these arguments."""
+    with start(*arguments) as process:
+        said, complained = process.communicate(timeout=60)
+    return process.returncode, said, complained
+
+
+def asking(command: str, endpoint: str) -> list[str]:
+    return [argument.format(endpoint=endpoint) for argument in ASKING[command]]
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_a_server_that_is_not_there_is_3(command: str) -> None:
+    with nobody() as endpoint:
+        code, _, complained = ended(*asking(command, endpoint))
+    assert code == 3, complained
+    assert "expected a coordinator that answers within 0.3 s" in complained
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_a_server_that_says_no_is_4(command: str) -> None:
+    refusal = m.Refused(code="world", expected="other ranks", got="these", remedy="Ask for others.")
+    with Ends() as ends:
+        ends.answers[m.StatusQuery] = lambda _: [refusal]
+        ends.answers[m.Attach] = lambda asked: [not_attached(asked.serial, refusal)]
+        code, _, complained = ended(*asking(command, ends.endpoint))
+    assert code == 4, complained
+    assert "expected other ranks, got these. Ask for others" in complained
+
+
+@pytest.mark.parametrize(("number", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_is_128_and_its_number(number: str, code: int, said: str) -> None:
+    with Ends() as ends:
+        ends.answers[m.StatusQuery] = lambda _: []
+        with start("loader_server", "status", "--timeout-seconds", "60", ends.endpoint) as process:
+            ends.wait_for(m.StatusQuery)
+            process.send_signal(signal.Signals[number])
+            complained = process.communicate(timeout=30)[1]
+    assert (process.returncode, complained) == (code, f"loader-server: {said}\n")
+
+
+def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
+    assert ended("loader_server", "index")[0] == 2
+    code, _, complained = ended("loader_server", "index", str(tmp_path / "none.toml"))
+    assert (code, complained.count("\n")) == (1, 1)
+
+
+COMMANDS = {
+    "loader_server": "demo index plan show run status coordinator worker forgive keys",
+    "trainer_client": "evaluate load-test",
+}
+
+
+def main_of(package: str) -> Callable[[Sequence[str]], None]:
+    return trainer_main if package == "trainer_client" else loader_main
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_every_command_says_its_codes(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main_of(package)(["--help"])
+    commands = re.findall(r"^    ([a-z-]+)\b", capsys.readouterr().out, re.MULTILINE)
+    assert commands == COMMANDS[package].split()
+    for command in commands:
+        with pytest.raises(SystemExit):
+            main_of(package)([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        serves = command in ("run", "coordinator", "worker")
+        codes = [f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code and (code < 130 or not serves)]
+        assert "exit codes: 0 " + ("ended by Ctrl-C or SIGTERM" if serves else "finished") in said, command
+        assert [one for one in codes if one not in said] == [], command

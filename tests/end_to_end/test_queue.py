@@ -1,0 +1,159 @@
+"""Queue mode as a user meets it: feeds that share a stream's batches, through the public API, on real loaders."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+import trainer_client
+from loader_server.commands import status
+from shared.errors import RefusedError, SettingsError
+from tests.support.loaders import running, wait_until, write_job
+
+QUEUE = 'mode = "queue"\nlease_timeout = "1 s"\ntries = 2'
+
+
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("queue")
+    job = write_job(folder, samples=60, budget="2 s", stream=QUEUE, job='heartbeat_timeout = "500 ms"')
+    with running(job, workers=1) as loaders:
+        yield loaders
+
+
+@pytest.fixture
+def fresh(loaders):
+    """Nothing is done yet, whatever the test before did."""
+    with trainer_client.connect(loaders.endpoint) as feed:
+        feed.restore(feed.state() | {"epochs": [[0, 0, []]]})
+    return loaders
+
+
+def table(loaders, stream="train", work="train"):
+    return status.ask(loaders.endpoint)["streams"][stream]["queue"][work]
+
+
+def read(feed, into, epochs):
+    for _ in range(feed.epoch, epochs):
+        for batch in feed:
+            into.append((batch.epoch, batch.number))
+
+
+def read_together(feeds, epochs):
+    got = [[] for _ in feeds]
+    threads = [threading.Thread(target=read, args=(feed, into, epochs)) for feed, into in zip(feeds, got, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return Counter(one for some in got for one in some)
+
+
+def connect(loaders, count, **how):
+    return [trainer_client.connect(loaders.endpoint, **how) for _ in range(count)]
+
+
+@pytest.mark.heritage("D1")
+@pytest.mark.heritage("D4")
+@pytest.mark.heritage("D15")
+@pytest.mark.heritage("E2")
+@pytest.mark.heritage("E9")
+def test_feeds_share_epochs_each_batch_comes_once_and_the_end_is_told(fresh):
+    feeds = connect(fresh, 3, epochs=2)
+    count = status.ask(fresh.endpoint)["streams"]["train"]["batches"]
+    batches = read_together(feeds, 2)
+    assert batches == {(epoch, number): 1 for epoch in range(2) for number in range(count)}
+    after = table(fresh)
+    assert (after["epoch"], after["open"], after["leased"], after["done"], after["dead"]) == (2, 0, 0, count, 0)
+    for feed in feeds:
+        feed.close()
+
+
+@pytest.mark.heritage("D9")
+def test_the_next_epoch_opens_while_a_straggler_finishes(fresh):
+    slow, fast = connect(fresh, 2, epochs=2)
+    held = iter(slow)
+    straggling = next(held)
+    got = []
+    reader = threading.Thread(target=read, args=(fast, got, 2))
+    reader.start()
+    wait_until(lambda: any(epoch == 1 for epoch, _ in got), "the next epoch is read")
+    assert (straggling.epoch, table(fresh)["epoch"]) == (0, 0)
+    straggling.done()
+    slow.close()
+    reader.join(60)
+    assert (straggling.epoch, straggling.number) not in got
+    assert table(fresh)["epoch"] == 2
+    fast.close()
+
+
+@pytest.mark.heritage("E3")
+def test_what_failed_comes_again_and_is_given_up_visibly_after_its_tries(fresh, capsys):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        seen = Counter()
+        for batch in feed:
+            seen[batch.number] += 1
+            if batch.number in (1, 2) and (batch.number == 2 or seen[1] == 1):
+                batch.failed()
+    assert {number: count for number, count in seen.items() if count > 1} == {1: 2, 2: 2}
+    assert table(fresh)["dead_letters"] == [{"epoch": 0, "number": 2, "failures": 2}]
+    status.show(fresh.endpoint, keys="", timeout_s=5.0, as_json=False, once=True)
+    assert "2 of epoch 0" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.heritage("E4")
+def test_a_batch_that_takes_too_long_goes_to_another(fresh):
+    before = table(fresh)["expired"]
+    slow, fast = connect(fresh, 2, epochs=1)
+    with slow, fast:
+        stuck = next(iter(slow))
+        got = read_together([fast], 1)
+    assert got[stuck.epoch, stuck.number] == 1
+    assert table(fresh)["expired"] == before + 1
+
+
+def test_a_loop_that_is_left_gets_its_last_batch_again(fresh):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        first = next(iter(feed)).number
+        assert next(iter(feed)).number == first
+
+
+def test_a_checkpoint_holds_what_is_done_and_restoring_it_rewinds(fresh):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        before = []
+        for batch in feed:
+            before.append(batch.number)
+            if len(before) == 3:
+                batch.done()
+                state = json.loads(json.dumps(feed.state()))
+            if len(before) == 6:
+                break
+        feed.restore(state)
+        after = [batch.number for batch in feed]
+    assert set(before[:3]).isdisjoint(after)
+    assert set(before[3:]) <= set(after)
+    assert len(after) == len(set(after)) == status.ask(fresh.endpoint)["streams"]["train"]["batches"] - 3
+
+
+def test_evaluating_and_predicting_are_shared_the_same_way(loaders):
+    for work in ("evaluate", "predict"):
+        feeds = connect(loaders, 2, stream="dev", work=work)
+        got = read_together(feeds, feeds[0].epoch + 1)
+        assert set(got.values()) == {1}
+        assert len(got) == table(loaders, "dev", work)["done"]
+        for feed in feeds:
+            feed.close()
+
+
+def test_what_only_lockstep_has_is_refused_by_name(loaders):
+    with trainer_client.connect(loaders.endpoint) as feed:
+        with pytest.raises(SettingsError, match="queue mode"):
+            feed.rounds_left()
+        with pytest.raises(SettingsError, match="in queue mode"):
+            feed.restore({**feed.state(), "work": None})
+    with pytest.raises(RefusedError, match="one replica"):
+        trainer_client.connect(loaders.endpoint, replicas=2)

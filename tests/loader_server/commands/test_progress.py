@@ -1,0 +1,40 @@
+"""The bar of long work: on a terminal it is drawn, elsewhere what draws it is not even imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from loader_server.commands.progress import progress_bar
+from tests.support.loaders import ROOT
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_on_a_terminal_there_is_a_bar_with_title_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        with progress_bar("index train") as progress:
+            progress(7, 20)
+        monkeypatch.undo()
+        said = ""
+        while "7/20" not in said:  # a terminal passes on a part at a time
+            said += os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert "index train" in said
+
+
+def test_elsewhere_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("index train") as progress:
+        progress(7, 20)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_starting_a_job_imports_nothing_that_draws() -> None:
+    program = "import sys, loader_server.commands.index, loader_server.machine.supervisor; print('rich' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT) == b"False\n"

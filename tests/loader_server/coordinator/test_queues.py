@@ -1,0 +1,179 @@
+"""Streams in queue mode behind the coordinator's door: attaching, leases, calls, the end of training, kills."""
+
+from __future__ import annotations
+
+import pytest
+
+from loader_server.coordinator.events import Excused, Keep, Received, Send, Ticked, Warn
+from loader_server.leases.facts import EpochOpened, NumberOut
+from loader_server.leases.table import LeaseRules
+from shared.wire import messages as m
+from shared.wire.parts import Cursor, DoneSet, EpochDone, Lease
+from tests.support.coordinator import View, attach, coordinator, progress, refused, said
+
+RULES = LeaseRules(floor_s=30.0, tries=1)
+
+
+def queue():
+    return coordinator(View(leases=RULES))
+
+
+def outcomes(who=1000, serial=1, **other):
+    told = {
+        "stream": "train", "work": "train", "incarnation": who, "serial": serial, "generation": 1, "done": (),
+        "failed": (), "in_hand": None, "wanted": 0, "before": 1, "snapshot": False,
+    }  # fmt: skip
+    return m.Outcomes(**{**told, **other})
+
+
+def joined(*who):
+    state = queue()
+    for one in who:
+        assert isinstance(said(state, attach(incarnation=one))[0], m.Attached)
+    return state
+
+
+class TestAttaching:
+    def test_it_comes_in_at_the_first_epoch_that_is_not_settled(self):
+        (answer,) = said(queue(), attach())
+        assert (answer.work, answer.cursor, answer.batches) == ("train", Cursor(0, 0, 1, "plan-1"), 100)
+
+    def test_any_number_of_trainers_come_in_side_by_side(self):
+        state = joined(1, 2, 3)
+        assert state.report(0.0)["streams"]["train"]["attached"] == 3
+        assert state.counts.superseded == 0
+
+    def test_a_stream_for_evaluation_is_evaluated_and_may_be_predicted_on(self):
+        state = coordinator(View(evaluation=True, leases=RULES))
+        assert said(state, attach())[0].work == "evaluate"
+        assert said(state, attach(incarnation=5, work="predict"))[0].work == "predict"
+
+    def test_a_cursor_and_several_replicas_are_for_lockstep(self):
+        code, expected, got, remedy = refused(queue(), attach(at=(0, 3)))
+        assert (code, got) == ("mode", "a cursor")
+        assert "train is in queue mode" in expected
+        assert 'mode = "lockstep"' in remedy
+        assert refused(queue(), attach(1, 4, replicas=2))[2] == "one of 2"
+        assert isinstance(said(queue(), attach(1, 4))[0], m.Attached)
+
+    def test_leases_are_for_queue_mode(self):
+        code, expected, got, remedy = refused(coordinator(), attach(work="predict"))
+        assert (code, got) == ("mode", "work=predict")
+        assert "train is in lockstep" in expected
+        assert 'mode = "queue"' in remedy
+        assert refused(coordinator(), attach(done=DoneSet(())))[0] == "mode"
+
+    def test_who_evaluates_is_kept_from_streams_that_are_trained_on(self):
+        state = coordinator()
+        assert isinstance(said(state, attach())[0], m.Attached)
+        code, _, got, remedy = refused(state, attach(incarnation=5, work="evaluate"))
+        assert (code, got) == ("mode", "work=evaluate")
+        assert "evaluation = true" in remedy
+        assert isinstance(said(coordinator(View(evaluation=True)), attach(work="evaluate"))[0], m.Attached)
+
+    def test_it_waits_while_batches_are_counted(self):
+        view = View(leases=RULES, counting=True)
+        assert isinstance(said(coordinator(view), attach())[0], m.Wait)
+
+    @pytest.mark.parametrize(
+        "epochs",
+        [(), (EpochDone(0, 101, ()),), (EpochDone(0, 5, (3, 2)),), (EpochDone(1, 0, ()), EpochDone(0, 0, ()))],
+    )
+    def test_a_checkpoint_that_is_not_of_this_plan_is_refused(self, epochs):
+        assert refused(queue(), attach(done=DoneSet(epochs)))[0] == "cursor"
+
+
+class TestLeases:
+    def test_leases_are_kept_before_they_are_promised(self):
+        state = joined(1000)
+        orders = state.handle(Received(b"me", outcomes(wanted=2)), 0.0)
+        assert [type(one) for one in orders] == [Keep] * (len(orders) - 1) + [Send]
+        facts = [one.fact for one in orders[:-1]]
+        assert facts[-1] == EpochOpened("train", "train", 0, 100, 2, 2)
+        assert [one.number for one in facts if isinstance(one, NumberOut)] == [0, 1]
+
+    def test_a_trainer_that_is_not_attached_is_told_so(self):
+        (answer,) = said(queue(), outcomes(wanted=1))
+        assert (answer.code, answer.remedy) == ("unknown", "Attach again.")
+
+    def test_a_report_of_what_was_never_leased_is_counted_and_logged(self):
+        state = joined(1000)
+        orders = state.handle(Received(b"me", outcomes(done=(Lease(0, 7, 1),))), 0.0)
+        (warning,) = [one for one in orders if isinstance(one, Warn)]
+        assert "never leased" in warning.event
+        assert warning.fields == {"stream": "train", "work": "train", "epoch": 0, "number": 7}
+        assert state.report(0.0)["streams"]["train"]["queue"]["train"]["unknown"] == 1
+
+    def test_whoever_waits_is_called_when_another_leaves(self):
+        state = joined(1, 2)
+        said(state, outcomes(1, wanted=64))
+        said(state, outcomes(2, wanted=64))
+        orders = state.handle(Received(b"1", m.Detach(stream="train", rank=0, incarnation=1)), 0.0)
+        assert [(one.peer, one.message) for one in orders if isinstance(one, Send)] == [(b"2", m.Recalled())]
+        assert said(state, progress(0, 0, 0, incarnation=2), peer=b"2")[0] == m.Recalled()
+        said(state, outcomes(2, 2, wanted=64))
+        assert m.Recalled() not in said(state, progress(0, 0, 0, incarnation=2), peer=b"2")
+
+    def test_what_was_given_up_is_in_the_report_and_in_the_log(self):
+        state = joined(1000)
+        (answer,) = said(state, outcomes(wanted=1))
+        orders = state.handle(Received(b"me", outcomes(serial=2, failed=answer.leases)), 0.0)
+        assert "given up" in next(one.event for one in orders if isinstance(one, Warn))
+        report = state.report(0.0)["streams"]["train"]["queue"]["train"]
+        assert report["dead_letters"] == [{"epoch": 0, "number": 0, "failures": 1}]
+        assert report["dead"] == 1
+
+    def test_a_silent_trainers_leases_go_to_others(self):
+        state = joined(1, 2)
+        said(state, outcomes(1, wanted=1))
+        said(state, progress(0, 0, 0, incarnation=2), now_s=10.5)
+        state.handle(Ticked(), 10.6)
+        (answer,) = said(state, outcomes(2, wanted=1), now_s=10.7)
+        assert answer.leases == (Lease(0, 0, 2),)
+
+    def test_nobody_expires_for_a_stall_of_ours(self):
+        state = joined(1)
+        said(state, outcomes(1, wanted=1))
+        state.handle(Excused(), 1000.0)
+        state.handle(Ticked(), 1000.1)
+        assert state.report(1000.1)["streams"]["train"]["queue"]["train"]["leased"] == 1
+
+    def test_restoring_rewinds_once_however_often_it_is_asked(self):
+        state = joined(1000)
+        said(state, outcomes(wanted=2))
+        again = attach(serial=2, done=DoneSet((EpochDone(0, 1, ()),)))
+        for _ in range(2):
+            said(state, again)
+        (answer,) = said(state, outcomes(serial=2, wanted=1))
+        assert (answer.generation, answer.leases) == (2, (Lease(0, 1, 1),))
+
+    def test_what_comes_once_after_training_goes_to_one_trainer_and_not_before(self):
+        state = joined(1, 2)
+        end = {"work": "train-end", "wanted": 1, "before": 1}
+        assert said(state, outcomes(1, **end))[0].leases == ()
+        said(state, attach(incarnation=9, done=DoneSet((EpochDone(1, 0, ()),))))
+        (mine,) = said(state, outcomes(1, 2, **end))
+        assert mine.leases == (Lease(0, 0, 1),)
+        assert said(state, outcomes(2, **end))[0].leases == ()
+        told = {**end, "wanted": 0, "generation": mine.generation}
+        said(state, outcomes(1, 3, **told, done=mine.leases))
+        assert said(state, outcomes(2, 2, **end))[0].unsettled == 1
+
+
+def test_what_was_promised_is_known_after_a_kill():
+    state, facts = joined(1, 2), []
+    for message in (outcomes(1, wanted=3), outcomes(2, wanted=1), outcomes(1, 2, done=(Lease(0, 1, 1),))):
+        facts += [one.fact for one in state.handle(Received(b"x", message), 0.0) if isinstance(one, Keep)]
+    again = queue()
+    for fact in facts:
+        again.recover(fact)
+    assert again.incomplete() == []
+    said(again, attach(incarnation=1))
+    (answer,) = said(again, outcomes(1, 3))
+    assert [lease.number for lease in answer.leases] == [0, 2]
+
+
+def test_leases_of_which_facts_are_missing_are_named():
+    state = queue()
+    state.recover(EpochOpened("train", "train", 3, 100, 7, 2))
+    assert state.incomplete() == ["train (train), epoch 3"]

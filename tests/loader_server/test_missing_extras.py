@@ -1,0 +1,67 @@
+"""On a machine that lacks an extra, each command that needs it says which, before anything is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+
+from tests.support.corpora import make_corpus
+from tests.support.example_protos import example
+from tests.support.prepared import prepare, spoken_example
+from tests.support.records import write_array_records, write_records
+from tests.support.without_package import run_without
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BATCHING = 'length = "{}"\nbudget = "9 steps"\n'
+TEXT = 'source = "lines"\npaths = ["{}"]\ntransforms = ["characters"]\n' + BATCHING.format("text")
+RECORDINGS = 'source = "manifest"\npaths = ["csv.csv"]\n{}\n' + BATCHING.format("audio")
+
+
+def files(source: str, more: str = "") -> str:
+    """A stream of files that a source reads."""
+    return f'source = "{source}"\npaths = ["a.{source}"]\n{more}\n{BATCHING.format("x")}'
+
+
+#: What lacks, the extra that has it, the command, and the stream of the job file.
+CASES = (
+    ("h5py", "hdf5", "index", files("hdf5")),
+    ("pyarrow", "parquet", "index", files("parquet")),
+    ("pyarrow.parquet", "parquet", "index", files("arrow")),
+    ("array_record", "array_record", "index", files("array_record")),
+    ("google_crc32c", "tfrecord", "index", files("tfrecord", "checksums = true")),
+    (
+        "tensorflow_datasets",
+        "tfds",
+        "index",
+        'source = "tfds"\nfolder = "tiny"\nsplit = "train"\n' + BATCHING.format("audio"),
+    ),
+    ("fsspec", "remote", "index", TEXT.format("s3://x/a.txt")),
+    ("s3fs", "remote", "index", TEXT.format("s3://x/a.txt")),
+    ("aiohttp", "remote", "index", TEXT.format("http://127.0.0.1:1/a.txt")),
+    ("soundfile", "loader", "index", RECORDINGS.format("")),
+    ("soxr", "loader", "index", RECORDINGS.format('transforms = ["waveform"]')),
+    ("setproctitle", "loader", "run", files("tfrecord")),
+)
+
+
+def test_each_extra_is_named_where_it_lacks(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["x"] = np.ones((3, 3))
+    write_array_records(tmp_path / "a.array_record", [example(x=[1.0])])
+    write_records(tmp_path / "a.tfrecord", [example(x=[1.0])])
+    prepare(tmp_path / "tiny", [map(spoken_example, range(3))])
+    make_corpus(tmp_path, samples=3)
+    commands = []
+    for number, (package, _, command, stream) in enumerate(CASES):
+        job = tmp_path / f"{number}.toml"
+        job.write_text(f'[job]\nname = "j"\n[streams.train]\n{stream}')
+        commands.append((package, command, str(job)))
+    before = set(tmp_path.rglob("*"))
+    for (_, extra, *_), (code, said) in zip(CASES, run_without(commands), strict=True):
+        assert (code, said[:15]) == (1, "loader-server: "), said
+        assert f"Run `pip install 'stoker[{extra}]'`" in said, said
+    assert {path.name for path in set(tmp_path.rglob("*")) - before} <= {".stoker", "j"}

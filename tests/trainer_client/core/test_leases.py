@@ -1,0 +1,245 @@
+"""A core in queue mode: what it says of its leases, what lies ahead, when a reader ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.wire import messages as m
+from shared.wire.parts import DoneSet, EpochDone, Lease
+from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address
+from trainer_client.core import events as e
+from trainer_client.core import instructions as i
+from trainer_client.core.upcoming import Position
+
+
+def queue(*, work="train", **settings):
+    """Attached, with one worker, and its first answer (nothing is asked for before there is a reader)."""
+    lone = LoneCore(**settings)
+    lone.attach(address(1), work=work)
+    lone.greet(1)
+    answer(lone, (), wanted=0)
+    return lone
+
+
+def reports(lone):
+    return [one.message for one in lone.ordered(i.ToCoordinator) if isinstance(one.message, m.Outcomes)]
+
+
+def open_reader(lone, reader=1, epoch=0, taken=0):
+    lone.tell(e.Opened(reader, Position(epoch, 0, 4), taken))
+    return reports(lone)
+
+
+def answer(lone, leases, *, generation=1, unsettled=0, done=None, wanted=None):
+    """To the open message."""
+    said = lone.core.stream.leases._open
+    assert said is not None
+    assert wanted in (None, said.wanted)
+    told = m.Leases(serial=said.serial, generation=generation, leases=tuple(leases), unsettled=unsettled, done=done)
+    return lone.tell(e.CoordinatorSaid(told))
+
+
+def take(lone, want):
+    """The batch is built, and a consumer takes it."""
+    lone.tell(e.WorkerSaid(lone.connection_id(1), pushed(want)))
+    (offer,) = lone.ordered(i.Offer)
+    lone.tell(e.Took(offer.seq, offer.slot))
+    return offer.batch
+
+
+def pushed(want):
+    return m.Pushed(
+        ticket=want.ticket, epoch=want.epoch, number=want.number, empty=False, in_slot=True, shape=SHAPE,
+        nbytes=NBYTES, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=0, waiting=0,
+    )  # fmt: skip
+
+
+def leased(*numbers, epoch=0):
+    return [Lease(epoch, number, 1) for number in numbers]
+
+
+def test_nothing_is_leased_before_somebody_reads():
+    lone = queue()
+    assert reports(lone) == []
+    (said,) = open_reader(lone)
+    assert (said.wanted, said.before, said.done) == (4, 2, ())
+
+
+def test_leases_are_asked_of_workers_as_any_batch_and_epochs_of_the_plan_follow_the_work():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, [Lease(3, 7, 1)])
+    assert [(want.epoch, want.number) for want in lone.wants()] == [(3, 7)]
+    lone = queue(work="predict")
+    open_reader(lone, epoch=3)
+    answer(lone, [Lease(3, 7, 1)])
+    assert [(want.epoch, want.number) for want in lone.wants()] == [(0, 7)]
+
+
+def test_done_is_told_with_what_is_wanted_next():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    batch = take(lone, lone.wants()[0])
+    (said,) = reports(lone)
+    assert said.in_hand == Lease(0, 0, 1)
+    answer(lone, leased(0, 1, 2, 3, 4))
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
+    (said,) = reports(lone)
+    assert (said.done, said.failed, said.in_hand, said.wanted) == ((Lease(0, 0, 1),), (), None, 4)
+
+
+def test_a_failure_is_told_as_one():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1))
+    batch = take(lone, lone.wants()[0])
+    answer(lone, leased(0, 1))
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=False))
+    assert reports(lone)[0].failed == (Lease(0, 0, 1),)
+
+
+@pytest.mark.fault(22)
+def test_a_message_is_repeated_as_it_was_until_it_is_answered():
+    lone = queue()
+    (said,) = open_reader(lone)
+    lone.wait(0.6)
+    assert set(reports(lone)) == {said}
+    answer(lone, leased(0, 1, 2, 3))
+    lone.wait(0.6)
+    assert reports(lone) == []
+
+
+def test_an_answer_to_anything_else_is_a_stray():
+    lone = queue()
+    open_reader(lone)
+    lone.tell(e.CoordinatorSaid(m.Leases(serial=99, generation=1, leases=(), unsettled=0, done=None)))
+    assert lone.core.strays == 1
+
+
+def test_what_is_settled_while_a_message_is_open_is_not_taken_for_a_new_lease():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    batch = take(lone, lone.wants()[0])
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
+    answer(lone, leased(0, 1, 2, 3))
+    assert lone.wants() == []
+    assert lone.core.stream.leases._open.done == (Lease(0, 0, 1),)
+
+
+def test_a_lease_that_is_lost_before_its_batch_was_taken_is_void():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    answer(lone, leased(0, 2, 3))
+    assert lone.core.stream.leases.void == {Lease(0, 1, 1)}
+    lone.tell(e.LeaseSettled(Lease(0, 1, 1), 1, done=False))
+    assert lone.core.stream.leases.void == set()
+    assert all(said.failed == () for said in reports(lone))
+
+
+def test_one_that_is_lost_in_hand_is_still_told_done_and_nothing_is_wanted_meanwhile():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    batch = take(lone, lone.wants()[0])
+    answer(lone, [])
+    lone.tell(e.CoordinatorSaid(m.Recalled()))
+    assert reports(lone)[0].wanted == 0
+    answer(lone, [])
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
+    (said,) = reports(lone)
+    assert (said.done, said.wanted) == ((Lease(0, 0, 1),), 4)
+
+
+def test_what_was_settled_of_an_older_generation_is_not_told():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    batch = take(lone, lone.wants()[0])
+    answer(lone, leased(5), generation=2)
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=True))
+    assert all(not said.done for said in reports(lone))
+    assert [one.batch.number for one in lone.core.stream.upcoming.entries.values()][-1] == 5
+
+
+def test_after_a_checkpoint_is_restored_nothing_from_before_is_taken_for_ours():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3), unsettled=0)
+    lone.tell(e.AttachAsked(2, None, DoneSet((EpochDone(5, 0, ()),))))
+    (asked,) = [one.message for one in lone.ordered(i.ToCoordinator) if isinstance(one.message, m.Attach)]
+    lone.tell(e.CoordinatorSaid(_attached(asked.serial)))
+    assert lone.core.stream.leases.void == set(leased(0, 1, 2, 3))
+
+
+def test_a_new_reader_gets_again_what_was_taken_and_not_settled():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    take(lone, lone.wants()[0])
+    answer(lone, leased(0, 1, 2, 3))
+    open_reader(lone, reader=2)
+    (restart,) = lone.ordered(i.Restart)
+    numbers = [one.batch.number for one in lone.core.stream.upcoming.entries.values()]
+    assert (restart.reader, numbers) == (2, [0, 1, 2, 3])
+
+
+def test_a_new_reader_goes_on_where_all_was_settled():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    open_reader(lone, reader=2)
+    assert lone.ordered(i.Serve)[0].reader == 2
+    assert lone.ordered(i.Restart) == []
+
+
+def test_a_reader_ends_when_its_epoch_is_settled_and_not_when_nothing_is_left_to_lease():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, [], unsettled=0)
+    assert not any(one.ended for one in lone.ordered(i.Serve))
+    lone.wait(1.5)
+    answer(lone, [], unsettled=1)
+    assert [one.reader for one in lone.ordered(i.Serve) if one.ended] == [1]
+
+
+@pytest.mark.parametrize(("work", "epochs", "epoch", "before"), [
+    ("train", None, 3, 5), ("train", 4, 3, 4), ("train", 9, 3, 5), ("evaluate", None, 3, 4), ("predict", None, 0, 1),
+])  # fmt: skip
+def test_of_the_next_epoch_something_is_wanted_only_to_train_and_if_there_is_one(work, epochs, epoch, before):
+    lone = queue(work=work, epochs=epochs)
+    assert open_reader(lone, epoch=epoch)[0].before == before
+
+
+def test_a_restarted_coordinator_is_told_again_and_joined_without_rewinding():
+    lone = queue()
+    (said,) = open_reader(lone)
+    refusal = m.Refused(code="unknown", expected="a trainer", got="another", remedy="Attach again.")
+    lone.tell(e.CoordinatorSaid(refusal))
+    (asked,) = [one.message for one in lone.ordered(i.ToCoordinator) if isinstance(one.message, m.Attach)]
+    assert (asked.cursor, asked.done) == (None, None)
+    lone.tell(e.CoordinatorSaid(_attached(asked.serial)))
+    assert said in reports(lone)
+
+
+def _attached(serial):
+    from tests.support.lone_core import attached  # noqa: PLC0415 - beside what it is for
+
+    return attached(serial, work="train", workers=(address(1),))
+
+
+def test_the_state_is_asked_for_after_all_that_was_settled():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1, 2, 3))
+    batch = take(lone, lone.wants()[0])
+    answer(lone, leased(0, 1, 2, 3))
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=True), e.StateAsked(7))
+    (said,) = reports(lone)
+    assert (said.done, said.snapshot) == ((Lease(0, 0, 1),), True)
+    done = DoneSet((EpochDone(0, 4, (1, 1, 1)),))
+    answer(lone, leased(1, 2, 3), done=done)
+    assert lone.ordered(i.AnswerState) == [i.AnswerState(7, done)]

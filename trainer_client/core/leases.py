@@ -1,0 +1,281 @@
+"""Queue mode in the trainer: the batches that it leased, in the order in which it trains on them, and what it says of
+them to the coordinator.
+
+Rules, each from an interleaving that failed without it:
+- One message is open at a time, and is repeated as it was until it is answered; what happens meanwhile goes into the
+  next. An answer lists all leases that we have, so whatever is missing from it is ours no more.
+- A lease that was lost before its batch was taken stays in its place, marked as void, and the consumer passes over it:
+  taking it out would race with the consumer. One that was lost in the consumer's hands is still reported done, since
+  it was trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
+- A new reader gets again what was taken and not settled, as in lockstep, where reading moves nothing either.
+- What is settled of an older generation is not told: it is not in the model that was restored.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shared.wire import messages as m
+from shared.wire.lease_work import MOST_LEASES, plan_epoch
+from trainer_client.core import instructions as i
+from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shared.wire.parts import Lease
+    from trainer_client.core.settings import CoreSettings
+
+__all__ = ["HeldLeases", "LeasedUpcoming"]
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 1.0
+
+
+class LeasedUpcoming(Upcoming):
+    """Like the sequence in lockstep, but its batches are those that were leased."""
+
+    def __init__(self, start: Position, work: str, settings: CoreSettings) -> None:
+        super().__init__(start, settings.ranks, repeats=False)
+        self._group, self._work = start.group, work
+        self._coming: deque[UpcomingBatch] = deque()
+        #: Leases whose batches a consumer has, in the order in which it took them.
+        self.taken: dict[Lease, None] = {}
+
+    def add(self, leases: Iterable[Lease], generation: int) -> None:
+        """These come last."""
+        for lease in leases:
+            at = Position(plan_epoch(self._work, lease.epoch), lease.number, self._group)
+            self._coming.append(
+                UpcomingBatch(
+                    at, 0, lap=lease.epoch, number=lease.number, empty=False, lease=lease, generation=generation
+                )
+            )
+
+    def missing(self) -> None:
+        """Nothing has to be learnt: the coordinator knows how many batches an epoch has."""
+
+    def is_over(self, position: Position) -> bool:  # noqa: ARG002 - as in lockstep
+        """An epoch is over when the coordinator says so."""
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing lies ahead."""
+        return self.head == self.end and not self._coming
+
+    def extend(self, most: int) -> range:
+        """Add up to this many more batches; returns their numbers."""
+        first = self.end
+        while self._coming and self.end - first < most:
+            self.entries[self.end] = Entry(self._coming.popleft())
+            self.end += 1
+        return range(first, self.end)
+
+    def pass_to(self, head: int) -> None:
+        """Everything before this number was taken."""
+        for seq in range(self.head, head):
+            lease = self.entries[seq].batch.lease
+            assert lease is not None
+            self.taken[lease] = None
+        super().pass_to(head)
+
+    def start_over(self, leases: Iterable[Lease], generation: int) -> None:
+        """Only these lie ahead from now on, and nobody has any of them."""
+        self._coming.clear()
+        self.taken.clear()
+        self.entries.clear()
+        self.head = self.end
+        self.add(leases, generation)
+
+
+class HeldLeases:
+    """What is leased, what of it is settled, and what is open with the coordinator."""
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        attached: m.Attached,
+        prefetch: int,
+        upcoming: LeasedUpcoming,
+        out: list[i.Instruction],
+    ) -> None:
+        #: Leases that are ours no more, and whose batches nobody has taken yet.
+        self.void: set[Lease] = set()
+        self._settings = settings
+        self._stream, self._work = attached.stream, attached.work or ""
+        self._timeout_s = attached.heartbeat_timeout_ms / 1000
+        self._prefetch = prefetch
+        self._upcoming = upcoming
+        self._out = out
+        self._generation = 0
+        #: In the order in which they were leased.
+        self._held: dict[Lease, None] = {}
+        #: In the consumer's hands, but ours no more.
+        self._lost: set[Lease] = set()
+        self._done: dict[Lease, None] = {}
+        self._failed: dict[Lease, None] = {}
+        self._serial = 0
+        self._open: m.Outcomes | None = None
+        self._again_s = self._poll_s = float("inf")
+        self._pause_s = _FIRST_PAUSE_S
+        self._is_called = False
+        self._told_in_hand: Lease | None = None
+        #: The first epoch that is not settled.
+        self._unsettled = 0
+        #: Who is served and in which epoch; None: nobody yet, so nothing is leased.
+        self._reader: tuple[int, int] | None = None
+        self._has_ended = False
+        self._states_asked: list[int] = []
+        self._states_answered_by: list[int] = []
+
+    @property
+    def due_s(self) -> float:
+        """When there will be something to say."""
+        if self._open is not None:
+            return self._again_s
+        return self._poll_s if self._wanted() > len(self._held) else float("inf")
+
+    # --- the consumer ---
+
+    def serve(self, reader: int, epoch: int, taken: int, now_s: float) -> bool:
+        """A reader reads this epoch from now on; whether other batches lie ahead than before."""
+        self._reader, self._has_ended, self._poll_s = (reader, epoch), False, now_s
+        if taken or not self._upcoming.taken:
+            self._out.append(i.Serve(reader, self._upcoming.head))
+            return False
+        self._lost.clear()
+        self.void.clear()
+        self._upcoming.start_over(self._held, self._generation)
+        self._out.append(i.Restart(reader, self._upcoming.head))
+        return True
+
+    def settle(self, lease: Lease, generation: int, *, done: bool) -> None:
+        """The consumer is through with a batch, or failed at it."""
+        self._upcoming.taken.pop(lease, None)
+        self._lost.discard(lease)
+        self.void.discard(lease)
+        if generation != self._generation:
+            return
+        is_held = lease in self._held
+        self._held.pop(lease, None)
+        if done:
+            self._done[lease] = None
+        elif is_held:
+            self._failed[lease] = None
+
+    def ask_state(self, serial: int) -> None:
+        """Somebody wants to know what is done, this trainer's own batches included."""
+        self._states_asked.append(serial)
+
+    # --- the coordinator ---
+
+    def call(self) -> None:
+        """The coordinator wants to hear from us."""
+        self._is_called = True
+
+    def repeat(self, now_s: float) -> None:
+        """The coordinator knows us again: ask again what was open."""
+        self._again_s, self._is_called = now_s, True
+
+    def rewind(self, epoch: int) -> None:
+        """A checkpoint was restored, which leaves off in this epoch: nothing is ours until the coordinator says so."""
+        self._begin_generation(0)
+        self._unsettled = epoch
+
+    def receive(self, said: m.Leases, now_s: float) -> bool:
+        """Take in an answer; False if it answers something else."""
+        if self._open is None or said.serial != self._open.serial:
+            return False
+        wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
+        if said.generation != self._generation:
+            self._begin_generation(said.generation)
+        ours = [lease for lease in said.leases if lease not in self._done and lease not in self._failed]
+        self._lose([lease for lease in self._held if lease not in set(ours)])
+        fresh = [lease for lease in ours if lease not in self._held]
+        self._held.update(dict.fromkeys(fresh))
+        self._upcoming.add(fresh, self._generation)
+        # There may be more for what we would have by now; but who got less than he asked for waits to be called.
+        self._poll_s = now_s + (self._timeout_s / 2 if len(said.leases) < wanted else 0.0)
+        self._answer_states(said)
+        return True
+
+    def _begin_generation(self, generation: int) -> None:
+        self._lose(list(self._held))
+        self._lost.clear()
+        self._done.clear()
+        self._failed.clear()
+        self._generation = generation
+
+    def _lose(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            del self._held[lease]
+            (self._lost if lease in self._upcoming.taken else self.void).add(lease)
+
+    def _answer_states(self, said: m.Leases) -> None:
+        done, self._states_answered_by, serials = said.done, [], self._states_answered_by
+        if done is not None:
+            self._out.extend(i.AnswerState(serial, done) for serial in serials)
+
+    # --- turns ---
+
+    def decide(self, now_s: float) -> None:
+        """End the reader that nothing is left for, and say what is to be said."""
+        self._end_reader()
+        if self._open is None and self._has_to_say(now_s):
+            self._begin()
+        if self._open is not None and now_s >= self._again_s:
+            self._again_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._out.append(i.ToCoordinator(self._open))
+
+    def _end_reader(self) -> None:
+        if self._reader is None or self._has_ended or not self._upcoming.is_empty:
+            return
+        if self._unsettled > self._reader[1]:
+            self._has_ended = True
+            self._out.append(i.Serve(self._reader[0], self._upcoming.head, ended=True))
+
+    def _has_to_say(self, now_s: float) -> bool:
+        is_news = bool(self._done or self._failed or self._states_asked) or self._is_called
+        is_hungry = now_s >= self._poll_s and self._wanted() > len(self._held)
+        in_hand = self._in_hand()
+        return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
+
+    def _in_hand(self) -> Lease | None:
+        """What was leased first, if the consumer has it."""
+        first = next(iter(self._held), None)
+        return first if first in self._upcoming.taken else None
+
+    def _wanted(self) -> int:
+        if self._reader is None or self._lost or self._before() <= self._unsettled:
+            return len(self._held)
+        return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
+
+    def _before(self) -> int:
+        """The first epoch of which nothing is wanted; who trains has the beginning of the next one at hand already."""
+        if self._reader is None:
+            return 0
+        before = self._reader[1] + (2 if self._work == "train" else 1)
+        return before if self._settings.epochs is None else min(before, max(self._settings.epochs, self._reader[1]))
+
+    def _begin(self) -> None:
+        done, failed = list(self._done)[:MOST_LEASES], list(self._failed)[:MOST_LEASES]
+        for lease in done:
+            del self._done[lease]
+        for lease in failed:
+            del self._failed[lease]
+        is_all = not self._done
+        self._serial += 1
+        self._told_in_hand, self._is_called = self._in_hand(), False
+        snapshot = bool(self._states_asked) and is_all
+        self._open = m.Outcomes(
+            stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
+            generation=self._generation, done=tuple(done), failed=tuple(failed), in_hand=self._told_in_hand,
+            wanted=min(MOST_LEASES, self._wanted()), before=self._before(), snapshot=snapshot,
+        )  # fmt: skip
+        if self._open.snapshot:
+            self._states_answered_by, self._states_asked = self._states_asked, []
+        self._again_s, self._pause_s = 0.0, _FIRST_PAUSE_S

@@ -1,0 +1,114 @@
+"""Sending a data set to the coordinator, until its stream can be attached to.
+
+Rules: in the thread of whoever calls, before there is a feed. What to say next follows from what was answered last, and
+the offer is said again when nothing is; so a coordinator that is started anew in between only costs time. Knows no
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared.errors import LostError, ProtocolError
+from shared.logs import Log
+from shared.pipelines.sent_graph import digest_of_graph
+from shared.sockets import connect_dealer, send_if_up
+from shared.wire import messages as m
+from shared.wire.codec import decode, encode
+from shared.wire.parts import PIECE_BYTES
+from shared.wire.refusals import error_of
+
+if TYPE_CHECKING:
+    from shared.keys import ClientKeys
+
+__all__ = ["GraphSender", "Sending", "send_graph"]
+
+#: How long an answer is waited for before the offer is said again.
+_PAUSE_S = 0.5
+
+
+class Sending:
+    """What is said: pure."""
+
+    def __init__(self, job: str, stream: str, content: bytes) -> None:
+        self._content = content
+        self.offer = m.GraphOffer(job=job, stream=stream, digest=digest_of_graph(content), nbytes=len(content))
+        #: Whether all of it is kept there, and whether its stream can be attached to.
+        self.kept = self.runs = False
+
+    def answer(self, said: m.Message) -> m.GraphPiece | None:
+        """What to say to this at once; None: to wait. RefusedError if it is a refusal."""
+        if isinstance(said, m.Refused):
+            raise error_of(said, "coordinator")
+        if not isinstance(said, m.GraphKept | m.GraphWanted) or said.digest != self.offer.digest:
+            return None
+        if isinstance(said, m.GraphKept):
+            self.kept, self.runs = True, said.runs
+            return None
+        return m.GraphPiece(
+            stream=self.offer.stream,
+            digest=said.digest,
+            nbytes=self.offer.nbytes,
+            offset=said.offset,
+            content=self._content[said.offset : said.offset + PIECE_BYTES],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSender:
+    """Where to send."""
+
+    endpoint: str
+    keys: ClientKeys | None
+    #: How long the coordinator may say nothing at all.
+    silence_s: float
+
+
+def send_graph(to: GraphSender, sending: Sending) -> None:
+    """Have it kept and run; LostError if nobody answers, RefusedError if it is refused."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = connect_dealer(context, to.endpoint, to.keys, secrets.token_bytes(16))
+    try:
+        _talk(dealer, to, sending)
+    finally:
+        dealer.close(linger=0)
+        context.term()
+
+
+def _talk(dealer: zmq.Socket[bytes], to: GraphSender, sending: Sending) -> None:
+    heard_s, told = time.monotonic(), False
+    message: m.Message | None = sending.offer
+    dealer.poll(int(1000 * _PAUSE_S), zmq.POLLOUT)
+    while not sending.runs:
+        if message is not None:
+            send_if_up(dealer, encode(message))
+        message = sending.offer
+        if dealer.poll(int(1000 * _PAUSE_S)):
+            heard_s = time.monotonic()
+            message = _answer(sending, dealer.recv())
+            if sending.kept and not told:
+                told = True
+                Log("trainer").info("the data set is there; its first epoch is run, to count its batches")
+        elif time.monotonic() - heard_s > to.silence_s:
+            raise _nobody(to)
+
+
+def _answer(sending: Sending, frame: bytes) -> m.Message | None:
+    try:
+        return sending.answer(decode(frame))
+    except ProtocolError:
+        return None
+
+
+def _nobody(to: GraphSender) -> LostError:
+    return LostError(
+        expected=f"a coordinator that answers within {to.silence_s:g} s",
+        got="no answer",
+        where=to.endpoint,
+        remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
+    )

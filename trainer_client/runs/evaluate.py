@@ -1,0 +1,163 @@
+"""`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
+
+Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
+by the same one. That the loaders are lost is an error, never an end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError, SettingsError
+from shared.quick_import import quick_import
+from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.feed import connect
+
+with quick_import():
+    from trainer_client.tf.evaluation import Evaluator
+    from trainer_client.tf.summaries import write_summaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import tensorflow as tf
+
+    from trainer_client.checkpoint_folder import Arrays
+    from trainer_client.feed import Feed
+    from trainer_client.runs.model_module import ModelModule
+
+__all__ = ["EvaluateOrder", "Follow", "evaluate"]
+
+#: How often a folder is looked at for a new checkpoint: nothing tells of one.
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Go on with each new checkpoint, until training ends or `max_time_s` is over."""
+
+    max_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOrder:
+    """What the command line says."""
+
+    module: ModelModule
+    endpoint: str
+    streams: tuple[str, ...]
+    keys: str
+    connect_timeout_s: float
+    checkpoints: Path
+    #: None: once.
+    follow: Follow | None
+    #: None: write no summaries.
+    summaries: Path | None
+    as_json: bool
+
+
+def evaluate(order: EvaluateOrder) -> None:
+    """Evaluate, and print a line for each stream and checkpoint."""
+    began_s = time.monotonic()
+    evaluator = _evaluator(order.module)
+    with ExitStack() as stack:
+        data = {name: _dataset(order, stack.enter_context(_connect(order, name))) for name in order.streams}
+        order.module.refuse_unknown_parameters()
+        if not order.as_json:
+            print(f"STARTING: evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}", flush=True)
+        samples = checkpoints = 0
+        for arrays, record in _versions(order, began_s):
+            checkpoints += 1
+            for stream, dataset in data.items():
+                values = evaluator.evaluate(dataset, _models_own(arrays, record))
+                samples += int(values["rows"])
+                _tell(order, stream, record, values)
+    if not order.as_json:
+        spent = _spell(time.monotonic() - began_s)
+        print(f"FINISHED: {checkpoints} checkpoints, {samples} samples, {spent}", flush=True)
+
+
+def _evaluator(module: ModelModule) -> Evaluator:
+    return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
+
+
+def _connect(order: EvaluateOrder, stream: str) -> Feed:
+    """Saying what for, so that a stream which is trained on refuses, before anybody's place is taken."""
+    return connect(
+        order.endpoint,
+        stream=stream,
+        work="evaluate",
+        rank=0,
+        keys=order.keys,
+        connect_timeout_s=order.connect_timeout_s,
+    )
+
+
+def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
+    session = feed._session  # noqa: SLF001 - both are halves of one face
+    if not session.evaluation:
+        raise SettingsError(
+            expected="a stream with evaluation = true", got="one for training", where=f"--stream {session.stream}",
+            remedy="Name a stream that is like the one for training, or write evaluation = true in it.",
+        )  # fmt: skip
+    if session.producers:
+        return feed.pipeline(order.module.require("dataset_pipeline"))
+    return feed.dataset(**order.module.require("feed_keys"))
+
+
+# --- checkpoints ---
+
+
+def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+    """The newest checkpoint, and each new one that is followed."""
+    folder = CheckpointFolder(order.checkpoints, 1)
+    newest = ""
+    max_time_s = order.follow.max_time_s if order.follow is not None else 0.0
+    while True:
+        # In this order: what is written before the end is marked is seen after the mark was.
+        finished, there = folder.is_finished(), folder.newest()
+        if there != newest:
+            newest = there
+            found = folder.read_last()
+            if found is not None:
+                yield found
+        left_s = began_s + max_time_s - time.monotonic()
+        if finished or left_s <= 0:
+            break
+        threading.Event().wait(min(_LOOK_EVERY_S, left_s))
+    if not newest:
+        raise DataError(
+            expected="a checkpoint", got="none", where=str(order.checkpoints),
+            remedy="Train with FeedCheckpoint into this folder, or wait for it with --follow.",
+        )  # fmt: skip
+
+
+def _models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
+    """The model's values, without the optimizer's behind them."""
+    return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
+
+
+# --- what is told ---
+
+
+def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dict[str, float]) -> None:
+    step, epoch = record.get("step", 0), record["epoch"]
+    if order.summaries is not None:
+        write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
+    if order.as_json:
+        print(json.dumps({"stream": stream, "step": step, "epoch": epoch, "values": values}), flush=True)
+        return
+    judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
+    print(f"{stream} at step {step}, after {epoch} epochs: {judged} ({values['rows']:.0f} samples)", flush=True)
+
+
+def _spell(seconds: float) -> str:
+    """Hours, which may be more than 24, minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

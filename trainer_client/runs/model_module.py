@@ -1,0 +1,110 @@
+"""A module of the user's that says what a run needs: the model, its loss, its metrics, the keys of its data.
+
+Rules: a piece is found by its usual name, or by the name that the user gave in its place, `module:name`. A function
+gets the parameters that it has; one that no function has is an error. A piece that is missing is named with an example.
+It must not know TensorFlow, nor what the pieces are used for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from shared.config import nearest
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+__all__ = ["EXAMPLES", "ModelModule"]
+
+#: The pieces, and how each might look.
+EXAMPLES = {
+    "model": "def model(units=64):\n    return keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(10)])",
+    "loss": "loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+    "eval_metrics": 'def eval_metrics():\n    return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]',
+    "feed_keys": 'feed_keys = {"inputs": "features", "targets": "label", "weights": "weight"}',
+    "dataset_pipeline": (
+        "def dataset_pipeline(context):\n    return context.map_producer_to_consumer(context.base_dataset)"
+    ),
+}
+
+
+class ModelModule:
+    """The pieces of one module, or of others where `names` says so, with the parameters for their functions."""
+
+    def __init__(self, name: str, parameters: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        module, _, model = name.partition(":")
+        self.name = module
+        self._parameters = parameters
+        self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        self._known: set[str] = set()
+
+    def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+        """The piece as it stands in the module; None if there is none, unless the user named it."""
+        place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
+        module = _imported(place or self.name)
+        found = getattr(module, attribute, None)
+        if found is None and piece in self._names:
+            raise self._missing(piece, f"{attribute} in {module.__name__}", nearest(attribute, dir(module)))
+        return found
+
+    def require(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
+        """The piece as it stands in the module; an error with an example if there is none."""
+        found = self.find(piece)
+        if found is None:
+            raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
+        return found
+
+    def make(self, piece: str) -> Any:  # noqa: ANN401 - what the user's function returns
+        """What the piece's function returns, called with its parameters."""
+        return self._call(piece, self.require(piece))
+
+    def make_if_there(self, piece: str) -> Any:  # noqa: ANN401 - as above
+        """The same; None if there is no such piece."""
+        found = self.find(piece)
+        return None if found is None else self._call(piece, found)
+
+    def _call(self, piece: str, function: Callable[..., Any]) -> Any:  # noqa: ANN401 - as above
+        if not callable(function):
+            raise SettingsError(
+                expected=f"{piece}, a function", got=f"a {type(function).__name__}", where=self.name,
+                remedy=f"Write, for example:\n{EXAMPLES[piece]}",
+            )  # fmt: skip
+        taken = inspect.signature(function).parameters
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+            self._known |= self._parameters.keys()
+            return function(**self._parameters)
+        self._known |= taken.keys()
+        return function(**{name: value for name, value in self._parameters.items() if name in taken})
+
+    def refuse_unknown_parameters(self) -> None:
+        """Once all pieces are made: a parameter that no function has would do nothing."""
+        for name in self._parameters:
+            if name not in self._known:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> SettingsError:
+        known = ", ".join(sorted(self._known)) or "none"
+        return SettingsError(
+            expected=f"a parameter of its functions ({known})" + nearest(name, self._known), got=f'"{name}"',
+            where="--param", remedy=f"Mend its name, or give a function of {self.name} this parameter.",
+        )  # fmt: skip
+
+    def _missing(self, piece: str, what: str, near: str) -> SettingsError:
+        return SettingsError(
+            expected=f"{what}{near}", got="nothing of that name", where="--model",
+            remedy=f"Write, for example:\n{EXAMPLES[piece]}",
+        )  # fmt: skip
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise SettingsError(
+            expected=f'the module "{name}" to be importable', got=f"{type(error).__name__}: {error}", where="--model",
+            remedy="Name it as an import does, without .py, and start in the folder that holds it.",
+        ) from error  # fmt: skip

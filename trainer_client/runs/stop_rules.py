@@ -1,0 +1,95 @@
+"""Whether training should stop early: rules that look at the losses of all evaluations so far.
+
+Rules: pure. A rule is a function of the history alone, so whoever has the history takes the same decision, restarted or
+not; the history is the whole state. Lower is better. What is not a number is worse than every number.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LevelledOff", "NoProgress", "StopRule", "Worsening", "stopping_rule"]
+
+
+class StopRule(Protocol):
+    """Looks at losses, the last evaluation's last."""
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        """Whether to stop now."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgress:
+    """Stop once `evaluations` in a row were not better, by more than `min_change`, than the best before them."""
+
+    evaluations: int = 3
+    min_change: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("NoProgress", "evaluations", self.evaluations, 1)
+        _check("NoProgress", "min_change", self.min_change, 0)
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        """As `StopRule` has it."""
+        best, since = math.inf, 0
+        for loss in losses:
+            best, since = (loss, 0) if loss < best - self.min_change else (best, since + 1)
+        return since >= self.evaluations
+
+
+@dataclass(frozen=True, slots=True)
+class Worsening:
+    """Stop once the last of `last` evaluations is worse than all others of them."""
+
+    last: int = 4
+
+    def __post_init__(self) -> None:
+        _check("Worsening", "last", self.last, 2)
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        """As `StopRule` has it."""
+        return len(losses) >= self.last and losses[-1] > max(losses[-self.last : -1])
+
+
+@dataclass(frozen=True, slots=True)
+class LevelledOff:
+    """Stop once the last of `last` evaluations is within `mean` of the others' mean, and they deviate by less than
+    `deviation`.
+    """
+
+    last: int = 4
+    mean: float = 0.5
+    deviation: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check("LevelledOff", "last", self.last, 2)
+        _check("LevelledOff", "mean", self.mean, 0)
+        _check("LevelledOff", "deviation", self.deviation, 0)
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        """As `StopRule` has it."""
+        if len(losses) < self.last or not all(map(math.isfinite, losses[-self.last :])):
+            return False
+        *before, now = losses[-self.last :]
+        return abs(now - statistics.fmean(before)) < self.mean and statistics.pstdev(before) < self.deviation
+
+
+def stopping_rule(rules: Sequence[StopRule], losses: Sequence[float]) -> StopRule | None:
+    """The first rule by which training stops after these evaluations; None if it goes on."""
+    comparable = [math.inf if math.isnan(loss) else loss for loss in losses]
+    return next((rule for rule in rules if losses and rule.holds(comparable)), None)
+
+
+def _check(rule: str, name: str, got: float, least: float) -> None:
+    if not got >= least:
+        raise SettingsError(
+            expected=f"{name} of at least {least}", got=f"{got}", where=rule, remedy="Leave it out for the usual value."
+        )

@@ -1,0 +1,151 @@
+"""Queue mode: which of the batches that a consumer took are done, and what a checkpoint says is done.
+
+Rules: a batch is done when the user says so, or asks for the next; whoever leaves a loop early gets the last batch
+again. What is done is known to the coordinator, so a checkpoint asks there, after all that this trainer settled has
+arrived; what other trainers did with the same model has to be settled before. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from shared.wire.lease_work import plan_epoch
+from shared.wire.parts import DoneSet, EpochDone
+from trainer_client.core.events import LeaseSettled
+from trainer_client.core.upcoming import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shared.wire.messages import Attached
+    from trainer_client.core.upcoming import UpcomingBatch
+    from trainer_client.network.outbox import Item
+    from trainer_client.network.receiver import Receiver
+    from trainer_client.session.epoch_account import Accounts
+
+__all__ = ["LeaseAccount", "only_in_lockstep"]
+
+
+class LeaseAccount:
+    """What one feed has of the work; `at` is the epoch that the next reader reads."""
+
+    def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
+        self._receiver = receiver
+        self._spec = receiver.spec
+        self._accounts = accounts
+        #: What was taken and is not settled, oldest first.
+        self._taken: deque[UpcomingBatch] = deque()
+        self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
+
+    def begin_reading(self) -> Position:
+        """Where a reader that is opened now begins; what was taken before and not settled comes again."""
+        self._taken.clear()
+        return self.at
+
+    def take(self, item: Item) -> bool:
+        """A consumer takes this batch; False if it is this trainer's no more, and to be passed over."""
+        leases, lease = self._receiver.stream.leases, item.batch.lease
+        assert leases is not None
+        assert lease is not None
+        if lease in leases.void:
+            self._tell(item.batch, done=False)
+            return False
+        self._taken.append(item.batch)
+        return True
+
+    # --- what becomes of batches ---
+
+    def settle(self, batch: UpcomingBatch, *, done: bool) -> None:
+        """It is done, or the user failed at it; the first word counts."""
+        if batch in self._taken:
+            self._taken.remove(batch)
+            self._tell(batch, done=done)
+
+    def settle_read(self) -> None:
+        """The next batch is asked for: all that were read before are done, unless something else was said."""
+        self.count(len(self._taken))
+
+    def count(self, rounds: int) -> None:
+        """The oldest of those that were taken are done."""
+        for _ in range(min(rounds, len(self._taken))):
+            self._tell(self._taken.popleft(), done=True)
+
+    def _tell(self, batch: UpcomingBatch, *, done: bool) -> None:
+        assert batch.lease is not None
+        if done:
+            self._accounts.count_trained(batch.position.epoch, batch.number)
+        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done))
+
+    def count_to_end(self, start: Position, _rounds: int) -> None:
+        """A reader that began at `start` reached the end of its epoch."""
+        if self.at != start:
+            return
+        epoch = plan_epoch(self._spec.work, start.epoch)
+        batches = self._receiver.ask_batches(epoch, start.group)
+        account = self._accounts.close(epoch)
+        if account is not None:
+            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
+            self._receiver.log.info("epoch done", epoch=start.epoch, **fields)
+        self._move(start.epoch + 1)
+
+    def _move(self, epoch: int) -> None:
+        self.at = Position(epoch, 0, self.at.group)
+        self._receiver.standing.trained_to = (epoch, 0)
+
+    # --- what lockstep alone has ---
+
+    def rounds_left(self) -> int:
+        """Nobody knows: it depends on how fast the others are."""
+        raise only_in_lockstep("the number of rounds that are left")
+
+    most_rounds = rounds_left
+
+    # --- saving and restoring ---
+
+    def state(self) -> dict[str, Any]:
+        """What is done, as plain values: numbers up to a mark, but those that are missing."""
+        done = self._receiver.ask_state()
+        return {
+            "job": self._spec.job,
+            "stream": self._spec.stream,
+            "plan_digest": self._spec.plan_digest,
+            "work": self._spec.work,
+            "epochs": [[one.epoch, one.fresh, list(one.missing)] for one in done.epochs],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` returned, with all trainers: what was done since is leased again."""
+        mine = {"plan_digest": self._spec.plan_digest, "job": self._spec.job, "stream": self._spec.stream}
+        mine["work"] = self._spec.work
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise SettingsError(
+                    expected=f"a checkpoint of {name} {value}, in queue mode",
+                    got=str(state.get(name)),
+                    where="restore",
+                    remedy="Job file or data changed since the checkpoint: restore them, or start without it.",
+                )
+        epochs = [EpochDone(int(epoch), int(fresh), tuple(missing)) for epoch, fresh, missing in state["epochs"]]
+        self._rewind(DoneSet(tuple(epochs)))
+
+    def rewind(self) -> None:
+        """Go to the very beginning: a model without a checkpoint has trained on nothing."""
+        self._rewind(DoneSet((EpochDone(0, 0, ()),)))
+
+    def _rewind(self, done: DoneSet) -> None:
+        self._taken.clear()
+        self._accounts.forget()
+        self._move(self._receiver.attach(None, done).cursor.epoch)
+
+
+def only_in_lockstep(what: str) -> SettingsError:
+    """The user asks for what only streams in lockstep have."""
+    return SettingsError(
+        expected="a stream in lockstep",
+        got=f"a stream in queue mode, which does not have {what}",
+        where="feed",
+        remedy="Read the feed itself, `for batch in feed:`, or leave mode out of the stream in the job file.",
+    )

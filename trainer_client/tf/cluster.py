@@ -1,0 +1,48 @@
+"""What TensorFlow needs to know of a role: its server, its cluster resolver, and where its variables live.
+
+Rules: hosts go by TensorFlow 2's names (the master is the chief). It must not read the environment: a role says it all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shared.roles import Role
+
+__all__ = ["cluster_resolver", "device_function", "start_server"]
+
+
+def cluster_resolver(role: Role) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """The resolver to give to a `tf.distribute` strategy."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(role.cluster), task_type=role.task_type, task_id=role.index, rpc_layer="grpc"
+    )
+
+
+def start_server(role: Role) -> tf.distribute.Server:
+    """Serve at this role's own address; a parameter server then calls its `join()`."""
+    if role.is_evaluator or not role.cluster:
+        got = "an evaluator, which works alone" if role.is_evaluator else "a role on one machine, without hosts"
+        raise SettingsError(
+            expected="a role with an address in its cluster", got=got, where="start_server",
+            remedy="Start servers in masters, workers and parameter servers of a cluster.",
+        )  # fmt: skip
+    return tf.distribute.Server(tf.train.ClusterSpec(role.cluster), job_name=role.task_type, task_index=role.index)
+
+
+def device_function(role: Role) -> Callable[[Any], str]:
+    """For `tf.compat.v1.device` in a graph: variables go to the parameter servers in turn, all else to this process."""
+    if not role.cluster:
+        return lambda _operation: ""
+    own = f"/job:{role.task_type}/task:{role.index}"
+    setter = tf.compat.v1.train.replica_device_setter(
+        ps_tasks=len(role.ps_hosts), ps_device="/job:ps", worker_device=own
+    )
+    return setter or (lambda _operation: own)

@@ -1,0 +1,184 @@
+"""A user's `tf.data` data set as a graph that other processes can run: what `trainer_client.distribute` sends.
+
+Rules: equal code gives equal bytes, in whichever process and however much was traced there before, so that ranks and
+restarts are known by a digest. What keeps state outside of the graph (Python functions, generators, variables,
+tables) is refused by TensorFlow itself when it writes the graph. Elements cross as dicts of dense numbers, one entry a
+leaf of their structure, which stays here. Must not know sockets or jobs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from shared.pipelines.elements import ElementValue
+from shared.pipelines.parts import parted
+from shared.pipelines.sent_graph import MOST_BYTES, SentGraph
+from shared.wire.layout import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["packed_element", "sent_graph"]
+
+_WHERE = "trainer_client.distribute"
+_REMEDY = "Write it as dataset_pipeline(context), which workers import: docs/pipelines.md has both ways."
+#: Writes files that other processes would write as well.
+_WRITING = frozenset(("SnapshotDataset", "SnapshotDatasetV2", "SaveDataset", "SaveDatasetV2"))
+_CACHES = frozenset(("CacheDataset", "CacheDatasetV2"))
+#: Device and container of what keeps state while a graph runs.
+_RESOURCES_AT = ("/job:localhost/replica:0/task:0/device:CPU:0", "localhost")
+#: The operation that says which data set is meant.
+_RESULT = "_Retval"
+#: How a function names its relatives, which are not part of what it does.
+_RELATIVES = ("forward_function_name", "backward_function_name")
+
+
+def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
+    """The graph of a data set; SettingsError names what cannot be sent."""
+    crossing = parted(dataset.map(_leaves), _WHERE)
+    graph = tf.compat.v1.GraphDef.FromString(_serialized(crossing))
+    values = tuple(_value(key, spec) for key, spec in sorted(crossing.element_spec.items()))
+    _refuse_writing(graph)
+    _number_functions(graph)
+    _number_resources(graph)
+    _number_nodes(graph)
+    found = SentGraph(values, graph.SerializeToString(deterministic=True))
+    if len(found.graph) > MOST_BYTES:
+        raise SettingsError(
+            expected=f"a graph of at most {MOST_BYTES >> 20} MiB, tables in it included",
+            got=f"{len(found.graph) >> 20} MiB",
+            where=_WHERE,
+            remedy="Read the data from files (TFRecordDataset and its like) instead of from arrays.",
+        )
+    return found
+
+
+def _leaves(*element: Any) -> dict[str, Any]:  # noqa: ANN401 - any structure
+    whole = element if len(element) != 1 else element[0]
+    return {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(whole))}
+
+
+def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any structure
+    """The user's own structure with the leaves of an element that crossed."""
+    return tf.nest.pack_sequence_as(spec, [leaves[str(place)] for place in range(len(leaves))])
+
+
+def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
+    if spec.dtype.name not in DTYPES or spec.shape.rank is None:
+        raise SettingsError(
+            expected="elements of numbers and strings, of known rank",
+            got=f"{spec} as leaf {key.partition(':')[0]}",
+            where=_WHERE,
+            remedy="Cast it, or say its rank by set_shape in a map.",
+        )
+    return ElementValue(key, spec.dtype.name, tuple(spec.shape.as_list()))
+
+
+def _serialized(dataset: tf.data.Dataset) -> bytes:
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL.value,
+            strip_device_assignment=True,
+        )
+    except tf.errors.OpError as error:
+        raise SettingsError(
+            expected="a data set of TensorFlow's own operations, without state",
+            got=str(error.message).partition(" [Op:")[0].rpartition("}} ")[2],
+            where=_WHERE,
+            remedy=f"Python functions, generators, variables and tf.random.uniform stay in this process. {_REMEDY}",
+        ) from None
+    content: bytes = graph.numpy()
+    return content
+
+
+def _refuse_writing(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+    bodies = ([*graph.node], *([*one.node_def] for one in graph.library.function))
+    for nodes in bodies:
+        by_name = {node.name: node for node in nodes}
+        for node in nodes:
+            if node.op in _WRITING or (node.op in _CACHES and _text(by_name, node.input[1])):
+                raise SettingsError(
+                    expected="a data set that writes no files, as several processes run it",
+                    got=node.op,
+                    where=_WHERE,
+                    remedy="Leave the file of cache(), or the snapshot, out.",
+                )
+
+
+def _text(by_name: Mapping[str, Any], name: str) -> bytes:
+    """A constant string; something, if it is no constant."""
+    node = by_name.get(name.partition(":")[0])
+    if node is None or node.op != "Const":
+        return b"?"
+    found = node.attr["value"].tensor.string_val
+    return bytes(found[0]) if found else b""
+
+
+# --- equal bytes for equal code ---
+
+
+def _number_functions(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+    """Functions are called in order of use, and what tells of the process that traced them goes."""
+    functions = {one.signature.name: one for one in graph.library.function}
+    numbers: dict[str, str] = {}
+    _find(graph.node, functions, numbers)
+    kept = sorted(
+        (one for name, one in functions.items() if name in numbers), key=lambda one: numbers[one.signature.name]
+    )
+    for nodes in (graph.node, *(one.node_def for one in kept)):
+        _rename(nodes, numbers)
+    for one in kept:
+        one.signature.name = numbers[one.signature.name]
+        for name in _RELATIVES:
+            one.attr.pop(name, None)
+    renamed = [type(one).FromString(one.SerializeToString()) for one in kept]
+    graph.library.ClearField("function")
+    graph.library.ClearField("gradient")
+    graph.library.function.extend(renamed)
+
+
+def _number_resources(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+    """Generators of seeds, and caches, are named by the order of their making: who runs the graph makes its own."""
+    numbers: dict[str, str] = {}
+    for node in graph.node:
+        for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():
+            handle.name = numbers.setdefault(handle.name, f"resource_{len(numbers)}")
+            handle.device, handle.container = _RESOURCES_AT
+
+
+def _number_nodes(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
+    """Some are named by a counter of the process."""
+    numbers = {node.name: f"{node.op}/{place}" for place, node in enumerate(graph.node) if node.op != _RESULT}
+    for node in graph.node:
+        node.name = numbers.get(node.name, node.name)
+        for place, entry in enumerate(node.input):
+            name, colon, output = entry.partition(":")
+            node.input[place] = f"{numbers.get(name, name)}{colon}{output}"
+
+
+def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str, str]) -> None:
+    for node in nodes:
+        for called in _called(node):
+            name = called.name
+            if name in functions and name not in numbers:
+                numbers[name] = f"function_{len(numbers):04}"
+                _find(functions[name].node_def, functions, numbers)
+
+
+def _called(node: Any) -> list[Any]:  # noqa: ANN401 - a NodeDef
+    """The references to functions in a node's attributes, in an order that does not hang on a map's."""
+    attributes = [node.attr[key] for key in sorted(node.attr)]
+    return [one for attribute in attributes for one in (attribute.func, *attribute.list.func) if one.name]
+
+
+def _rename(nodes: Iterable[Any], numbers: Mapping[str, str]) -> None:
+    for node in nodes:
+        for called in _called(node):
+            called.name = numbers.get(called.name, called.name)
+        node.ClearField("experimental_debug_info")
+        if "metadata" in node.attr:
+            node.attr["metadata"].s = b""

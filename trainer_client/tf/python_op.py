@@ -1,0 +1,50 @@
+"""An op that calls a Python function, as `tf.numpy_function`, for functions that return arrays and are called often.
+
+TensorFlow looks at each array that such a function returns: with NumPy 2 it parses NumPy's version each time (14 µs an
+array, of 50 µs that an element of two arrays costs in all), and enters AutoGraph's context first. It leaves alone what
+a function of its eager kind returns, so ours passes for one. Rules: the function returns a list of C-contiguous arrays
+of the right types, and stays alive as long as TensorFlow's own would. It must not know feeds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+# Not public; as 2.21 has it.
+from tensorflow.python.ops import script_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["call_python"]
+
+
+class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no types
+    """Calls the function, and returns what it returns."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, _device: object, _token: object, args: Sequence[Any]) -> Any:  # noqa: ANN401 - arrays
+        return self._function(*args)
+
+
+def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """The arrays that the function returns, each time that the graph runs."""
+    called = _AsItIs(function)
+    _keep_alive(called)
+    token = script_ops._py_funcs.insert(called)  # noqa: SLF001 - as above
+    return list(tf.raw_ops.PyFunc(input=args, token=token, Tout=dtypes))
+
+
+def _keep_alive(called: _AsItIs) -> None:
+    """TensorFlow knows functions by weak references only; the outermost graph keeps them."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) not in {None, graph}:
+        graph = graph.outer_graph
+    kept = getattr(graph, "_py_funcs_used_in_graph", None)
+    if kept is None:
+        kept = graph._py_funcs_used_in_graph = []  # noqa: SLF001 - as TensorFlow does
+    kept.append(called)

@@ -1,0 +1,37 @@
+"""A model's variables as plain arrays, and back.
+
+Rules: every value comes back exactly, whatever its dtype. It must not know files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["assign_values", "plain_value"]
+
+
+def plain_value(variable: Any) -> NDArray[np.generic]:  # noqa: ANN401 - a Keras variable
+    """The value in a dtype that a file of plain arrays can hold; float32 represents every bfloat16 exactly."""
+    value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
+    return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
+
+
+def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
+    """Give each variable its value; refused if they are not the variables of that model."""
+    if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
+        raise DataError(
+            expected=f"the model's {len(variables)} variables", got=f"{len(arrays)} of other shapes",
+            where="the checkpoint", remedy="Train the same model with the same optimizer, or use another folder.",
+        )  # fmt: skip
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(tf.cast(array, variable.dtype))
