@@ -336,12 +336,11 @@ class LeaseTable:
             at, epoch = next(iter(self.epochs.items()))
             if not epoch.settled:
                 return
-            self._changed.discard(at)
             self._keep(EpochClosed(self.settings.stream, self.settings.work, at))
 
     def _keep_changed(self) -> None:
-        """Keep how far the epochs are."""
-        for at in sorted(self._changed):
+        """Keep how far the epochs are, but for closed ones, of which a number that was given up may be done late."""
+        for at in sorted(self._changed & self.epochs.keys()):
             epoch = self.epochs[at]
             self._keep_epoch(at, epoch.batches, epoch.fresh, len(epoch.out))
             self._is_news_for_hungry |= epoch.settled

@@ -10,6 +10,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,15 @@ class Prometheus:
         found = re.search(r'msg="Listening on" address=(\S+)', self._log.read_text())
         return found[1] if found else ""
 
+    def is_ready(self) -> bool:
+        """Whether it answers queries: it listens before it has read what it stored."""
+        if not self.address:
+            return False
+        try:
+            return urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).status == HTTPStatus.OK
+        except OSError:
+            return False
+
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of its API."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
@@ -89,7 +99,7 @@ def watching(targets: Path, folder: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder)
     prometheus = Prometheus(log)
     try:
-        wait_until(lambda: prometheus.address or process.poll() is not None, "Prometheus listens", 30)
+        wait_until(lambda: prometheus.is_ready() or process.poll() is not None, "Prometheus is ready", 60)
         assert process.poll() is None, log.read_text()
         yield prometheus
     finally:

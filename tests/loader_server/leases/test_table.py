@@ -290,6 +290,16 @@ class TestReports:
         desk.say(done=[lease])
         assert (desk.table.counts.done, desk.table.dead) == (1, {})
 
+    def test_what_was_given_up_may_be_done_after_its_epoch_was_closed(self):
+        desk = Desk(1)
+        for _ in range(3):
+            (lease,) = desk.say(wanted=1).leases
+            desk.say(failed=[lease])
+        desk.say(wanted=1, before=2)
+        assert list(desk.table.epochs) == [1]
+        desk.say(done=[lease])
+        assert (desk.table.counts.done, desk.table.dead, list(desk.table.epochs)) == (1, {}, [1])
+
 
 class TestCheckpoints:
     def test_the_done_set_is_a_mark_and_what_is_missing_below_it(self):
