@@ -20,7 +20,7 @@ from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan, PlanSettings
 from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
 from loader_server.sources.chunks.source import ChunkedSource
-from loader_server.sources.file_facts import CacheSettings, FilePlaces
+from loader_server.sources.files.facts import CacheSettings, FilePlaces
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.row_filter import RowFilter

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from trainer_client.callbacks import FeedCheckpoint
     from trainer_client.early_stop import EarlyStop
     from trainer_client.tf.cluster import cluster_resolver, device_function, start_server
-    from trainer_client.tf.distribute import distribute
-    from trainer_client.tf.pipeline_alone import run_pipeline
+    from trainer_client.tf.pipelines.alone import run_pipeline
+    from trainer_client.tf.pipelines.distribute import distribute
 
 __all__ = [
     "Batch",
@@ -75,8 +75,8 @@ _NEED_TENSORFLOW = {
     "FeedCheckpoint": "trainer_client.callbacks",
     "cluster_resolver": "trainer_client.tf.cluster",
     "device_function": "trainer_client.tf.cluster",
-    "distribute": "trainer_client.tf.distribute",
-    "run_pipeline": "trainer_client.tf.pipeline_alone",
+    "distribute": "trainer_client.tf.pipelines.distribute",
+    "run_pipeline": "trainer_client.tf.pipelines.alone",
     "start_server": "trainer_client.tf.cluster",
 }
 

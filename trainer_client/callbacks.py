@@ -23,7 +23,7 @@ from shared.errors import SettingsError
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.dataset import ranks_of
-from trainer_client.tf.variables import assign_values, plain_value
+from trainer_client.tf.models.variables import assign_values, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

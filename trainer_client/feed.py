@@ -216,7 +216,7 @@ class Feed:
         """What a `dataset_pipeline(context)` makes here of what it made in workers, for a stream with `source =
         "pipeline"`; True is the default pipeline. `device` is where it puts elements: the first accelerator, if any.
         """
-        from trainer_client.tf import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
+        from trainer_client.tf.pipelines import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
 
         return pipeline.make(self._session, function, device)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from loader_server.planning.fill import groups_needed, samples_taken
+from loader_server.planning.windows.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers
+    from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
     from loader_server.coordinator.workers import RegisteredWorker
 
 __all__ = ["MOST_CHARACTERS", "limit_of", "stream_report", "text_of", "worker_report"]

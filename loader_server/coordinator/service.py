@@ -29,11 +29,11 @@ from loader_server.coordinator.events import (
     Ticked,
     Warn,
 )
-from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
+from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.coordinator.journal import Journal, JournalWriter
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.state import CoordinatorState
-from loader_server.coordinator.views import CountingThread, View
+from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
 from shared.errors import DataError, ProtocolError

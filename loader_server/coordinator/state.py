@@ -38,11 +38,11 @@ from loader_server.coordinator.events import (
     Ticked,
     Warn,
 )
-from loader_server.coordinator.graphs import Graphs
-from loader_server.coordinator.queues import Queues, needs_leases, work_of
+from loader_server.coordinator.graphs.sent_graphs import Graphs
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
-from loader_server.coordinator.stream_trainers import AttachedTrainer, StreamTrainers, compared, overlap
+from loader_server.coordinator.streams.queues import Queues, needs_leases, work_of
+from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers, compared, overlap
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import LeaseFact
 from shared.endpoints import is_connectable

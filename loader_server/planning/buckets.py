@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.fill import groups_needed
+from loader_server.planning.windows.fill import groups_needed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

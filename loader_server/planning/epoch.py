@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.lanes import in_lanes
-from loader_server.planning.packing import in_rows
 from loader_server.planning.survey import bucket_of
-from loader_server.planning.windows import Candidates, Filling, WindowPlan, in_buckets, in_sequence
+from loader_server.planning.windows.lanes import in_lanes
+from loader_server.planning.windows.packing import in_rows
+from loader_server.planning.windows.window import Candidates, Filling, WindowPlan, in_buckets, in_sequence
 from shared.wire.layout import BucketShape
 
 if TYPE_CHECKING:

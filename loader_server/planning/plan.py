@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, Recipe
-from loader_server.planning.fill import groups_needed, spills_into
 from loader_server.planning.keeper import Nowhere
 from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, DataPass, arranged, window_count
-from loader_server.planning.packing import BLOCK
 from loader_server.planning.settings import limits_of
 from loader_server.planning.survey import Survey, surveyed
+from loader_server.planning.windows.fill import groups_needed, spills_into
+from loader_server.planning.windows.packing import BLOCK
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import BucketShape

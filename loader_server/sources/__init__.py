@@ -6,7 +6,7 @@ A module that holds a source imports all that it needs from here, one of this pa
 
 from __future__ import annotations
 
-from loader_server.sources.file_facts import FileFacts, changed
+from loader_server.sources.files.facts import FileFacts, changed
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.config import amount, by_key, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
 from shared.errors import DataError, ReadError, SampleError, SettingsError

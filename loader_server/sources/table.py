@@ -20,7 +20,7 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.sources.file_facts import CacheSettings
+    from loader_server.sources.files.facts import CacheSettings
 
 __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "source_class"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.file_facts import FilePlaces
+from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import is_the_samples, told
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for

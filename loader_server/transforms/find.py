@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.named_objects import imported
-from loader_server.sources.file_facts import FilePlaces
+from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator

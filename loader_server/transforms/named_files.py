@@ -19,7 +19,7 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loader_server.sources.file_facts import FilePlaces
+    from loader_server.sources.files.facts import FilePlaces
 
 __all__ = ["content_of_settings", "with_paths"]
 

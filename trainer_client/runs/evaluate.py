@@ -19,8 +19,8 @@ from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 
 with quick_import():
-    from trainer_client.tf.evaluation import Evaluator
-    from trainer_client.tf.summaries import write_summaries
+    from trainer_client.tf.models.evaluation import Evaluator
+    from trainer_client.tf.models.summaries import write_summaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

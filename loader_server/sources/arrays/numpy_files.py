@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
 
 __all__ = ["ArrayColumn", "open_columns"]
 

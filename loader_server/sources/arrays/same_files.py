@@ -17,7 +17,7 @@ from shared.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
     from loader_server.sources.source import Indexed
 
 __all__ = ["noted_origin", "refuse_other_files"]

@@ -23,7 +23,7 @@ from shared.extras import library
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
 
 __all__ = [
     "AVERAGED",

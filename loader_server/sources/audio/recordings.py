@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
 from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
-from loader_server.sources.file_facts import FileFacts
+from loader_server.sources.files.facts import FileFacts
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
 from shared.wire.layout import Field
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
     from loader_server.sources.source import Chunk
 
 __all__ = ["Recordings", "audio_field", "common_rate"]

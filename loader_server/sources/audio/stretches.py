@@ -19,7 +19,7 @@ from shared.errors import DataError, ReadError, SampleError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
 
 __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "stretch_columns"]
 

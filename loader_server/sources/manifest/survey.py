@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.lists import absent_list, list_facts
+from loader_server.sources.files.lists import absent_list, list_facts
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
 from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
     from loader_server.sources.remote.remote_path import RemotePath
 
 __all__ = ["ManifestSurvey", "RowPiece", "named_files", "survey_manifests"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.file_facts import changed
+from loader_server.sources.files.facts import changed
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.examples.gathering import gather_examples

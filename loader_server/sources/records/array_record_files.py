@@ -15,8 +15,8 @@ from shared.errors import DataError, ReadError
 from shared.extras import library
 
 if TYPE_CHECKING:
-    from loader_server.sources.file_facts import LocalFile
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.facts import LocalFile
+    from loader_server.sources.files.opening import Files
 
 __all__ = ["ArrayRecordFiles"]
 

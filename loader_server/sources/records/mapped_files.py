@@ -17,8 +17,8 @@ from loader_server.sources.remote.urls import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loader_server.sources.file_facts import LocalFile
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.facts import LocalFile
+    from loader_server.sources.files.opening import Files
 
 __all__ = ["MappedFiles"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.file_facts import changed
+from loader_server.sources.files.facts import changed
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.remote.urls import is_url
@@ -29,7 +29,7 @@ from shared.extras import library
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
     from loader_server.sources.map_style import ItemPiece
     from loader_server.sources.source import Found
 

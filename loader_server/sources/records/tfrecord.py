@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.files import changed
+from loader_server.sources.files.opening import changed
 from loader_server.sources.records.examples.decoder import MOST_RECORDS_WITHOUT
 from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.examples.gathering import gather_examples

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from loader_server.sources.files import changed
+from loader_server.sources.files.opening import changed
 from loader_server.sources.records.file_records import FileRecordsSource
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.records.member_formats import MemberForm, form_of_member

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from loader_server.sources.file_facts import changed
+from loader_server.sources.files.facts import changed
 from loader_server.sources.remote.counts import RemoteCounts
 from loader_server.sources.remote.urls import without_credentials
 from shared.errors import DataError, ReadError, StokerError

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from loader_server.sources.file_facts import FileFacts, changed
+from loader_server.sources.files.facts import FileFacts, changed
 from loader_server.sources.remote.failures import Failures
 from loader_server.sources.remote.urls import refuse_credentials, without_credentials
 from shared.errors import DataError, SettingsError

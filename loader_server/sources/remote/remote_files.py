@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import xxhash
 
-from loader_server.sources.file_facts import LocalFile, changed
+from loader_server.sources.files.facts import LocalFile, changed
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
 from loader_server.sources.remote.failures import Failures
 from loader_server.sources.remote.fetch_ahead import FetchAhead
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from loader_server.sources.file_facts import CacheSettings, FileFacts
+    from loader_server.sources.files.facts import CacheSettings, FileFacts
 
 __all__ = ["BLOCK_BYTES", "RemoteFiles"]
 

@@ -19,7 +19,7 @@ from shared.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loader_server.sources.files import Files
+    from loader_server.sources.files.opening import Files
     from loader_server.sources.speech.kaldi_tables import JoinedLine
 
 __all__ = ["KaldiFolder"]

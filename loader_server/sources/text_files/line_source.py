@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loader_server.sources.files import changed
+from loader_server.sources.files.opening import changed
 from loader_server.sources.source import Indexed, Inventory, Source
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,

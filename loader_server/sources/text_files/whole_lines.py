@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from loader_server.sources.files import changed
+from loader_server.sources.files.opening import changed
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import soundfile
 
 from loader_server.sources.audio import stretches
 from loader_server.sources.audio.stretches import WHOLE_FILE, AudioStretch, Headers, Stretch
-from loader_server.sources.files import Files
+from loader_server.sources.files.opening import Files
 
 WHERE = ("list", 3)
 

@@ -7,7 +7,7 @@ import tests.support.two_devices  # noqa: F401 - before anything starts TensorFl
 from loader_server.sources.pipeline.graph_run import GraphShard, dataset_of_graph
 from shared.errors import SettingsError
 from shared.pipelines.sent_graph import SentGraph
-from trainer_client.tf.graph import sent_graph
+from trainer_client.tf.pipelines.graph import sent_graph
 
 HINT = tf.data.experimental.SHARD_HINT
 

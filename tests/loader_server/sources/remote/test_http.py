@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.sources.file_facts import CacheSettings
-from loader_server.sources.files import Files
+from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.opening import Files
 from loader_server.sources.records.mapped_files import MappedFiles
 from loader_server.sources.remote import failures, remote_files
 from shared.errors import DataError, ReadError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from loader_server.sources.file_facts import CacheSettings
-from loader_server.sources.files import Files
+from loader_server.sources.files.facts import CacheSettings
+from loader_server.sources.files.opening import Files
 from loader_server.sources.remote import failures
 from shared.errors import DataError, ReadError
 from tests.support.stores import StoreProxy, s3_server

@@ -1,0 +1,1 @@
+"""Data sets that trainers send as graphs: who may, what has arrived, where it is kept."""

@@ -1,0 +1,239 @@
+"""The streams in queue mode: their lease tables, and what trainers say to these.
+
+Rules: pure. There is a table for each kind of work on a stream. What a checkpoint says is done is compared with the
+plan before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. What is to be done
+once at the end of training is leased as well, when nothing is left of the epochs that the trainer asks about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.events import Send, Warn
+from loader_server.leases.table import LeaseSettings, LeaseTable
+from shared.silence import GONE_AFTER
+from shared.wire import messages as m
+from shared.wire.lease_work import plan_epoch
+from shared.wire.parts import Cursor, DoneSet, EpochDone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from loader_server.coordinator.events import Instruction
+    from loader_server.coordinator.streams.stream_trainers import StreamTrainers
+    from loader_server.leases.facts import LeaseFact
+
+__all__ = ["Queues", "needs_leases", "work_of"]
+
+#: A trainer that waits for batches to be counted asks again after this long.
+_COUNTING_MS = 250
+
+#: How many batches that were given up a report names.
+_MOST_NAMED = 100
+
+_NOTHING_DONE = DoneSet((EpochDone(0, 0, ()),))
+
+
+def needs_leases(attach: m.Attach, *, evaluation: bool) -> bool:
+    """Whether it asks for what a stream in lockstep has not: evaluating is all that one for evaluation is for."""
+    evaluates = attach.work == "evaluate" and evaluation
+    return attach.done is not None or (attach.work is not None and not evaluates)
+
+
+def work_of(attach: m.Attach, *, evaluation: bool) -> str:
+    """What a trainer in queue mode does with its batches."""
+    return attach.work or _usual_work(evaluation=evaluation)
+
+
+def _usual_work(*, evaluation: bool) -> str:
+    return "evaluate" if evaluation else "train"
+
+
+class Queues:
+    """`keep` takes what has to survive."""
+
+    def __init__(
+        self,
+        streams: Mapping[str, StreamTrainers],
+        *,
+        group: int,
+        timeout_s: float,
+        keep: Callable[[LeaseFact], None],
+    ) -> None:
+        self._streams = streams
+        self._group = group or 1
+        self._timeout_s = timeout_s
+        self._keep = keep
+        #: By stream and kind of work.
+        self.tables: dict[tuple[str, str], LeaseTable] = {}
+        #: Whether those who had leases before a restart have begun to be waited for.
+        self._is_taken_up = False
+        for name, stream in streams.items():
+            if stream.view.leases is not None:
+                self._table(name, _usual_work(evaluation=stream.view.evaluation))
+
+    def _table(self, stream: str, work: str) -> LeaseTable:
+        if (stream, work) not in self.tables:
+            rules = self._streams[stream].view.leases
+            assert rules is not None
+            settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
+            self.tables[stream, work] = LeaseTable(settings, partial(self._batches, stream, work), self._keep)
+        return self.tables[stream, work]
+
+    def _batches(self, stream: str, work: str, epoch: int) -> int | None:
+        if work == "train-end":
+            return 1
+        return self._streams[stream].view.batches(plan_epoch(work, epoch), self._group)
+
+    # --- what survives ---
+
+    def recover(self, fact: LeaseFact) -> None:
+        """Take in a fact from the journal; those of streams that are no queues any more are of no use."""
+        if self._streams[fact.stream].view.leases is not None:
+            self._table(fact.stream, fact.work).recover(fact)
+
+    def incomplete(self) -> Iterator[str]:
+        """Which leases are not wholly known, once all facts are recovered."""
+        for (stream, work), table in self.tables.items():
+            for epoch in table.incomplete():
+                yield f"{stream} ({work}), epoch {epoch}"
+
+    def take_up(self, now_s: float) -> None:
+        """Before anything else happens: those who had leases have time to be heard again."""
+        if not self._is_taken_up:
+            self._is_taken_up = True
+            for table in self.tables.values():
+                table.take_up(now_s)
+
+    # --- trainers ---
+
+    def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
+        """Where a trainer comes in: the first epoch that is not settled, and how many batches that has."""
+        stream = self._streams[attach.stream]
+        work = work_of(attach, evaluation=stream.view.evaluation)
+        problem = self._objection(attach)
+        if problem is not None:
+            return problem
+        table = self._table(attach.stream, work)
+        if attach.done is not None and not table.is_rewound_by(attach.incarnation, attach.serial):
+            answer = self._rewind(attach, attach.done, table)
+            if answer is not None:
+                return answer
+        epoch = table.unsettled()
+        batches = self._batches(attach.stream, work, epoch)
+        if batches is None:
+            return _wait(attach, epoch)
+        return Cursor(epoch, 0, self._group, stream.view.digest), batches
+
+    def _objection(self, attach: m.Attach) -> m.NotAttached | None:
+        if attach.cursor is not None:
+            return refusals.not_in_lockstep(attach, "a checkpoint that holds which batches are done", "a cursor")
+        if attach.replicas != 1:
+            return refusals.not_in_lockstep(attach, "a trainer of one replica", f"one of {attach.replicas}")
+        if attach.work == "train-end":
+            return refusals.not_in_lockstep(attach, "work with batches", attach.work)
+        return None
+
+    def _rewind(self, attach: m.Attach, done: DoneSet, table: LeaseTable) -> m.NotAttached | m.Wait | None:
+        batches: dict[int, int] = {}
+        for one in done.epochs:
+            count = self._batches(attach.stream, table.settings.work, one.epoch)
+            if count is None:
+                return _wait(attach, one.epoch)
+            if one.fresh > count or any(number >= one.fresh for number in accumulate(one.missing)):
+                return refusals.no_such_leases(attach, one, count)
+            batches[one.epoch] = count
+        epochs = [one.epoch for one in done.epochs]
+        if not epochs or epochs != sorted(set(epochs)):
+            return refusals.no_such_leases(attach, None, 0)
+        table.rewind(done, batches, attach.incarnation, attach.serial)
+        self._rewind_the_end(attach, table)
+        return None
+
+    def _rewind_the_end(self, attach: m.Attach, table: LeaseTable) -> None:
+        """What came once after training comes again."""
+        end = self.tables.get((attach.stream, "train-end"))
+        if end is not None and table.settings.work == "train":
+            end.rewind(_NOTHING_DONE, {0: 1}, attach.incarnation, attach.serial)
+
+    def report(self, said: m.Outcomes, now_s: float) -> m.Leases | None:
+        """Take in what became of leases; the answer, or None if a later report was answered."""
+        if said.work == "train-end":
+            is_over = self._table(said.stream, "train").unsettled() >= said.before
+            said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
+        return self._table(said.stream, said.work).report(said, now_s)
+
+    def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
+        """A heartbeat; whether the trainer was called and has not reported since."""
+        heard = [table.hear(incarnation, now_s) for table in self._of(stream)]
+        return any(heard)
+
+    def leave(self, stream: str, incarnation: int) -> None:
+        """A trainer is gone in good order."""
+        for table in self._of(stream):
+            table.leave(incarnation)
+
+    def _of(self, stream: str) -> list[LeaseTable]:
+        return [table for (name, _), table in self.tables.items() if name == stream]
+
+    # --- time ---
+
+    def tick(self, now_s: float) -> None:
+        """Give back what was had for too long."""
+        for table in self.tables.values():
+            table.tick(now_s)
+
+    def excuse(self, now_s: float) -> None:
+        """Nothing expires for what we did."""
+        for table in self.tables.values():
+            table.excuse(now_s)
+
+    def take_news(self) -> Iterator[Instruction]:
+        """Call those who should report, and tell people what they should know."""
+        for (stream, work), table in self.tables.items():
+            trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
+            table.calls, table.news = [], []
+            yield from (Send(trainers[one].peer, m.Recalled()) for one in calls if one in trainers)
+            for what, (epoch, number) in news:
+                yield Warn(_NEWS[what], {"stream": stream, "work": work, "epoch": epoch, "number": number})
+
+    # --- for people ---
+
+    def report_of(self, stream: str) -> dict[str, Any]:
+        """How each kind of work stands."""
+        return {table.settings.work: _report(table) for table in self._of(stream)}
+
+
+_NEWS = {
+    "dead": "batch is given up: trainers failed at it too often",
+    "unknown": "report of a batch that was never leased to this trainer is ignored",
+}
+
+
+def _report(table: LeaseTable) -> dict[str, Any]:
+    epochs = table.epochs.values()
+    return {
+        "generation": table.generation,
+        "epoch": table.unsettled(),
+        "open": sum(epoch.left for epoch in epochs),
+        "leased": sum(epoch.leased for epoch in epochs),
+        "done": sum(epoch.fresh - len(epoch.out) for epoch in epochs),
+        "failed": table.counts.failed,
+        "expired": table.counts.expired,
+        "returned": table.counts.returned,
+        "late": table.counts.late,
+        "unknown": table.counts.unknown,
+        "dead": len(table.dead),
+        "dead_letters": [
+            {"epoch": epoch, "number": number, "failures": one.failures}
+            for (epoch, number), one in sorted(table.dead.items())[:_MOST_NAMED]
+        ],
+    }
+
+
+def _wait(attach: m.Attach, epoch: int) -> m.Wait:
+    return m.Wait(serial=attach.serial, reason=f"counting the batches of epoch {epoch}", retry_ms=_COUNTING_MS)

@@ -1,0 +1,141 @@
+"""The trainers of a stream: which ranks they hold, how far they are, how long they wait for data.
+
+Rules: pure. A trainer is identified by its incarnation. Each rank of a training stream has one holder; readers of an
+evaluation stream hold nothing. The work for a heartbeat does not grow with the world.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.streams.succession import Succession
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.events import StreamView
+    from shared.wire import messages as m
+    from shared.wire.parts import Cursor
+
+__all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap"]
+
+#: Epoch and batch number.
+Position = tuple[int, int]
+
+#: The share of waiting that people are shown covers about this long.
+_LOOKS_BACK_S = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedTrainer:
+    """A trainer that is attached."""
+
+    peer: bytes
+    attach: m.Attach
+    cursor: Cursor
+    #: Batches in the cursor's epoch.
+    batches: int
+    heard_s: float
+    #: How far it has trained and read.
+    trained: Position
+    read: Position
+    #: Thousandths of its recent time that it waited for data; None until it reads.
+    waited_permille: float | None = None
+    #: The time that this share covers.
+    _known_s: float = 0.0
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that it claims."""
+        return range(self.attach.rank, self.attach.rank + self.attach.replicas)
+
+    @property
+    def stated(self) -> bool:
+        """Whether the trainer came with a position, rather than with none."""
+        return self.attach.cursor is not None
+
+    def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
+        """Take in its heartbeat, except how far it has trained: that is for `StreamTrainers.move`."""
+        read = (progress.read_epoch, progress.read_number)
+        if self.waited_permille is not None or progress.waited_permille or read != self.read:
+            self._average(progress.waited_permille, now_s - self.heard_s)
+        self.peer, self.heard_s, self.read = peer, now_s, read
+
+    def _average(self, permille: int, over_s: float) -> None:
+        """Average over everything known at first, and over the last seconds from then on."""
+        over_s = min(over_s, _LOOKS_BACK_S)
+        self._known_s = min(self._known_s + over_s, _LOOKS_BACK_S)
+        before = self.waited_permille or 0.0
+        self.waited_permille = before + (permille - before) * (over_s / self._known_s if self._known_s else 1.0)
+
+
+@dataclass(slots=True)
+class StreamTrainers:
+    """A stream, and who is attached to it."""
+
+    view: StreamView
+    group: int = 0
+    #: How far the slowest rank has trained, as kept in the journal.
+    trained: Position = (0, 0)
+    #: By incarnation; to be changed only through the methods.
+    trainers: dict[int, AttachedTrainer] = field(default_factory=dict)
+    succession: Succession = field(default_factory=Succession)
+    #: Since when each trainer that disagrees with the others has been waiting.
+    waiting_since_s: dict[int, float] = field(default_factory=dict)
+    _positions: Counter[Position] = field(default_factory=Counter)
+
+    def holder(self, rank: int) -> AttachedTrainer | None:
+        """Who is attached with this rank."""
+        holder = self.succession.holder(rank)
+        return self.trainers.get(holder) if holder is not None else None
+
+    def add(self, trainer: AttachedTrainer) -> None:
+        """Add a trainer that is attached now, in place of its earlier self."""
+        self.remove(trainer.attach.incarnation)
+        self.trainers[trainer.attach.incarnation] = trainer
+        self._positions[trainer.trained] += 1
+
+    def remove(self, incarnation: int) -> None:
+        """Remove a trainer that is no longer attached."""
+        trainer = self.trainers.pop(incarnation, None)
+        if trainer is not None:
+            self._uncount(trainer.trained)
+
+    def move(self, trainer: AttachedTrainer, trained: Position) -> None:
+        """Note how far it has trained."""
+        self._uncount(trainer.trained)
+        trainer.trained = trained
+        self._positions[trained] += 1
+
+    def _uncount(self, position: Position) -> None:
+        self._positions[position] -= 1
+        if not self._positions[position]:
+            del self._positions[position]
+
+    def last(self) -> Position:
+        """How far the slowest has trained; there has to be one. The ranks of a world are at few positions."""
+        return min(self._positions)
+
+    def remove_silent(self, since_s: float) -> None:
+        """Remove those that were last heard before then."""
+        for incarnation in [one for one, trainer in self.trainers.items() if trainer.heard_s < since_s]:
+            self.remove(incarnation)
+        self.waiting_since_s = {one: at_s for one, at_s in self.waiting_since_s.items() if at_s >= since_s}
+
+
+def overlap(one: range, other: range) -> bool:
+    """Whether two ranges of ranks have one in common."""
+    return one.start < other.stop and other.start < one.stop
+
+
+def compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
+    """Whether two ranks that are alive fit: the same world, and the same cursor once both have stated theirs."""
+    if attach.world != other.attach.world:
+        return refusals.another_world(attach, other.attach)
+    if attach.cursor is None or not other.stated:
+        return None
+    theirs = other.cursor
+    if (cursor.epoch, cursor.number) != (theirs.epoch, theirs.number):
+        return refusals.another_cursor(attach, cursor, other.attach, theirs)
+    return None

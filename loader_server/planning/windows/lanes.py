@@ -1,0 +1,91 @@
+"""Carried state: the chunks of one recording come in consecutive batches, in the same row of the same place.
+
+A lane is a row of one place of the group: where there are as many ranks as batches in a group, a rank has the same
+lanes in each step. Rules: pure; a run is the chunks of one recording that follow one another, and takes consecutive
+places of one lane; runs go to lanes longest first, each to the lane with least, so lanes end about together; within a
+lane they have the order of the pass; lanes are numbered by what they hold, so those that have run dry are the last
+rows. A window's lanes depend on its samples alone. Must not know lengths.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.order import sample_order
+from loader_server.planning.windows.window import Candidates, Filling, WindowPlan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+__all__ = ["balanced", "in_lanes"]
+
+
+def in_lanes(filling: Filling, given: Candidates, key: str, length: int) -> WindowPlan:
+    """Lay a window's runs into lanes, and the lanes' next chunks into one group after another."""
+    begins = _run_begins(given)
+    firsts = np.flatnonzero(begins)
+    sizes = np.diff(np.append(firsts, len(begins)))
+    (rows,) = filling.rows.tolist()
+    turn = _turns(filling, given, firsts, sizes)
+    lane = _by_what_they_hold(balanced(sizes, turn, rows * filling.group), sizes)
+    run = np.cumsum(begins) - 1
+    step = _offsets(lane, turn, sizes)[run] + np.arange(len(run)) - firsts[run]
+    dealt = np.lexsort((lane[run], step))
+    steps = np.arange(int(step.max(initial=-1)) + 1)
+    starts = np.searchsorted(step[dealt], steps)
+    return WindowPlan(
+        samples=given.samples[dealt],
+        starts=starts,
+        stops=np.append(starts, len(dealt))[1:],
+        buckets=np.zeros_like(steps),
+        rows=np.full_like(steps, rows),
+        longest={key: np.full_like(steps, length)},
+        resets=begins[dealt],
+    )
+
+
+def _run_begins(given: Candidates) -> NDArray[np.bool_]:
+    """Where a recording begins, or goes on after a chunk that takes no part."""
+    assert given.begins is not None, "only chunks have recordings"
+    gaps: NDArray[np.bool_] = np.diff(given.samples, prepend=-2) != 1
+    return given.begins | gaps
+
+
+def _turns(filling: Filling, given: Candidates, firsts: Integers, sizes: Integers) -> Integers:
+    """The place of each run in the order of the pass."""
+    order = sample_order(filling.data_pass, given.samples[firsts], given.cycles[firsts])
+    if filling.data_pass.order == "sorted":
+        order = np.argsort(sizes, kind="stable")
+    return np.argsort(order, kind="stable")
+
+
+def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
+    """The lane of each run: longest first (equal ones by turn), each to the lane that holds least."""
+    lane_of = np.empty(len(sizes), np.int64)
+    held = [(0, lane) for lane in range(lanes)]
+    for run in np.lexsort((turn, -sizes)).tolist():
+        holds, lane = held[0]
+        lane_of[run] = lane
+        heapq.heapreplace(held, (holds + int(sizes[run]), lane))
+    return lane_of
+
+
+def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
+    """The same lanes, the fullest first."""
+    held = np.bincount(lane, weights=sizes)
+    return np.argsort(np.argsort(-held, kind="stable"), kind="stable")[lane]
+
+
+def _offsets(lane: Integers, turn: Integers, sizes: Integers) -> Integers:
+    """Where in its lane each run begins."""
+    order = np.lexsort((turn, lane))
+    before = np.cumsum(sizes[order]) - sizes[order]
+    first = np.searchsorted(lane[order], lane[order])
+    offsets = np.empty(len(sizes), np.int64)
+    offsets[order] = before - before[first]
+    return offsets

@@ -1,0 +1,82 @@
+"""Files that list samples, such as manifests: what tells them from others, noted in the index and compared later.
+
+Rules: what such a list says is kept in the index, so a list with other content is refused, whatever its size. One that
+was only touched or copied is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from shared.errors import DataError, ReadError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loader_server.sources.files.opening import FileFacts, Files
+
+__all__ = ["absent_list", "list_facts", "refuse_absent_list", "refuse_other_list"]
+
+_BLOCK_BYTES = 2**20
+
+
+def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
+    """What the index's origin says of a list, which messages call `what`; DataError where it is no text that can be
+    read.
+    """
+    now = _facts(path, files, what)
+    if not path.endswith(".gz"):
+        files.refuse_no_text(path)
+    return {"path": path, "bytes": now.bytes, "mtime_ns": now.version, "digest": _digest(path, files)}
+
+
+def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Path) -> None:
+    """Refuse a list that is no longer what was indexed."""
+    path, now = facts["path"], _facts(facts["path"], files, what)
+    same = (now.bytes, now.version) == (facts["bytes"], facts["mtime_ns"])
+    if same or (now.bytes == facts["bytes"] and _digest(path, files) == facts["digest"]):
+        return
+    raise DataError(
+        expected=f"the {what} that the index was made from ({facts['bytes']} bytes)",
+        got=f"another one ({now.bytes} bytes)",
+        where=f"{files.where(path)}, index {index}",
+        remedy=f"The index was made from another {what}: run loader-server index.",
+    )
+
+
+def refuse_absent_list(path: str, files: Files, what: str) -> None:
+    """DataError where it cannot be read."""
+    _facts(path, files, what)
+
+
+def _facts(path: str, files: Files, what: str) -> FileFacts:
+    try:
+        return files.facts(path)
+    except ReadError:
+        raise
+    except DataError as error:
+        raise _absent(files.where(path), what, error.got) from None
+
+
+def _digest(path: str, files: Files) -> str:
+    state = xxhash.xxh3_128()
+    with files.open(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            state.update(block)
+    return state.hexdigest()
+
+
+def absent_list(place: object, what: str, error: OSError) -> DataError:
+    """What is raised where a list cannot be read."""
+    return _absent(str(place), what, error.strerror or type(error).__name__)
+
+
+def _absent(where: str, what: str, got: str) -> DataError:
+    return DataError(
+        expected=f"a {what} that can be read",
+        got=got,
+        where=where,
+        remedy=f"Mend `paths` of the stream, which are relative to the job file, or put the {what} there.",
+    )

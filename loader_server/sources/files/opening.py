@@ -1,0 +1,318 @@
+"""The one place through which sources open files, so that each source reads local and remote ones alike.
+
+A file goes by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before it is
+read; any thread may read; few files are open at a time. What can be wrong with a file as such (it is absent, refused,
+cut short, another one than was indexed) is said here and in the room of remote files, in the same words for all
+sources. Knows no format.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import xxhash
+
+from loader_server.sources.files.braces import names_meant
+from loader_server.sources.files.facts import CacheSettings, FileFacts, LocalFile, changed
+from loader_server.sources.files.kinds import HEAD_BYTES, refuse_no_text
+from loader_server.sources.files.local import LocalHandle, bytes_at, files_meant, is_hidden, local_stamp
+from loader_server.sources.remote.remote_files import RemoteFiles
+from loader_server.sources.remote.remote_path import RemotePath
+from loader_server.sources.remote.urls import is_url, joined, without_credentials
+from shared.errors import DataError, ReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+__all__ = ["FileFacts", "Files", "changed"]
+
+#: Local files that one source has open at a time.
+_MOST_OPEN = 64
+#: Files that are in memory by name while all are looked at.
+_STAMPED_AT_A_TIME = 1024
+#: Remote files that are looked at at a time.
+_MOST_ASKED = 16
+#: Where remote files are kept if nothing else is said.
+_CACHE_FOLDER, _CACHE_BYTES = ".stoker/remote", 32 * 2**30
+
+
+class Files:
+    """The files of one source; `close` gives back what is open."""
+
+    def __init__(self, base: Path, cache: CacheSettings | None = None) -> None:
+        self._base = base
+        #: Where remote files are kept: may be set before any file is looked at.
+        self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
+        self._handles: dict[str, LocalHandle] = {}
+        self._kept: list[LocalFile] = []
+        #: Whether any of them is remote, of those that were looked at.
+        self.are_remote = False
+        #: Names the data set that was opened.
+        self._data_set = ""
+        #: The version of each remote file that is read.
+        self._versions: dict[str, FileFacts] = {}
+
+    @cached_property
+    def _remote(self) -> RemoteFiles:
+        return RemoteFiles(self.cache)
+
+    # --- which there are ---
+
+    def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
+        """The files that are meant: a path as it is, all of a range (`{000..099}.tar`), all that match a pattern
+        (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /); patterns and
+        folders in sorted order. DataError where there is none.
+        """
+        names = list(paths)
+        if not names:
+            raise DataError(
+                expected="at least one file", got="none", where=str(self._base), remedy='Write paths = ["…"].'
+            )
+        return [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
+
+    def _named(self, name: str) -> list[str]:
+        """All that braces stand for, unless a file is called so."""
+        is_there = not is_url(name) and os.path.exists(self._base / name)  # noqa: PTH110 - pathlib's raises, see above
+        return [name] if is_there else names_meant(name)
+
+    def _meant(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
+        if is_url(name):
+            return self._meant_remotely(name, suffixes)
+        found = files_meant(self._base, name, suffixes)
+        return [name] if found is None else self._some(name, found, suffixes)
+
+    def _meant_remotely(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
+        if not url.endswith("/"):
+            return self._some(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
+        below = (found for found in self._remote.found(url) if found.endswith(suffixes or ("",)))
+        return self._some(url, (found for found in below if not is_hidden(found[len(url) :])), suffixes)
+
+    def _some(self, name: str, found: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+        names = sorted(found)
+        if not names:
+            raise DataError(
+                expected=f"files that end in {' or '.join(suffixes)}" if suffixes else "files",
+                got="none",
+                where=self.where(name),
+                remedy="Mend `paths` of the stream, which are relative to the job file, or put the files there.",
+            )
+        return names
+
+    # --- what they are ---
+
+    def where(self, path: str) -> str:
+        """What messages call the file."""
+        return without_credentials(path) if is_url(path) else str(self._base / path)
+
+    def facts(self, path: str) -> FileFacts:
+        """Size and version; DataError where there is no such file."""
+        if is_url(path):
+            self.are_remote = True
+            return self._remote.facts(path)
+        try:
+            status = (self._base / path).stat()
+        except (OSError, ValueError) as error:
+            raise self._absent(path, getattr(error, "strerror", None) or str(error)) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise self._absent(path, "a folder" if stat.S_ISDIR(status.st_mode) else "something else")
+        return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
+
+    def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
+        """Samples have files that nobody has looked at since the index was made: the first tells of what kind."""
+        self.are_remote |= samples > 0 and is_url(path_of(0))
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file; ReadError where a store cannot be asked."""
+        try:
+            self.facts(path)
+        except ReadError:
+            raise
+        except DataError:
+            return False
+        return True
+
+    def _absent(self, path: str, got: str) -> DataError:
+        return DataError(
+            expected="a file that can be read",
+            got=got,
+            where=self.where(path),
+            remedy="Mend `paths` of the stream, which are relative to the job file, or put the file there.",
+        )
+
+    def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
+        """What an inventory says of its files (`Inventory(origin=…)`), for `refuse_changed`."""
+        names = list(paths)
+        return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
+
+    def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
+        """Of remote files, several are asked about at a time."""
+        if not any(map(is_url, paths)):
+            return map(self.facts, paths)
+        with ThreadPoolExecutor(_MOST_ASKED) as pool:
+            found = list(pool.map(self.facts, paths))
+        self._versions.update((path, facts) for path, facts in zip(paths, found, strict=True) if is_url(path))
+        return found
+
+    def stamp(self, paths: Iterable[str]) -> str:
+        """What `Source.stamp` gives where the data are these files: a digest of their names, sizes and times of change.
+
+        The inode's own time counts as well, which nobody sets back as `cp -p` and `rsync -t` do with the other: so a
+        file that got another place or owner counts as changed, which costs another look at it. Unseen stays one that
+        keeps its size and is written twice within one tick of the file system's clock, some milliseconds.
+        """
+        state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
+        while block := list(islice(names, _STAMPED_AT_A_TIME)):
+            urls = [path for path in block if is_url(path)]
+            remote = dict(zip(urls, self._remote_stamps(urls), strict=True)) if urls else {}
+            lines = [f"{path}\0{remote[path] if path in remote else local_stamp(base, path)}\n" for path in block]
+            state.update("".join(lines).encode("utf-8", "surrogateescape"))
+        return state.hexdigest()
+
+    def _remote_stamps(self, urls: list[str]) -> list[str]:
+        def stamp(url: str) -> str:
+            try:
+                return str(self.facts(url))
+            except ReadError:
+                raise
+            except DataError as error:
+                return error.got
+
+        with ThreadPoolExecutor(_MOST_ASKED) as pool:
+            return list(pool.map(stamp, urls))
+
+    def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
+        """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of
+        a local file has another time, so that size alone tells: a source keeps digests of what it reads.
+        """
+        known = list(origin)
+        self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())
+        for said, now in zip(known, self._facts_of([one["path"] for one in known]), strict=True):
+            same = now.bytes == said["bytes"] and (not is_url(said["path"]) or now.version == said["version"])
+            if not same:
+                raise self._other(said, now, index)
+
+    def _other(self, said: dict[str, Any], now: FileFacts, index: Path) -> DataError:
+        return DataError(
+            expected=f"the file that the index was made from ({said['bytes']} bytes)",
+            got=f"another one ({now.bytes} bytes)",
+            where=f"{self.where(said['path'])}, index {index}",
+            remedy="The file has changed: run loader-server index.",
+        )
+
+    # --- their bytes ---
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """So many bytes from this place, all of them: ReadError where the file ends before, or a remote one cannot be
+        had; OSError where the disk fails or the file is gone.
+        """
+        handle = self._handles.get(path)  # named, so that it stays open even if another thread forgets it now
+        if handle is None:
+            if is_url(path):
+                return self._remote.read(path, self._version(path), offset, nbytes)
+            handle = self._opened(path)
+        raw = bytes_at(handle.number, offset, nbytes)
+        if len(raw) != nbytes:
+            raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
+        return raw
+
+    def whole(self, path: str, facts: FileFacts) -> bytes:
+        """All bytes of a file of which there is one a sample, if it is still the one of these facts: ReadError if not,
+        OSError as in `read`.
+        """
+        if is_url(path):
+            return self._remote.read(path, facts, 0, facts.bytes)
+        handle = LocalHandle(self._base / path)
+        status = os.fstat(handle.number)
+        now = FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
+        raw = bytes_at(handle.number, 0, facts.bytes) if now == facts else b""
+        if now != facts or len(raw) != facts.bytes:
+            got = f"one of {len(raw) if now == facts else now.bytes} bytes"
+            raise changed(f"the file that was indexed ({facts.bytes} bytes)", got, self.where(path))
+        return raw
+
+    def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
+        """As `read`, of a remote file of which there is one a sample, or few."""
+        return self._remote.read(path, facts, offset, nbytes)
+
+    def open(self, path: str) -> BinaryIO:
+        """The file, to be read from its beginning or wherever one seeks to; close it."""
+        if is_url(path):
+            return self._remote.open(path, self._version(path))
+        try:
+            return (self._base / path).open("rb")
+        except OSError as error:
+            raise self._absent(path, error.strerror or type(error).__name__) from None
+
+    def refuse_no_text(self, path: str) -> None:
+        """DataError for a file that is compressed, or otherwise no text in UTF-8, as its first bytes say."""
+        with self.open(path) as file:
+            refuse_no_text(file.read(HEAD_BYTES), self.where(path))
+
+    def path(self, path: str) -> Path | RemotePath:
+        """The file, for who wants to call `open` with an encoding, and to know its `name` and `suffix`."""
+        return RemotePath(path, self.open) if is_url(path) else self._base / path
+
+    def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
+        """The whole file on this machine's disk, for a library that wants a path or a memory map; close it after."""
+        if is_url(path):
+            return self._remote.local(path, facts or self._version(path))
+        return LocalFile(self._base / path)
+
+    def kept(self, path: str) -> Path:
+        """The same, until these files are closed: for what is mapped to the end."""
+        self._kept.append(self.local(path))
+        return self._kept[-1].path
+
+    def beside(self, path: str, name: str) -> str:
+        """The path of a file that another one names, relative to itself."""
+        return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
+
+    def _opened(self, path: str) -> LocalHandle:
+        if len(self._handles) >= _MOST_OPEN:
+            self._handles.clear()
+        handle = self._handles[path] = LocalHandle(self._base / path)
+        return handle
+
+    def _version(self, url: str) -> FileFacts:
+        """What the file was when it was looked at first."""
+        known = self._versions.get(url)
+        if known is None:
+            known = self._versions[url] = self.facts(url)
+        return known
+
+    # --- what comes soon ---
+
+    def looks_ahead(self) -> bool:
+        """Whether it is for this process to expect more."""
+        return self.are_remote and self._remote.looks_ahead(self._data_set)
+
+    def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
+        """These bytes (path, from where, how many) will be read soon: begin to fetch what of them is remote."""
+        remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
+        self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
+
+    def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
+        """These files, of which there is one a sample, will be read soon."""
+        self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
+
+    def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:
+        """These bytes of files whose versions are known will be read by `part` soon."""
+        self._remote.expect(part for part in parts if is_url(part[0]))
+
+    def expect_local(self, paths: Iterable[str]) -> None:
+        """These files will be asked for by `local` soon: begin to fetch the remote ones."""
+        self._remote.expect_whole((path, self._version(path)) for path in paths if is_url(path))
+
+    def close(self) -> None:
+        """Close what is open once nobody reads it any more; it opens again when it is read."""
+        self._handles.clear()
+        self._kept.clear()
+        if "_remote" in self.__dict__:
+            self._remote.close()

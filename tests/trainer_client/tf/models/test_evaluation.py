@@ -1,0 +1,65 @@
+"""Loss and metrics are means over rows that hold a sample, whatever batches they lie in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shared.errors import DataError
+from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from trainer_client.losses import RowLoss  # isort: skip
+from trainer_client.tf.models.evaluation import Evaluator  # isort: skip
+
+ROWS = np.random.default_rng(3).normal(size=(11, 2)).astype(np.float32)
+TARGETS = ROWS.sum(1, keepdims=True) ** 2
+#: Six, three and no valid rows of six, four and two.
+BATCHES = [(slice(0, 6), [1] * 6), (slice(6, 10), [1, 0, 1, 1]), (slice(9, 11), [0, 0])]
+VALID = [0, 1, 2, 3, 4, 5, 6, 8, 9]
+ARRAYS = [np.array([[2.0], [-1.0]], np.float32), np.array([0.5], np.float32)]
+
+
+def batches():
+    for rows, weight in BATCHES:
+        bad = np.where(np.array(weight)[:, None] > 0, TARGETS[rows], np.nan)  # a masked row may hold anything
+        yield ROWS[rows], bad.astype(np.float32), np.array(weight, np.float32)
+
+
+def data():
+    spec = tuple(tf.TensorSpec(shape, tf.float32) for shape in ((None, 2), (None, 1), (None,)))
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def want():
+    errors = (ROWS[VALID] @ ARRAYS[0] + ARRAYS[1] - TARGETS[VALID])[:, 0]
+    return {"loss": float(np.mean(errors**2)), "mean_absolute_error": float(np.mean(np.abs(errors))), "rows": 9.0}
+
+
+def squared(targets, outputs):
+    return tf.reduce_sum((targets - outputs) ** 2, 1)
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.MeanSquaredError(), RowLoss(squared), squared])
+def test_whatever_the_loss_is_made_of_the_mean_is_over_samples(loss):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    evaluator = Evaluator(model, loss, ["mean_absolute_error"])
+    assert evaluator.evaluate(data(), ARRAYS) == pytest.approx(want(), rel=1e-5)
+    assert evaluator.evaluate(data(), [0 * one for one in ARRAYS])["loss"] != pytest.approx(want()["loss"])
+    assert evaluator.evaluate(data(), ARRAYS) == pytest.approx(want(), rel=1e-5)
+
+
+def test_without_weights_every_row_counts_and_without_a_loss_there_is_none():
+    whole = tf.data.Dataset.from_tensors((ROWS, TARGETS))
+    metric = keras.metrics.MeanAbsoluteError(name="error")
+    got = Evaluator(keras.Sequential([keras.layers.Dense(1)]), None, [metric]).evaluate(whole, ARRAYS)
+    errors = np.abs(ROWS @ ARRAYS[0] + ARRAYS[1] - TARGETS)
+    assert got == pytest.approx({"error": float(errors.mean()), "rows": 11.0}, rel=1e-5)
+
+
+def test_another_models_checkpoint_is_refused():
+    evaluator = Evaluator(keras.Sequential([keras.layers.Dense(2)]), None, [])
+    with pytest.raises(DataError, match="expected the model's 2 variables, got 2 of other shapes"):
+        evaluator.evaluate(data(), ARRAYS)

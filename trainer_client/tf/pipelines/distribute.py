@@ -1,0 +1,70 @@
+"""`trainer_client.distribute`: a data set of this process is made by the job's workers instead, and comes from there.
+
+For scripts that have one already, as those that come from `tf.data service`: one line changes. Rules: what crosses is
+the graph, never a pickle; elements have the structure and the values that they would have here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.keys import ClientKeys
+from shared.pipelines.elements import values_of_element
+from trainer_client.feed import connect
+from trainer_client.network.graph_sender import GraphSender, Sending, send_graph
+from trainer_client.tf import dataset as feed_dataset
+from trainer_client.tf.element_structure import ElementStructure
+from trainer_client.tf.pipelines.graph import packed_element, sent_graph
+from trainer_client.tf.pipelines.pipeline import element_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["distribute"]
+
+
+def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a default
+    dataset: tf.data.Dataset,
+    endpoint: str,
+    *,
+    stream: str = "train",
+    job: str = "",
+    keys: str = "",
+    connect_timeout_s: float = 60.0,
+    **connection: Any,  # noqa: ANN401 - as `connect` has them
+) -> tf.data.Dataset:
+    """The same data set, made by the workers of a job whose stream has `source = "graph"`.
+
+    Everything else is as `connect` has it. The feed behind it is its `feed`: for `FeedCheckpoint`, and to close it.
+    """
+    sending = Sending(job, stream, sent_graph(dataset).encode())
+    own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
+    send_graph(GraphSender(endpoint=endpoint, keys=own, silence_s=connect_timeout_s), sending)
+    feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)
+    data: Any = _restored(feed._session, dataset.element_spec)  # noqa: SLF001 - as in `feed.dataset`
+    data.feed = feed
+    return data
+
+
+def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:  # noqa: ANN401 - any structure
+    values = values_of_element(session.fields)
+    fit = _as_here if session.producers == 1 else _as_it_came
+
+    def whole(batch: Mapping[str, tf.Tensor]) -> Any:  # noqa: ANN401 - any structure
+        return tf.nest.map_structure(fit, spec, packed_element(spec, element_tensors(values, batch)))
+
+    return feed_dataset.make(session, ElementStructure(map=whole))
+
+
+def _as_here(spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
+    """With all that is known of its shape."""
+    return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
+
+
+def _as_it_came(_spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
+    """A shard that ended before others gives batches without rows, whatever the others have."""
+    return leaf
