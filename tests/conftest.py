@@ -7,6 +7,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from shared.quick_import import quick_import
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # A shell lets what it runs in the background ignore Ctrl-C, and so would every process that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The same examples in every run: a test that failed yesterday fails today. `--hypothesis-profile search` looks for new ones.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 #: What waits or computes the longest comes first, so that nothing long is left for the end, when only one process would
 #: still have work.
