@@ -14,7 +14,7 @@ from shared.quick_import import quick_import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
 
 __all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job"]
 
@@ -34,7 +34,7 @@ def command_named(
 
 def read_job(path: Path) -> JobFile:
     """Read a job file, whose folder may hold modules that it names."""
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
 
     job = JobFile(path)
     job.make_importable()

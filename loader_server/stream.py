@@ -6,301 +6,39 @@ number means the same to all. Rules: nothing is written here but the plan's cach
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loader_server.machine.processor import processor_features
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan, PlanSettings
-from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
+from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan
 from loader_server.sources.chunks.source import ChunkedSource
-from loader_server.sources.files.facts import CacheSettings, FilePlaces
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
-from loader_server.sources.row_filter import RowFilter
-from loader_server.sources.side_source import SourceName
-from loader_server.sources.source import OfJob
-from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.sources.whole_source import WholeSource
-from loader_server.transforms.chain import Chain
-from loader_server.transforms.find import table_names
 from loader_server.transforms.own_code import own_code
-from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import RESET, BucketShape, Field, fields_of_batch
-from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loader_server.job_file import JobFile, StreamRecipe
+    from loader_server.sources.chunks.settings import ChunkRule
     from loader_server.sources.source import Source
-    from shared.config import JobSettings
+    from loader_server.sources.table import SourceSpec
+    from loader_server.transforms.chain import Chain
 
-__all__ = ["JobFile", "Stream", "StreamRecipe", "open_sources"]
+__all__ = ["Stream", "open_sources"]
 
 #: More does not cross.
 _LONGEST_IDENTITY = 4000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRecipe:
-    """What the job file says of a stream, read and checked; nothing is opened yet."""
-
-    name: str
-    where: str
-    settings: StreamSettings
-    plan: PlanSettings
-    sources: tuple[SourceSpec, ...]
-    tables: Mapping[str, Any]
-    #: Where the files are that its transforms name.
-    places: FilePlaces
-    #: Which samples take part; None: all.
-    filter: RowFilter | None = None
-    #: Whether its source makes whole batches, perhaps of the samples of another stream.
-    whole: bool = False
-    #: How its recordings are cut; None: each is a sample.
-    chunks: ChunkRule | None = None
-    #: Whether a trainer sends what makes them.
-    sent: bool = False
-
-    def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
-        """Its transforms, over raw samples of these fields; or only those before one of them."""
-        names, tables = self.settings.transforms, self.tables
-        if before:
-            names = names[: names.index(before)]
-            tables = {name: table for name, table in tables.items() if name in table_names(names)}
-        chain = Chain.make(names, tables, self.where, raw, self.places)
-        if self.chunks is not None and chain.measured:
-            raise self.chunks.refuse_measured([step.name for step in chain.steps if step.outputs is None])
-        return chain
-
-
-class JobFile:
-    """A job file and the folder that its relative paths start from."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        try:
-            toml = self.path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(
-                expected="a job file", got=str(error), where=str(path), remedy="Name an existing job.toml."
-            ) from None
-        self.job: Job = parse_job(toml, str(path))
-        self.base = self.path.resolve().parent
-        if any(":" in name for name in _names_of_code(self.job)):
-            self.make_importable()
-        self.recipes = {name: self._recipe(name) for name in self.job.streams}
-        if self.accepting and not self.settings.accept_graphs:
-            raise SettingsError(
-                expected="accept_graphs = true in [job], as graphs that trainers send can read and write files here",
-                got="false",
-                where=f"{self.path}, [streams.{self.accepting[0]}]",
-                remedy="Write it if all who hold a trainer's key may do that; or make the stream a pipeline of yours.",
-            )
-
-    @property
-    def settings(self) -> JobSettings:
-        """The table [job]."""
-        return self.job.settings
-
-    @property
-    def payload_encoding(self) -> PayloadEncoding:
-        """How batches go by TCP."""
-        return PayloadEncoding(float32=self.settings.float32, compression=self.settings.compression)
-
-    @property
-    def state(self) -> Path:
-        """Where index, journal and quarantine log live."""
-        return self.base / self.settings.state / self.settings.name
-
-    @property
-    def targets_folder(self) -> Path:
-        """Where its processes say where their metrics are."""
-        return self.state / "targets"
-
-    @property
-    def keys(self) -> Path | None:
-        """The folder with keys, if the job has one."""
-        return self.base / self.settings.keys if self.settings.keys else None
-
-    @cached_property
-    def cache(self) -> CacheSettings:
-        """Where remote files are kept; all of the job's are counted together."""
-        folder = self.settings.remote_cache or f"{self.settings.state}/remote"
-        return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
-
-    @property
-    def feature_cache(self) -> CacheSettings:
-        """Where built samples are kept."""
-        folder = self.settings.feature_cache or f"{self.settings.state}/features"
-        return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
-
-    def make_importable(self) -> None:
-        """Let the job file name modules that lie beside it."""
-        if str(self.base) not in sys.path:
-            sys.path.insert(1, str(self.base))
-
-    def index_folder(self, name: str) -> Path:
-        """Where a stream's index lives."""
-        return self.state / f"index-{name}"
-
-    def sources(self, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
-        """The sources of a stream, and where the index of each lives."""
-        folder = self.index_folder(recipe.name)
-        if len(recipe.sources) == 1:
-            return [(recipe.sources[0], folder)]
-        return [(spec, folder / f"source-{place}") for place, spec in enumerate(recipe.sources, 1)]
-
-    @property
-    def accepting(self) -> tuple[str, ...]:
-        """The streams whose data sets trainers send."""
-        return tuple(name for name, recipe in self.recipes.items() if recipe.sent)
-
-    def graph_path(self, name: str) -> Path:
-        """Where the graph lies that a trainer sent for a stream."""
-        return self.recipes[name].sources[0].of_job.graph
-
-    def is_awaited(self, name: str) -> bool:
-        """Whether a trainer still has to send what a stream is made of."""
-        return self.recipes[name].sent and not self.graph_path(name).exists()
-
-    def is_there(self, name: str) -> bool:
-        """Whether a stream can be opened now, or else is an error."""
-        return not self.recipes[name].sent or (self.graph_path(name).exists() and self.is_indexed(name))
-
-    def versions_of_sent(self) -> dict[str, str]:
-        """What decides the bytes of batches that graphs make, apart from the graph, by stream."""
-        made = {name: self.recipes[name].sources[0].make() for name in self.accepting}
-        return {name: repr(sorted(source.versions.items())) for name, source in made.items()}
-
-    def is_indexed(self, name: str) -> bool:
-        """Whether each of a stream's sources has an index."""
-        return all((folder / "meta.json").exists() for _, folder in self.sources(self.recipes[name]))
-
-    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Stream:
-        """Open a stream; its index has to be there."""
-        return Stream(self, self.recipes[name], progress)
-
-    def _recipe(self, name: str) -> StreamRecipe:
-        table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
-        kinds = () if table.get("sources") else (source_class(str(table.get("source", "no source")), where),)
-        if kinds and issubclass(kinds[0], WholeSource):
-            _refuse_planning(table, kinds[0].Settings, where)
-            table = {**table, **_NOT_PLANNED}
-        single = tuple(kind.Settings for kind in kinds)
-        classes = (StreamSettings, ChunkSettings, PlanSettings, *single)
-        own = {field.name for one in classes for field in dataclasses.fields(one)}
-        named = tuple(sorted(_named_transforms(table) - own))
-        tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
-        flat = {key: value for key, value in table.items() if key not in tables}
-        settings, chunks, plan, *asked = read_tables(classes, flat, where, also_known=named)
-        _refuse_both_forms(settings, where)
-        sources = self._sources(name, settings, asked, where)
-        if settings.evaluation and plan.epoch_parts > 1:
-            raise SettingsError(
-                expected="an evaluation stream without parts, as it gives the same epoch each time",
-                got=f"epoch_parts = {plan.epoch_parts}",
-                where=where,
-                remedy="Leave epoch_parts out; to evaluate on less, name less data.",
-            )
-        rule = RowFilter.read(settings.filter, where) if settings.filter else None
-        return StreamRecipe(
-            name=name,
-            where=where,
-            settings=settings,
-            plan=plan,
-            sources=sources,
-            tables=tables,
-            places=FilePlaces(self.base, self.cache),
-            filter=rule,
-            whole=any(issubclass(kind, WholeSource) for kind in kinds),
-            chunks=ChunkRule.read(chunks, settings, plan, where),
-            sent=any(issubclass(kind, WholeSource) and kind.sent for kind in kinds),
-        )
-
-    def _sources(
-        self, stream: str, settings: StreamSettings, asked: Sequence[Any], where: str
-    ) -> tuple[SourceSpec, ...]:
-        """The one source, whose settings were asked for, or each of several."""
-        if not settings.sources:
-            return (self._spec(settings.source, asked[0], where, stream),)
-        found = []
-        for place, table in enumerate(settings.sources, 1):
-            name, here = str(table.get("source", "no source")), f"{where}, sources, number {place}"
-            kind = source_class(name, here)
-            if issubclass(kind, WholeSource):
-                raise SettingsError(
-                    expected="sources of samples, as they are mixed sample by sample",
-                    got=f'"{name}", which makes whole batches',
-                    where=here,
-                    remedy="Make it a stream of its own.",
-                )
-            _, own = read_tables((SourceName, kind.Settings), table, here)
-            found.append(self._spec(name, own, f"{here} ({name})", stream))
-        return tuple(found)
-
-    def _spec(self, name: str, settings: Any, where: str, stream: str) -> SourceSpec:  # noqa: ANN401 - each source has its own
-        dotted = dotted_name(name, where)
-        return SourceSpec(
-            name=name,
-            dotted=dotted,
-            settings=settings,
-            base=self.base,
-            where=where,
-            cache=self.cache,
-            of_job=OfJob(stream=stream, seed=self.settings.seed, path=self.path.resolve(), state=self.state),
-        )
-
-
-def _names_of_code(job: Job) -> list[str]:
-    """All that the streams call their sources and pipelines, right or wrong."""
-    lists = (table.get("sources") for table in job.streams.values())
-    several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
-    tables = (*job.streams.values(), *several)
-    return [str(table.get(key)) for table in tables for key in ("source", "pipeline")]
-
-
-#: Stands for what a stream need not say whose batches are made whole; nobody looks at it.
-_NOT_PLANNED = {"length": "-", "budget": "1 steps"}
-
-
-def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
-    """Refuse settings that make batches of samples where the source makes whole ones."""
-    planning = {"length", "transforms", "filter"}
-    planning |= {field.name for kind in (ChunkSettings, PlanSettings) for field in dataclasses.fields(kind)}
-    for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
-        raise SettingsError(
-            expected="no setting of batches or transforms, as the pipeline itself makes whole batches",
-            got=f'"{key}"',
-            where=where,
-            remedy="Leave it out, or give it to the stream that the pipeline reads (base).",
-        )
-
-
-def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
-    if settings.source and settings.sources:
-        raise SettingsError(
-            expected="source or sources",
-            got="both",
-            where=where,
-            remedy="Make the one another table of [[streams.<name>.sources]].",
-        )
-
-
-def _named_transforms(table: Mapping[str, Any]) -> set[str]:
-    """What the sub-tables of a stream's transforms may be called; nothing, where its list of them is none."""
-    names = table.get("transforms", ())
-    return table_names(map(str, names)) if isinstance(names, list) else set()
 
 
 class _Lengths:
@@ -334,7 +72,8 @@ class _Lengths:
 class Stream:
     """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which."""
 
-    def __init__(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, job: JobFile, name: str, progress: Callable[[int, int], None] | None = None) -> None:
+        recipe = job.recipes[name]
         self.name = recipe.name
         self.settings = recipe.settings
         self.seed = job.settings.seed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # A shell lets what it runs in the background ignore Ctrl-C, and so would every process that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run: a test that failed yesterday fails today. `--hypothesis-profile search` looks for new ones.
+# The same examples in every run: what failed yesterday fails today. `--hypothesis-profile search` looks for others.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")

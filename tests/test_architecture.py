@@ -341,7 +341,12 @@ def test_a_class_name_means_one_thing():
 OF_FORMATS = frozenset(("audio", "frames", "manifest", "manifests", "rate", "text", "transcript", "transcripts", "wav"))
 #: What the index calls the file with the bytes of its strings, and what a path is read by.
 BUT_FOR = (".text.npy", "read_text", "write_text")
-FORMATLESS = ("loader_server/sources/index/", "loader_server/stream.py", "loader_server/planning/")
+FORMATLESS = (
+    "loader_server/sources/index/",
+    "loader_server/job_file.py",
+    "loader_server/stream.py",
+    "loader_server/planning/",
+)
 
 
 def words_of(node, *, prose):

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loader_server.building.builder import values_of
+from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent, how_it_ended
-from loader_server.stream import JobFile, Stream
+from loader_server.stream import Stream
 from loader_server.transforms.blame import told
 from shared.errors import MachineError
 
@@ -217,7 +218,7 @@ def _serve_trials(job_path: str, name: str, parent: str, handed: str) -> None:
 def _open(job_path: str, name: str) -> Stream:
     job = JobFile(job_path)
     job.make_importable()
-    return job.open(name)
+    return Stream(job, name)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
 
 __all__ = ["ForgiveOptions", "run"]
 

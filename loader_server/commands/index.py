@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from loader_server.commands.statistics import StatisticsReport
+    from loader_server.job_file import JobFile, StreamRecipe
     from loader_server.sources.source import Source
-    from loader_server.stream import JobFile, StreamRecipe
     from loader_server.transforms.chain import Chain
 
 __all__ = ["index_missing", "index_streams", "show"]

@@ -15,13 +15,14 @@ from rich.table import Table
 
 from loader_server.commands import plan_report
 from loader_server.commands.progress import progress_bar
+from loader_server.stream import Stream
 from shared.config import nearest
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loader_server.stream import JobFile, Stream
+    from loader_server.job_file import JobFile
 
 __all__ = ["PlanQuestion", "found", "open_stream", "places_table", "show"]
 
@@ -83,7 +84,7 @@ def open_stream(job: JobFile, name: str) -> Stream:
             remedy="There is no plan to look at: batch n is element n div producers of shard n mod producers.",
         )
     with progress_bar(f"plan {name}") as progress:
-        return job.open(name, progress)
+        return Stream(job, name, progress)
 
 
 def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:

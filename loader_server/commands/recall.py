@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from loader_server.coordinator.events import Fact
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
 
 __all__ = ["Remembered", "recall"]
 

@@ -29,7 +29,7 @@ from shared.wire.layout import RESET
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
     from loader_server.transforms.generators import Drawn
 
 __all__ = ["ShowQuestion", "show"]

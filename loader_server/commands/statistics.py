@@ -19,10 +19,11 @@ import numpy as np
 from loader_server.building.builder import decoded
 from loader_server.building.read_ahead import read_patiently
 from loader_server.commands.progress import progress_bar
+from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent
 from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.sources.index.pool import done_in_order
-from loader_server.stream import JobFile, open_sources
+from loader_server.stream import open_sources
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.config import read_table
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.stream import StreamRecipe
+    from loader_server.job_file import StreamRecipe
     from loader_server.transforms.chain import Chain
 
 __all__ = ["StatisticsReport", "make_statistics"]

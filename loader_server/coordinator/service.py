@@ -36,6 +36,7 @@ from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
+from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from loader_server.stream import JobFile
+    from loader_server.job_file import JobFile
     from shared.keys import ServerKeys
     from shared.wire.messages import Message
 
@@ -62,7 +63,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Co
     """The coordinator of a job file, with the journal in its state folder."""
     journal = Journal(job.state / "journal.sqlite")
     try:
-        streams = {name: job.open(name) for name in job.recipes if job.is_there(name)}
+        streams = {name: Stream(job, name) for name in job.recipes if job.is_there(name)}
         settings = CoordinatorSettings(
             job=job.settings.name,
             builder=builder_fingerprint(streams, job.versions_of_sent()),

@@ -26,8 +26,9 @@ from loader_server.commands.progress import progress_bar
 from loader_server.demo.corpus import facts_of, make_corpus
 from loader_server.demo.story import Story
 from loader_server.demo.training import Trainer, Training
+from loader_server.job_file import JobFile
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
-from loader_server.stream import JobFile, Stream
+from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.extras import how_to_get
 from shared.logs import start_logging
@@ -147,7 +148,7 @@ def _index(job: JobFile, story: Story) -> None:
 
 
 def _plan(job: JobFile, story: Story) -> Stream:
-    stream = Stream(job, job.recipes["train"], None)
+    stream = Stream(job, "train")
     told = facts(stream.plan, group=job.settings.group or 1)
     padding = told["padding"]["all"]
     story.act(3, "Plan", f"an epoch is {told['batches']} batches in {told['shapes']} shapes; {padding:.1%} is padding.")

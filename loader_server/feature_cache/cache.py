@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.stream import JobFile, Stream
+    from loader_server.job_file import JobFile
+    from loader_server.stream import Stream
 
 __all__ = ["FeatureCache"]
 

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loader_server.building.builder import Builder
-    from loader_server.stream import JobFile, Stream
+    from loader_server.job_file import JobFile
 
 __all__ = ["LateStreams"]
 
 #: How often to look at the disk, and to ask.
 _LOOK_S = 0.5
-
-Opened = tuple["Stream", "Builder"]
 
 
 @dataclass(slots=True)
@@ -41,16 +39,17 @@ class _Fetched:
 
 
 class LateStreams:
-    """`make` gives an opened stream its builder; `wake` is called from another thread when one is open."""
+    """`open_one` opens a stream for its builder; `wake` is called when one is open. Both in another thread."""
 
-    def __init__(self, job: JobFile, make: Callable[[Stream], Builder], wake: Callable[[], None]) -> None:
+    def __init__(self, job: JobFile, open_one: Callable[[str], Builder], wake: Callable[[], None]) -> None:
         self._job = job
-        self._make = make
+        self._open_one = open_one
         self._wake = wake
         self._lacking = {name: _Fetched() for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
         self._look_s = 0.0
-        self._opened: SimpleQueue[str | Opened] = SimpleQueue()
+        #: Whatever was tried: the name, and the builder if it is open.
+        self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
     @property
     def awaited(self) -> set[str]:
@@ -75,22 +74,21 @@ class LateStreams:
 
     def _open(self, name: str) -> None:
         try:
-            stream = self._job.open(name)
-            self._opened.put((stream, self._make(stream)))
+            self._tried.put((name, self._open_one(name)))
         except (StokerError, OSError) as error:
             Log("worker").warning("stream cannot be opened yet", stream=name, error=str(error))
-            self._opened.put(name)
+            self._tried.put((name, None))
         self._wake()
 
-    def take_opened(self) -> list[Opened]:
-        """Those that are open since the last call."""
+    def take_opened(self) -> list[Builder]:
+        """The builders of those that are open since the last call."""
         found = []
-        while not self._opened.empty():
-            one = self._opened.get()
-            self._opening.discard(one if isinstance(one, str) else one[0].name)
-            if not isinstance(one, str):
-                del self._lacking[one[0].name]
-                found.append(one)
+        while not self._tried.empty():
+            name, builder = self._tried.get()
+            self._opening.discard(name)
+            if builder is not None:
+                del self._lacking[name]
+                found.append(builder)
         return found
 
     def take_pieces(self, pieces: Iterable[m.GraphPiece]) -> list[m.GraphWanted]:

@@ -23,10 +23,11 @@ from loader_server.building.read_ahead import ReadAhead
 from loader_server.building.send_buffers import SendBuffers
 from loader_server.building.whole_builder import builder_of
 from loader_server.feature_cache.cache import FeatureCache
+from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from loader_server.wants.budget import Budget
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
-    from loader_server.stream import Stream
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
@@ -78,7 +78,7 @@ class Worker:
         self.load: m.Beat | None = None
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
-        self._streams = {name: self._job.open(name) for name in self._job.recipes if self._job.is_there(name)}
+        self._streams = {name: Stream(self._job, name) for name in self._job.recipes if self._job.is_there(name)}
         #: What it counts of remote files.
         self.remote_counts = self._job.cache.counts
         self.build_counts = {name: BuildCounts() for name in self._streams}
@@ -94,7 +94,7 @@ class Worker:
         }
         self._waker = Waker()
         self._late = LateStreams(
-            self._job, lambda stream: builder_of(stream, self._quarantine, deadline), self._waker.wake
+            self._job, lambda name: builder_of(Stream(self._job, name), self._quarantine, deadline), self._waker.wake
         )
         encoding = self._job.payload_encoding
         require_library(encoding)
@@ -231,12 +231,13 @@ class Worker:
                 builder.culprits.hear(culprits.keys)
         self._registration.ask(self._late.take_pieces(self._registration.take_pieces()))
         self._registration.ask(self._late.look(now_s))
-        for stream, builder in self._late.take_opened():
-            self._serve(stream, builder)
+        for builder in self._late.take_opened():
+            self._serve(builder)
         if self._draining:
             self._registration.leave()
 
-    def _serve(self, stream: Stream, builder: Builder) -> None:
+    def _serve(self, builder: Builder) -> None:
+        stream = builder.stream
         name = stream.name
         self.log.info("stream is open", stream=name)
         self._streams[name], self._builders[name], self._features[name] = stream, builder, None

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import trainer_client
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.keys import make_keys
 from tests.benchmarks.data_path_source import register
 
@@ -55,7 +56,7 @@ def make_job(folder: Path, stream: str, *, source: str = "stamped", keys: bool =
 def planned_shapes(job: Path, most: int) -> list[Shape]:
     """The shapes of the first batches of an epoch."""
     register()
-    stream = JobFile(job).open("train")
+    stream = Stream(JobFile(job), "train")
     epoch = stream.plan.epoch(0, 1)
     shapes = []
     for number in range(min(most, epoch.batches)):

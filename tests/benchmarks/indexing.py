@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.job_file import JobFile
 from loader_server.sources.index.columns import bytes_with_header
 from loader_server.sources.index.folder import FORMAT, Meta, meta_json
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +178,7 @@ def open_index_of(job: Path) -> dict[str, float]:
     opened = time.perf_counter() - began
     mb = _peak_mb()
     began = time.perf_counter()
-    stream = read.open("train")
+    stream = Stream(read, "train")
     took = time.perf_counter() - began
     assert stream.samples == samples
     return {"samples": samples, "index_s": opened, "index_mb": mb, "stream_s": took, "stream_mb": _peak_mb()} | _cpu()

@@ -18,8 +18,9 @@ import pytest
 import loader_server.sources
 import loader_server.transforms
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.conformance.command import main
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
@@ -69,7 +70,7 @@ def job(folder: Path, streams: str) -> JobFile:
 def test_the_class_of_ones_own(beside: Path) -> None:
     made = job(beside, example("toml", "my_data:Sentences").replace("/data/sent", str(beside / "sent")))
     assert index_streams(made, ["train"])["train"].samples == 30
-    stream = made.open("train")
+    stream = Stream(made, "train")
     assert [field.key for field in stream.chain.fields] == ["tokens", "label"]
     assert stream.source.lengths["tokens"][:6].tolist() == [1, 2, 3, 4, 5, 1]
     assert main(["my_data:Sentences", "--arguments", f'{{"path": "{beside}/sentences.jsonl"}}']) == 0
@@ -81,7 +82,7 @@ def test_the_source_that_is_added(beside: Path, capsys: pytest.CaptureFixture[st
     stream = 'source = "my_arrays:ArraysSource"\nfolder = "data"\nlength = "values"\nbudget = "40 steps"\n'
     made = job(beside, f"[streams.train]\n{stream}")
     assert index_streams(made, ["train"])["train"].bad_counts == {"undecodable": 1}
-    assert made.open("train").samples == 12
+    assert Stream(made, "train").samples == 12
 
 
 def test_the_command_runs_without_the_tests(beside: Path) -> None:
@@ -98,7 +99,7 @@ def test_lines_and_mixtures(tmp_path: Path) -> None:
     for holding, samples in (("corpus-1.txt", 4), ('"corpus.txt"', 6)):
         made = job(tmp_path, example("toml", holding))
         index_streams(made, ["train"])
-        assert made.open("train").samples == samples
+        assert Stream(made, "train").samples == samples
 
 
 def test_tfrecord(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_tfrecord(tmp_path: Path) -> None:
     write_records(tmp_path / "train-0.tfrecord", records)
     made = job(tmp_path, example("toml", "*.tfrecord"))
     assert index_streams(made, ["train"])["train"].samples == 9
-    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
 
 
 def test_kaldi(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_kaldi(tmp_path: Path) -> None:
     table(tmp_path / "data/train", "text", "u0 a", "u1 b", "u2 c")
     made = job(tmp_path, example("toml", 'source = "kaldi"'))
     index_streams(made, ["train"])
-    assert made.open("train").samples == 3
+    assert Stream(made, "train").samples == 3
 
 
 def test_parallel_text(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_parallel_text(tmp_path: Path) -> None:
         train_sentencepiece(tmp_path / f"{language}.model")
     made = job(tmp_path, example("toml", '"parallel"'))
     assert index_streams(made, ["train"])["train"].samples == len(TEXTS)
-    assert [field.key for field in made.open("train").chain.fields] == ["source", "target"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["source", "target"]
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_json_lines(tmp_path: Path) -> None:
     (tmp_path / "reviews.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = job(tmp_path, example("toml", '"jsonl"'))
     assert index_streams(made, ["train"])["train"].bad_counts == {"wrong_type": 1}
-    assert [(field.key, field.dtype) for field in made.open("train").chain.fields] == [
+    assert [(field.key, field.dtype) for field in Stream(made, "train").chain.fields] == [
         ("label", "int32"),
         ("text", "int32"),
     ]
@@ -149,7 +150,7 @@ def test_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "corpus" / "a.parquet")
     made = job(tmp_path, example("toml", "datasets.save_to_disk"))
     assert index_streams(made, ["train"])["train"].samples == 3
-    assert [field.key for field in made.open("train").chain.fields] == ["tokens", "label"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["tokens", "label"]
 
 
 def test_numpy_arrays(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_numpy_arrays(tmp_path: Path) -> None:
         np.save(tmp_path / "data" / name, array)
     made = job(tmp_path, example("toml", 'source = "numpy"'))
     assert index_streams(made, ["train"])["train"].samples == 4
-    assert [field.key for field in made.open("train").chain.fields] == ["label", "tokens"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["label", "tokens"]
 
 
 def test_lhotse(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_lhotse(tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
     made = job(tmp_path, "max_bad = 1.0\n" + example("toml", 'source = "lhotse"'))
     index_streams(made, ["train"])
-    assert made.open("train").samples == 6
+    assert Stream(made, "train").samples == 6
 
 
 def test_array_record(tmp_path: Path) -> None:
@@ -175,14 +176,14 @@ def test_array_record(tmp_path: Path) -> None:
     write_array_records(tmp_path / "train.array_record", records)
     made = job(tmp_path, example("toml", "*.array_record"))
     assert index_streams(made, ["train"])["train"].samples == 9
-    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
 
 
 def test_tfds(tmp_path: Path) -> None:
     prepare(tmp_path / "tensorflow_datasets" / "tiny" / "1.0.0", [map(spoken_example, range(1, 11))])
     made = job(tmp_path, example("toml", "tensorflow_datasets/tiny"))
     assert index_streams(made, ["train"])["train"].samples == 9
-    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
 
 
 def test_webdataset(tmp_path: Path) -> None:
@@ -194,14 +195,14 @@ def test_webdataset(tmp_path: Path) -> None:
         write_shard(tmp_path / "shards" / f"train-000{number}.tar", members)
     made = job(tmp_path, example("toml", "shards/train-{").replace("..0099", "..0001"))
     assert index_streams(made, ["train"])["train"].samples == 8
-    assert [field.key for field in made.open("train").chain.fields] == ["audio", "text"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "text"]
 
 
 def test_hdf5(tmp_path: Path) -> None:
     write_ragged(tmp_path / "train.h5", ragged(3, 5))
     made = job(tmp_path, example("toml", 'source = "hdf5"'))
     index_streams(made, ["train"])
-    assert [field.key for field in made.open("train").chain.fields] == ["audio", "label"]
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
 
 
 def test_a_source_imports_all_from_one_place() -> None:

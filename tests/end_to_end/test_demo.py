@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from tests.support.loaders import ROOT, wait_until
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import pytest
 
 import trainer_client
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import SettingsError
 from tests.support.corpora import make_corpus, utterances
 from tests.support.loaders import running, write_job
@@ -42,7 +43,7 @@ def test_a_weight_too_few_is_refused(tmp_path: Path) -> None:
     file = JobFile(job)
     index_streams(file, ["train"])
     with pytest.raises(SettingsError, match="one weight for each of the 2 sources or paths that have samples, got 1"):
-        file.open("train")
+        Stream(file, "train")
 
 
 KINDS = """

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import trainer_client
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.pipelines.elements import digest_of, element_of
 from tests.support.loaders import Loaders, running, wait_until
 
@@ -153,7 +154,7 @@ def test_one_function_serves_both_sides_and_a_lost_worker_changes_nothing(job: P
         (most, *others) = [{key: tensor.numpy() for key, tensor in one.items()} for one in feed.pipeline()]
     # 25 lines a shard, 4 at a time: seven elements, interleaved. The index holds what one process made on its own.
     assert [(batch.number, batch.rows) for batch in plain] == [(number, 1) for number in range(14)]
-    alone = JobFile(job).open("train").source.indexed.numbers["digest"].reshape(2, 7).T.ravel()
+    alone = Stream(JobFile(job), "train").source.indexed.numbers["digest"].reshape(2, 7).T.ravel()
     assert [digest_of(flat(batch)) for batch in plain] == alone.tolist()
     elements = [element_of(batch) for batch in plain]
     assert sorted(length for one in elements for length in one["text_length"]) == sorted(map(len, LINES))

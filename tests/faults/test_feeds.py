@@ -12,7 +12,7 @@ import pytest
 
 import trainer_client
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from tests.support.loaders import running, wait_until, write_job
 from trainer_client.core.slot_states import SlotState
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.commands.index import index_missing
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import DataError, SettingsError
 from tests.support.corpora import make_corpus, utterances
 from tests.support.loaders import write_job
@@ -44,7 +45,7 @@ def job(tmp_path: Path) -> Callable[[str], JobFile]:
 
 def taken(job: JobFile) -> tuple[list[int], dict[str, int]]:
     """The samples of an epoch, in order of their numbers, and those that are dropped, by reason."""
-    stream = job.open("train")
+    stream = Stream(job, "train")
     stream.close()
     epoch = stream.plan.epoch(0, 1)
     found = [sample for number in range(epoch.batches) for sample in epoch.batch(number).samples.tolist()]
@@ -68,21 +69,21 @@ def test_lengths_are_those_after_the_transforms(job: Callable[[str], JobFile]) -
 
 
 def test_other_filters_are_other_plans_and_need_no_other_index(job: Callable[[str], JobFile]) -> None:
-    digests = [job(said).open("train").digest for said in ("", "filter = 'text > 10'", "filter = 'text > 9'")]
+    digests = [Stream(job(said), "train").digest for said in ("", "filter = 'text > 10'", "filter = 'text > 9'")]
     assert len(set(digests)) == 3
-    assert job("").open("train").digest == digests[0]
+    assert Stream(job(""), "train").digest == digests[0]
 
 
 def test_a_filter_that_nobody_passes_is_an_error(job: Callable[[str], JobFile]) -> None:
     with pytest.raises(DataError, match=r"got 30 samples, all dropped \(30 filtered\)\. Check .* filter"):
-        job("filter = 'text < 0'").open("train")
+        Stream(job("filter = 'text < 0'"), "train")
 
 
 def test_an_unknown_column_is_refused(job: Callable[[str], JobFile]) -> None:
     with pytest.raises(
         SettingsError, match=r'\[streams\.train\], filter: expected .*, perhaps "speaker", got "speakers"'
     ):
-        job("filter = 'speakers == \"ann\"'").open("train")
+        Stream(job("filter = 'speakers == \"ann\"'"), "train")
 
 
 def test_what_is_no_condition_is_refused_before_anything_is_opened(job: Callable[[str], JobFile]) -> None:
@@ -118,4 +119,4 @@ def test_a_source_of_a_mixture_that_has_not_the_column_is_named(tmp_path: Path) 
     job = JobFile(tmp_path / "job.toml")
     index_missing(job)
     with pytest.raises(SettingsError, match=r'column of .*number 2 \(lines\), got "audio"'):
-        job.open("train")
+        Stream(job, "train")

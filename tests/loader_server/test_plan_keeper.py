@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from tests.loader_server.planning.tables import batches_of
 from tests.support.loaders import write_job
 
@@ -113,7 +114,7 @@ def test_a_stream_that_is_opened_again_plans_nothing(tmp_path, damage):
     epochs = []
     for _ in range(2):
         told.append([])
-        stream = job.open("train", lambda done, _total: told[-1].append(done))
+        stream = Stream(job, "train", lambda done, _total: told[-1].append(done))
         epochs.append([batch.samples.tolist() for batch in batches_of(stream.plan.epoch(1, 2))])
         stream.close()
         if damage:

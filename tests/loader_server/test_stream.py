@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.commands.index import index_missing
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.wire.layout import BucketShape
 from tests.support.askers import write_synthetic
 from tests.support.corpora import utterances
@@ -22,7 +23,7 @@ def test_marks_of_packed_rows_are_as_long_as_the_rows_and_nothing_else_has_a_len
     path.write_text(path.read_text().replace("shapes = 2", 'packing = "100 steps"'))
     job = JobFile(path)
     index_missing(job)
-    stream = job.open("train")
+    stream = Stream(job, "train")
     stream.close()
     lengths = dict.fromkeys(("features", "features_segment", "features_position"), 100)
     assert stream.shapes == (BucketShape(rows=4, lengths=lengths),)
@@ -33,18 +34,18 @@ def test_libraries_that_decode_are_part_of_what_workers_have_to_share(
 ) -> None:
     job = JobFile(write_job(tmp_path, samples=4))
     index_missing(job)
-    before = job.open("train")
+    before = Stream(job, "train")
     builder = before.builder
     assert before.source.versions.keys() == {"soundfile", "libsndfile"}
     monkeypatch.setattr("loader_server.sources.manifest.source.audio_versions", lambda: {"soundfile": "0.0"})
-    after = job.open("train")
+    after = Stream(job, "train")
     assert (after.digest, after.builder == builder) == (before.digest, False)
 
 
 def test_the_raw_lengths_of_a_sample_are_those_of_the_index(tmp_path: Path) -> None:
     job = JobFile(write_job(tmp_path, samples=4))
     index_missing(job)
-    stream = job.open("train")
+    stream = Stream(job, "train")
     made = utterances(4, longest_s=1.0)
     lengths = [stream.raw_lengths(sample) for sample in range(4)]
     assert [one["audio"] for one in lengths] == [len(utterance.audio) for utterance in made]
@@ -58,12 +59,12 @@ def test_loops_that_the_environment_names_are_part_of_what_workers_have_to_share
         monkeypatch.delenv(name, raising=False)
     job = JobFile(write_job(tmp_path, samples=4))
     index_missing(job)
-    usual = job.open("train")
+    usual = Stream(job, "train")
     before = usual.builder, usual.steady
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")  # log-mel comes out otherwise in the last bits
-    named = job.open("train")
+    named = Stream(job, "train")
     assert named.digest == usual.digest
     assert named.builder != before[0]
     assert named.steady != before[1]
     monkeypatch.setenv("OPENBLAS_CORETYPE", "")
-    assert job.open("train").builder == before[0]
+    assert Stream(job, "train").builder == before[0]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import zmq
 
 from loader_server.commands.index import index_missing
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
@@ -64,7 +65,7 @@ def write_synthetic(
 
 def digest_of(job: Path, stream: str = "train") -> str:
     """The plan that wants have to name; the index has to be there."""
-    opened = JobFile(job).open(stream)
+    opened = Stream(JobFile(job), stream)
     try:
         return opened.digest
     finally:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loader_server.building.fingerprint import builder_fingerprint
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
@@ -29,7 +30,7 @@ class Registrar:
 
     def __init__(self, context: zmq.Context, coordinator: str, job: Path) -> None:
         self._socket = connect_dealer(context, coordinator, None, secrets.token_bytes(16))
-        streams = {name: JobFile(job).open(name) for name in JobFile(job).recipes}
+        streams = {name: Stream(JobFile(job), name) for name in JobFile(job).recipes}
         self._builder = builder_fingerprint(streams, {})
 
     def register(self, incarnation: int, endpoint: str, *, boot_id: str = "") -> m.Message:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import GraphFailed, GraphRuns
 from loader_server.machine.graph_files import pack, write_synced
+from loader_server.stream import Stream
 from shared.errors import DataError, StokerError
 from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.coordinator.events import StreamView
-    from loader_server.stream import JobFile, Stream
+    from loader_server.job_file import JobFile
 
 __all__ = ["GraphKeeper", "kept_graphs"]
 
@@ -60,7 +61,7 @@ class GraphKeeper:
                 (self._job.index_folder(stream) / "meta.json").unlink(missing_ok=True)
                 write_synced(self._job.graph_path(stream), content)
             self._index(stream)
-            opened = self._view(self._job.open(stream))
+            opened = self._view(Stream(self._job, stream))
         except (StokerError, OSError) as error:
             self._job.graph_path(stream).unlink(missing_ok=True)
             self._tell(GraphFailed(stream, str(error)))

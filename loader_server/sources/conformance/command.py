@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loader_server.job_file import JobFile
 from loader_server.sources.conformance.case import SourceCase
 from loader_server.sources.conformance.checks import check_source
 from loader_server.sources.map_style import MapStyleSettings
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
-from loader_server.stream import JobFile
 from shared.config import read_table
 from shared.errors import SettingsError, StokerError
 

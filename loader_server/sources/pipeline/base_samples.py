@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from loader_server.building.builder import values_of
 from loader_server.building.read_ahead import read_patiently
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import SampleError, SettingsError
 from shared.logs import Log
 
@@ -40,7 +41,7 @@ class BaseSamples:
                 where=of_job.table,
                 remedy="Name a stream that has a source of its own, such as lines or tfrecord.",
             )
-        self._stream = job.open(name)
+        self._stream = Stream(job, name)
         #: Several shards may be run side by side, and one thread at a time decodes.
         self._decoding = threading.Lock()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from tests.benchmarks.sources.row import Row, interleaved, stoker
 from tests.benchmarks.sources.torch_peer import torch_loader
 

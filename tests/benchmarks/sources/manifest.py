@@ -8,7 +8,8 @@ import numpy as np
 import soundfile
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from tests.benchmarks.sources.row import Row, interleaved, stoker
 from tests.benchmarks.sources.torch_peer import torch_loader
 
@@ -67,7 +68,7 @@ def _make(folder: Path, suffix: str) -> list[str]:
 
 def _reader(job: JobFile, paths: list[str]) -> Callable[[int], Any]:
     """The stream's own transform, so that only reading, and what becomes of the features, are compared."""
-    stream = job.open("train")
+    stream = Stream(job, "train")
     (step,) = stream.chain.steps
 
     def read(place: int) -> Any:

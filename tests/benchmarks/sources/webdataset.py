@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from tests.benchmarks.sources.row import interleaved, measured, stoker
 from tests.support.shards import write_shard
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from loader_server.building.crash_trial import CrashTrial, judged
-from loader_server.stream import JobFile, Stream
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
 from tests.support.loaders import ROOT, wait_until, write_job
@@ -32,7 +33,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
     index(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        stream = JobFile(path).open("train")
+        stream = Stream(JobFile(path), "train")
         stream.path = path
         yield stream
         stream.close()
@@ -70,7 +71,7 @@ def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: C
 
 def test_another_stream_has_a_child_of_its_own(trial: CrashTrial, stream: Stream) -> None:
     before = children()
-    dev = JobFile(stream.path).open("dev")
+    dev = Stream(JobFile(stream.path), "dev")
     for one in (stream, dev):
         assert convicted(trial, one, 0) == {}
         (child,) = children() - before
@@ -85,7 +86,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
     path = write_job(tmp_path, samples=4, transforms=("beside:nothing", "logmel", "characters"))
     index(path)
     trial = CrashTrial(path, 60.0)
-    assert convicted(trial, JobFile(path).open("train"), 0) == {}
+    assert convicted(trial, Stream(JobFile(path), "train"), 0) == {}
     trial.close()
 
 
@@ -164,7 +165,7 @@ def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = job_with_texts(tmp_path, {}, transform="obeys", samples=4)
     index(path)
-    stream = JobFile(path).open("train")
+    stream = Stream(JobFile(path), "train")
     write_texts(tmp_path, {1: "another text"})
     with pytest.raises(
         MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
@@ -178,7 +179,7 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = job_with_texts(tmp_path, {}, transform="obeys", samples=4)
     index(path)
-    stream = JobFile(path).open("train")
+    stream = Stream(JobFile(path), "train")
     index(path)
     with pytest.raises(MachineError, match="another index, or other transforms, on disk by now"):
         convicted(CrashTrial(path, 1.0), stream, 0)

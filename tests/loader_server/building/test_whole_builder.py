@@ -12,9 +12,10 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.building.whole_builder import WholeBuilder, builder_of
 from loader_server.commands.index import index_streams
 from loader_server.commands.plan import open_stream
+from loader_server.job_file import JobFile
 from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.config import setting, whole
 from shared.errors import SettingsError
 from shared.hashing import digest64
@@ -87,7 +88,7 @@ def job(tmp_path: Path) -> Callable[[str], JobFile]:
 def builder(job, tmp_path) -> WholeBuilder:
     made = job()
     assert index_streams(made, ["train"])["train"].samples == 1
-    found = builder_of(made.open("train"), Quarantine(tmp_path / "quarantine.jsonl"), Steps())
+    found = builder_of(Stream(made, "train"), Quarantine(tmp_path / "quarantine.jsonl"), Steps())
     assert isinstance(found, WholeBuilder)
     return found
 
@@ -133,7 +134,7 @@ def test_trainers_are_told_of_the_largest(builder):
 def test_the_number_of_shards_is_part_of_what_a_batch_is(job, builder):
     made = job("producers = 3\n")
     index_streams(made, ["train"])
-    assert made.open("train").digest != builder.stream.digest
+    assert Stream(made, "train").digest != builder.stream.digest
 
 
 @pytest.mark.parametrize("line", ['length = "steps"', 'budget = "9 steps"', 'transforms = ["characters"]'])

@@ -13,7 +13,7 @@ from loader_server.cli import main
 from loader_server.commands.recall import recall
 from loader_server.coordinator.events import Advanced, CulpritFound
 from loader_server.coordinator.journal import Journal
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from shared.keys import ClientKeys, make_keys
 from shared.sockets import connect_dealer
 from shared.wire.codec import encode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:

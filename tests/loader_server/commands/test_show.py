@@ -19,8 +19,9 @@ from loader_server.commands.index import index_missing
 from loader_server.commands.shown_batch import BatchNumber, ShownBatch, built_batch
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
+from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms.generators import generator_for
 from shared.errors import SettingsError
 from shared.hashing import digest64
@@ -64,12 +65,12 @@ def _break(path: Path) -> None:
 
 
 def _shown(job: JobFile, number: int = 0, **of: int) -> ShownBatch:
-    return built_batch(job.open("train"), BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}), ())
+    return built_batch(Stream(job, "train"), BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}), ())
 
 
 def test_what_is_seen_is_what_a_worker_builds(job: JobFile, capsys: Any) -> None:
     facts = _facts(capsys, job.path, "train", "--epoch", 3, "--batch", 1)
-    stream = job.open("train")
+    stream = Stream(job, "train")
     builder = Builder(stream, Quarantine(job.base / "q.jsonl"), Deadline(9.0, lambda _: None))
     from loader_server.commands.shown_batch import _want  # noqa: PLC0415 - a want is a want
 
@@ -131,7 +132,7 @@ def test_what_a_failing_transform_drew_before_is_shown(tmp_path: Path, capsys: A
 
 
 def test_the_jobs_group_and_its_convictions_hold_here_too(job: JobFile, capsys: Any) -> None:
-    stream = job.open("train")
+    stream = Stream(job, "train")
     victim, spared = (stream.identity(sample) for sample in (3, 4))
     journal = Journal(job.state / "journal.sqlite")
     convicted = [CulpritFound("train", identity, "SEGV") for identity in (victim, spared)]
@@ -201,7 +202,7 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
     assert len({one["row"] for one in packed["samples"]}) < len(packed["samples"])
     assert any(one["offset"] for one in packed["samples"])
     picture = tmp_path / "packed.png"
-    draw(built_batch(job.open("packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
+    draw(built_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     code, _, err = _said(capsys, path, "--wav", 0)
     assert code == 1

@@ -13,7 +13,8 @@ from loader_server.building.builder import values_of
 from loader_server.commands import statistics
 from loader_server.commands.index import index_streams
 from loader_server.commands.statistics import make_statistics
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError, SettingsError
 from tests.support.loaders import write_job
@@ -34,7 +35,7 @@ def job_at(
 
 def values(path: Path, name: str = "train") -> list[np.ndarray]:
     """All samples of a stream, transformed."""
-    stream = JobFile(path).open(name)
+    stream = Stream(JobFile(path), name)
     found = [
         values_of(stream, 0, sample, raw)["audio"]
         for sample, raw in enumerate(stream.source.read(range(stream.samples)))

@@ -16,8 +16,8 @@ from loader_server.coordinator import service as module
 from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator, open_coordinator
+from loader_server.job_file import JobFile
 from loader_server.leases.table import LeaseRules
-from loader_server.stream import JobFile
 from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
 from shared.wire.codec import VERSION, encode

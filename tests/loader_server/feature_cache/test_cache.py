@@ -13,7 +13,8 @@ import pytest
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.feature_cache.cache import FeatureCache
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from tests.support.bad_samples import index
 from tests.support.in_memory import Steps, memory_want
 from tests.support.loaders import write_job
@@ -37,7 +38,7 @@ class Building:
     """Builds all batches of an epoch, as one worker would that starts now."""
 
     def __init__(self, job: JobFile, *, cached: bool = True) -> None:
-        self.stream = job.open("train")
+        self.stream = Stream(job, "train")
         self.features = FeatureCache.open(job, self.stream) if cached else None
         self.builder = Builder(self.stream, Quarantine(job.state / "quarantine.jsonl"), Steps(), self.features)
 

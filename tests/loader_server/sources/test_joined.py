@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_missing, index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.joined import JoinedSource
-from loader_server.stream import JobFile, Stream
+from loader_server.stream import Stream
 from shared.errors import DataError, SettingsError
 from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
 from tests.support.corpora import make_corpus, utterances
@@ -70,7 +71,7 @@ def job(
 
 def opened(made: JobFile) -> Stream:
     index_missing(made)
-    return made.open("train")
+    return Stream(made, "train")
 
 
 @pytest.fixture
@@ -116,9 +117,9 @@ def test_each_source_has_an_index_of_its_own_and_all_count(tmp_path: Path) -> No
     ]
     other = job(tmp_path, MANIFEST, LINES.replace(', "b.txt"', ""))
     with pytest.raises(DataError, match=r"source-2: expected an index made with .*a\.txt.*run loader-server index"):
-        other.open("train")
+        Stream(other, "train")
     index_streams(other, ["train"])
-    again = other.open("train")
+    again = Stream(other, "train")
     assert again.samples == 78
     assert again.digest != first.digest
     assert again.opened != first.opened
@@ -250,6 +251,6 @@ def test_a_stream_like_another_may_have_one_source_instead_of_several(tmp_path: 
     dev = '[streams.dev]\nlike = "train"\nsource = "lines"\npaths = ["b.txt"]\n'
     made = job(tmp_path, MANIFEST, LINES, dev)
     index_streams(made, ["dev"])
-    assert made.open("dev").samples == 2
+    assert Stream(made, "dev").samples == 2
     assert not made.is_indexed("train")
     assert made.is_indexed("dev")

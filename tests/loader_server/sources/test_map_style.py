@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.map_style import MapStyleSource
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError, ReadError, SettingsError
 from shared.wire.layout import Field
@@ -367,13 +368,13 @@ def test_a_class_beside_the_job_file_is_found_and_its_code_is_part_of_what_worke
         "train": 30,
         "dev": 30,
     }
-    stream, dev = opened_job.open("train"), opened_job.open("dev")
+    stream, dev = Stream(opened_job, "train"), Stream(opened_job, "dev")
     assert decoded(stream.source, 6)["tokens"].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert decoded(dev.source, 1)["tokens"].tolist() == [5, 6]
     assert stream.fields[0] == Field(key="tokens", dtype="int32", shape=(None,))
     before = stream.builder
     (tmp_path / "my_digits.py").write_text(textwrap.dedent(OWN) + "# changed\n")
-    assert JobFile(tmp_path / "job.toml").open("train").builder != before
+    assert Stream(JobFile(tmp_path / "job.toml"), "train").builder != before
 
 
 def undeclared(sample: dict[str, Any], rng: np.random.Generator) -> None:
@@ -403,4 +404,4 @@ def test_an_undeclared_transform_is_measured_over_it(tmp_path: Path, monkeypatch
     index_streams(opened_job, ["train"])
     index = open_index(opened_job.index_folder("train"))
     assert index.measured["tokens"].tolist() == [2 * (1 + i % 7) for i in range(30)]
-    assert opened_job.open("train").chain.fields == (Field(key="tokens", dtype="int32", shape=(None,)),)
+    assert Stream(opened_job, "train").chain.fields == (Field(key="tokens", dtype="int32", shape=(None,)),)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.config import read_table
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
@@ -72,7 +73,7 @@ def job_file(folder: Path, key: str = "tokens", more: str = "") -> JobFile:
 
 
 def builder(folder: Path, **how: str) -> Builder:
-    return Builder(job_file(folder, **how).open("train"), Quarantine(folder / "quarantine.jsonl"), UNHURRIED)
+    return Builder(Stream(job_file(folder, **how), "train"), Quarantine(folder / "quarantine.jsonl"), UNHURRIED)
 
 
 def want(number: int, *, empty: bool = False) -> m.Want:
@@ -200,8 +201,11 @@ def test_a_sample_that_was_found_to_kill_its_decoder_is_masked_all_the_same(tmp_
 
 def test_a_sample_without_a_file_is_known_by_its_number_in_this_very_data(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    stream, other = job_file(tmp_path).open("train"), job_file(tmp_path / "other", more="vocabulary = 9").open("train")
-    assert stream.identity(3) == job_file(tmp_path).open("train").identity(3)
+    stream, other = (
+        Stream(job_file(tmp_path), "train"),
+        Stream(job_file(tmp_path / "other", more="vocabulary = 9"), "train"),
+    )
+    assert stream.identity(3) == Stream(job_file(tmp_path), "train").identity(3)
     assert len({stream.identity(3), stream.identity(4), other.identity(3)}) == 3
 
 
@@ -226,7 +230,7 @@ def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_transforms_see_every_sample(tmp_path: Path, transforms: str) -> None:
     job = job_file(tmp_path, more=f'transforms = ["{transforms}:zeros"]')
-    made = Builder(job.open("train"), Quarantine(tmp_path / "quarantine.jsonl"), UNHURRIED)
+    made = Builder(Stream(job, "train"), Quarantine(tmp_path / "quarantine.jsonl"), UNHURRIED)
     assert made.reads(want(0))
     prepared = made.prepare(want(0))
     payload = np.zeros(prepared.layout.nbytes, np.uint8)
@@ -243,7 +247,7 @@ def test_the_index_is_that_of_the_settings(tmp_path: Path) -> None:
     assert np.array_equal(index.indexed.numbers["length_tokens"], lengths(replace(TOKENS, samples=900)))
     job.path.write_text(job.path.read_text().replace("samples = 900", "samples = 901"))
     with pytest.raises(DataError, match="run loader-server index"):
-        JobFile(job.path).open("train")
+        Stream(JobFile(job.path), "train")
 
 
 def test_a_transform_that_has_to_be_measured_is_refused(tmp_path: Path, transforms: str) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources import synthetic
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.table import SOURCES, SourceSpec, dotted_name, source_class
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.config import setting, whole
 from shared.errors import SettingsError
 
@@ -66,7 +67,7 @@ def test_a_job_file_gives_such_a_source_its_settings(tmp_path: Path) -> None:
     )
     job.write_text(text + "samples = 30\nfewer = 3\n")
     assert index_streams(JobFile(job), ["train"])["train"].samples == 30
-    assert JobFile(job).open("train").source.settings == FewSettings(samples=30, fewer=3)
+    assert Stream(JobFile(job), "train").source.settings == FewSettings(samples=30, fewer=3)
     job.write_text(text + "samples = 30\nfewr = 3\n")
     with pytest.raises(SettingsError, match='perhaps "fewer", got "fewr"'):
         JobFile(job)

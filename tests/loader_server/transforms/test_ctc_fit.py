@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms.ctc_fit import CtcFit, CtcFitSettings
 from shared.errors import DataError, SampleError, SettingsError
 from tests.loader_server.sources.manifest.test_source import long_recording
@@ -87,14 +88,14 @@ def test_labels_that_do_not_fit_are_a_bad_row_by_name(tmp_path):
     assert report.bad[0].detail == (
         'expected at most 3 labels and repeats of these in "text", as many as frames, got 4 labels and 0 repeats'
     )
-    stream = job.open("train")
+    stream = Stream(job, "train")
     assert [stream.source.name(n) for n in range(3)] == ["long.wav@0.0", "long.wav@0.2", "long.wav@0.4"]
 
 
 def test_repeats_that_do_not_fit_refuse_the_sample_when_it_is_built(tmp_path):
     job = made(tmp_path, ["abc", "aab"])
     assert index_streams(job, ["train"])["train"].bad == ()
-    stream = job.open("train")
+    stream = Stream(job, "train")
     sample = stream.source.decode(1, raw_of(stream.source, 1))
     with pytest.raises(SampleError, match="got 3 labels and 1 repeats"):
         stream.chain.apply(sample, seed=0, epoch=0, number=1)
@@ -106,10 +107,10 @@ def test_an_index_that_was_made_with_other_transforms_is_refused_if_these_decide
     assert index_streams(job, ["train"])["train"].fingerprint == first.fingerprint
     looser = written(tmp_path, reduction=2)
     with pytest.raises(DataError, match=r"without the samples that the transforms refuse.*Run loader-server index"):
-        looser.open("train")
+        Stream(looser, "train")
     assert index_streams(looser, ["train"])["train"].samples == 2
     after = written(tmp_path, reduction=2, more=', "spec_augment"')
-    assert after.open("train").samples == 2
+    assert Stream(after, "train").samples == 2
 
 
 def test_it_does_not_matter_how_many_processes_try(tmp_path):

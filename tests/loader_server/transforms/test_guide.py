@@ -13,7 +13,8 @@ import pytest
 from loader_server import transforms
 from loader_server.building.builder import values_of
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import BUILT_INS
@@ -75,7 +76,7 @@ def test_built_in_transforms_of_texts(toml, tmp_path):
     (tmp_path / "job.toml").write_text(f'[job]\nname = "x"\n{toml}')
     job = JobFile(tmp_path / "job.toml")
     index_streams(job, ["train"], processes=1)
-    stream = job.open("train")
+    stream = Stream(job, "train")
     assert stream.samples == 2
     made = values_of(stream, 0, 0, next(iter(stream.source.read([0]))))
     keys = [field.key for field in stream.chain.fields]

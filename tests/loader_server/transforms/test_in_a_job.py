@@ -10,7 +10,8 @@ import pytest
 
 from loader_server.building.builder import values_of
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.wire.layout import Field
 from tests.support.loaders import write_job
@@ -77,7 +78,7 @@ def job(tmp_path, monkeypatch):
 
 def opened(job, name="train"):
     index_streams(job, [name], processes=1)
-    return job.open(name)
+    return Stream(job, name)
 
 
 def values(stream, epoch=0, sample=0):

@@ -11,7 +11,8 @@ import soundfile
 from loader_server import cli
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from tests.support.in_memory import Steps, memory_want
 from tests.support.loaders import write_job
 
@@ -65,7 +66,7 @@ def path(tmp_path: Path) -> Path:
 
 def batches(path: Path, name: str, *, epoch: int = 0) -> list[tuple[dict[str, np.ndarray], int, bytes]]:
     """Of each batch the arrays, how many rows are masked, and its bytes; in reverse order."""
-    stream = JobFile(path).open(name)
+    stream = Stream(JobFile(path), name)
     builder = Builder(stream, Quarantine(path.parent / "quarantine.jsonl"), Steps())
     found = []
     for number in reversed(range(builder.batches(epoch, 1))):

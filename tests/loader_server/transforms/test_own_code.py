@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from loader_server.transforms import own_code as module
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.own_code import own_code
@@ -211,7 +212,7 @@ def test_another_constant_in_a_helper_module_is_another_builder_of_the_same_plan
     facts = []
     for level in (2, 2, 3):
         write(tmp_path, {"helper.py": f'LEVEL = __import__("numpy").float32({level})\n'})
-        stream = job.open("train")
+        stream = Stream(job, "train")
         facts.append((stream.digest, stream.builder))
         stream.close()
     assert facts[0] == facts[1]

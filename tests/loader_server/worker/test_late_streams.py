@@ -1,7 +1,6 @@
 """Streams that are opened late: as soon as their files are there, in a thread, or fetched in pieces before."""
 
 import threading
-from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -22,7 +21,6 @@ class Job:
 
     def __init__(self, folder):
         self._folder = folder
-        self.fails = 0
 
     def is_there(self, name):
         return name == "train" or (self.graph_path(name).exists() and (self.index_folder(name) / "meta.json").exists())
@@ -33,19 +31,20 @@ class Job:
     def index_folder(self, name):
         return self._folder / f"index-{name}"
 
-    def open(self, name):
-        if self.fails:
-            self.fails -= 1
-            raise DataError(expected="an index of this graph", got="another", where="here", remedy="Wait.")
-        return SimpleNamespace(name=name)
-
 
 class Worker:
     def __init__(self, folder):
         self.job = Job(folder)
         self.woken = threading.Event()
-        self.late = LateStreams(self.job, lambda stream: f"builder of {stream.name}", self.woken.set)
+        self.fails = 0
+        self.late = LateStreams(self.job, self._open, self.woken.set)
         self._now_s = 0.0
+
+    def _open(self, name):
+        if self.fails:
+            self.fails -= 1
+            raise DataError(expected="an index of this graph", got="another", where="here", remedy="Wait.")
+        return f"builder of {name}"
 
     def look(self):
         self._now_s += 1
@@ -54,7 +53,7 @@ class Worker:
     def opened(self):
         assert self.woken.wait(10)
         self.woken.clear()
-        return [(stream.name, builder) for stream, builder in self.late.take_opened()]
+        return self.late.take_opened()
 
 
 @pytest.fixture
@@ -82,19 +81,19 @@ def test_only_what_is_not_there_is_awaited_and_asked_for(worker):
 def test_files_that_another_process_put_there_are_opened_without_asking(worker):
     put_files(worker.job)
     assert worker.look() == []
-    assert worker.opened() == [("sent", "builder of sent")]
+    assert worker.opened() == ["builder of sent"]
     assert worker.late.awaited == set()
     assert worker.look() == []
 
 
 def test_what_cannot_be_opened_yet_is_tried_again(worker):
     put_files(worker.job)
-    worker.job.fails = 1
+    worker.fails = 1
     worker.look()
     assert worker.opened() == []
     assert worker.late.awaited == {"sent"}
     worker.look()
-    assert worker.opened() == [("sent", "builder of sent")]
+    assert worker.opened() == ["builder of sent"]
 
 
 def test_it_is_fetched_piece_by_piece(worker):
@@ -105,7 +104,7 @@ def test_it_is_fetched_piece_by_piece(worker):
     assert worker.late.take_pieces([piece(wanted), piece(more)]) == [more], "twice the same is once"
     assert worker.job.graph_path("sent").read_bytes() == b"graph"
     worker.look()
-    assert worker.opened() == [("sent", "builder of sent")]
+    assert worker.opened() == ["builder of sent"]
 
 
 def test_another_graph_in_between_begins_anew(worker):

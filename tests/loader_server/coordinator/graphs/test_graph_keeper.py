@@ -6,8 +6,8 @@ import pytest
 
 from loader_server.coordinator.events import GraphFailed
 from loader_server.coordinator.graphs.graph_keeper import GraphKeeper, kept_graphs
+from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import pack, write_synced
-from loader_server.stream import JobFile
 from shared.errors import SettingsError
 from shared.pipelines.sent_graph import digest_of_graph
 from shared.wire import messages as m

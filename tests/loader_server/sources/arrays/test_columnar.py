@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
@@ -200,7 +201,7 @@ def test_a_shuffled_epoch_decodes_each_group_once_a_window_in_bounded_memory(tmp
     )
     job = JobFile(tmp_path / "job.toml")
     index_streams(job, ["train"])
-    stream = job.open("train")
+    stream = Stream(job, "train")
     epoch, source, seen = stream.plan.epoch(0, 1), stream.source, []
     for number in range(epoch.batches):
         batch = epoch.batch(number)

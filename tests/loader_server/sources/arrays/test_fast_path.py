@@ -13,7 +13,8 @@ import pytest
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from tests.support.in_memory import Steps, memory_want
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def test_gathering_gives_the_bytes_of_building_sample_by_sample(folder: Path, ba
     (folder / "job.toml").write_text(JOB.format(batching=batching, keys=keys))
     job = JobFile(folder / "job.toml")
     index_streams(job, ["train"])
-    stream = job.open("train")
+    stream = Stream(job, "train")
     gathering, other = (Builder(stream, Quarantine(folder / "quarantine"), Steps()) for _ in range(2))
     assert gathering._gathering is not None
     other._gathering = None

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.arrays.numpy_arrays import NumpySource
 from loader_server.sources.index.folder import open_index
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.errors import DataError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
@@ -104,7 +105,7 @@ def test_samples_that_transforms_refuse_leave_the_others_in_their_rows(tmp_path:
     )
     job = JobFile(tmp_path / "job.toml")
     assert index_streams(job, ["train"])["train"].samples == 3
-    stream = job.open("train")
+    stream = Stream(job, "train")
     assert [decoded(stream.source, sample)["values"].tolist() for sample in range(3)] == [[0, 1], [2, 3, 4], [5]]
     out = {"values": np.ones((3, 3), np.int32), "values_length": np.zeros(3, np.int32)}
     stream.source.gather(np.arange(3), out)

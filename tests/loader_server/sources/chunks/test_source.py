@@ -10,7 +10,8 @@ import pytest
 from loader_server.commands.index import index_missing
 from loader_server.commands.plan_report import facts
 from loader_server.commands.shown_batch import BatchNumber, built_batch
-from loader_server.stream import JobFile, Stream
+from loader_server.job_file import JobFile
+from loader_server.stream import Stream
 from shared.errors import SettingsError
 from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import decoded
@@ -36,7 +37,7 @@ def opened(folder: Path, stream: str = 'chunk = "0.1 s"', **of: object) -> Strea
     path.write_text(JOB.format(**said))
     job = JobFile(path)
     index_missing(job)
-    return job.open("train")
+    return Stream(job, "train")
 
 
 def test_recordings_come_in_stretches_of_which_the_last_has_the_text(tmp_path):
@@ -132,7 +133,7 @@ def test_a_mixture_is_cut_in_each_of_its_sources(tmp_path):
     )
     job = JobFile(path)
     index_missing(job)
-    stream = job.open("train")
+    stream = Stream(job, "train")
     total = sum(len(decoded(stream.source, sample)["audio"]) for sample in range(stream.samples))
     assert total == sum(len(spoken.audio) for count in (3, 4) for spoken in utterances(count))
     stream.close()

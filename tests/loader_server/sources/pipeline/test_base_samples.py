@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import OfJob
-from loader_server.stream import JobFile
 from shared.errors import SettingsError
 
 JOB = """

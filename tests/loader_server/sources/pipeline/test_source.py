@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from loader_server.job_file import JobFile
 from loader_server.sources.pipeline import sharded_source as module
 from loader_server.sources.pipeline.source import PipelineSettings, PipelineSource
 from loader_server.sources.source import Indexed, OfJob
-from loader_server.stream import JobFile
 from shared.errors import DataError, SettingsError
 from shared.pipelines.elements import ElementValue, digest_of, flat_values
 

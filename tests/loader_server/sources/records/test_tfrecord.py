@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.records import file_records, tfrecord
 from loader_server.sources.records.tfrecord import TFRecordSource
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.errors import DataError, ReadError, SettingsError
 from tests.support.example_protos import SequenceExample, example
 from tests.support.records import record, write_records
@@ -258,7 +259,7 @@ def test_a_job_has_its_features_in_a_table(tmp_path: Path) -> None:
     )
     job = JobFile(tmp_path / "job.toml")
     index_streams(job, ["train"])
-    stream = job.open("train")
+    stream = Stream(job, "train")
     assert [(field.key, field.dtype) for field in stream.chain.fields] == [("audio", "float32"), ("label", "int32")]
     stream.close()
     toml = (tmp_path / "job.toml").read_text()

@@ -9,8 +9,9 @@ import pytest
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
+from loader_server.job_file import JobFile
 from loader_server.sources.remote import failures
-from loader_server.stream import JobFile
+from loader_server.stream import Stream
 from shared.errors import ReadError, SettingsError
 from tests.conformance.test_documented import example
 from tests.support.in_memory import Steps, memory_want
@@ -43,7 +44,7 @@ def test_a_job_reads_remote_files_through_its_cache_and_stops_when_the_store_ref
 ) -> None:
     made = job(tmp_path, store)
     assert index_streams(made, ["train"])["train"].samples == 1500
-    stream = made.open("train")
+    stream = Stream(made, "train")
     builder = Builder(stream, Quarantine(tmp_path / "quarantine.jsonl"), Steps())
     prepared = builder.prepare(memory_want(0))
     texts = [
@@ -57,7 +58,7 @@ def test_a_job_reads_remote_files_through_its_cache_and_stops_when_the_store_ref
         path.unlink()
     store.fault = lambda method, path: 403
     with pytest.raises(ReadError, match=r"(a|b)\.txt: expected a file that may be read, got a refusal"):
-        made.open("train")
+        Stream(made, "train")
     stream.close()
     with pytest.raises(ReadError, match=r"(a|b)\.txt: expected a file that may be read, got a refusal"):
         builder.prepare(memory_want(1))
