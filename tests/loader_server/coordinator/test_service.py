@@ -196,6 +196,41 @@ def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_r
 
 
 @pytest.mark.fault(14)
+def test_what_is_asked_while_the_disk_is_slow_shares_the_next_write(serve):
+    """However it comes in: the loop takes in all that waits before it writes."""
+    served = serve(leases=LeaseRules(floor_s=30.0, tries=1))
+    trainers = served.peer()
+    for number in range(1, 21):
+        trainers.ask(attach(incarnation=number))
+    take_in, write = served.coordinator._take_in, served.coordinator._journal.write
+    writes, to_come = [], [20]
+
+    def take_in_all(now_s: float) -> list[object]:
+        """As if the disk had been slow until all had asked."""
+        came = take_in(now_s)
+        wait_until(lambda: came.extend(take_in(now_s)) or _leasing(came) == sum(to_come), "all have asked")
+        to_come.clear()
+        return came
+
+    served.coordinator._journal.write = lambda facts: (writes.append(len(facts)), write(facts))
+    served.coordinator._take_in = take_in_all
+    for number in range(1, 21):
+        trainers.send(
+            m.Outcomes(
+                stream="train", work="train", incarnation=number, generation=1, serial=1, done=(), failed=(),
+                in_hand=None, wanted=1, before=1, snapshot=False,
+            )
+        )  # fmt: skip
+    assert sorted(trainers.hear().leases[0].number for _ in range(20)) == list(range(20))
+    assert len(writes) == 1
+
+
+def _leasing(orders: list[object]) -> int:
+    """How many of them answer who asked for leases."""
+    return sum(isinstance(one, Send) and isinstance(one.message, m.Leases) for one in orders)
+
+
+@pytest.mark.fault(14)
 def test_with_a_full_disk_training_goes_on_and_facts_are_written_once_there_is_room(serve):
     served = serve(replace(SETTINGS, heartbeat_timeout_s=0.1))
     full = Full(served.coordinator._journal)
