@@ -253,9 +253,9 @@ def test_the_public_names_of_what_needs_keras():
     )
     assert run(code).stdout.splitlines() == [
         "['CTC', 'RowLoss', 'blank_after', 'ctc_per_row', 'masked_mean', 'valid_rows']",
-        "[]",
+        "['epochs', 'reason']",
         "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3, "
-        "early_stop: 'EarlyStop | None' = None) -> 'None'",
+        "early_stop: 'EarlyStop | None' = None, until: 'Until | None' = None) -> 'None'",
     ]
 
 
@@ -275,9 +275,11 @@ TRAINER_CLIENT = (
     "Reading",
     "RefusedError",
     "Role",
+    "Run",
     "SampleError",
     "SettingsError",
     "StokerError",
+    "Until",
     "Worsening",
     "cluster_resolver",
     "connect",

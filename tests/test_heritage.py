@@ -103,7 +103,6 @@ ROWS = {
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
     "D5": "later: queue mode",
-    "D7": "later: training loop",
     "D10": "later: training loop",
     "D12": "later: training loop",
     "D17": "later: queue mode",
@@ -122,7 +121,6 @@ LATER = {
     "E20": "later: strategies",
     "L7": "later: training loop",
     "L8": "later: training loop",
-    "L10": "later: callbacks",
     "R15": "later: features as a layer on the device; decoding without loaders is run_pipeline",
     "T1": "later: strategies",
     "T2": "later: strategies",

@@ -31,7 +31,9 @@ from shared.errors import (
 from trainer_client.batch import Batch
 from trainer_client.feed import Feed, Reading, connect
 from trainer_client.roles import Role, role
+from trainer_client.runs.run import Run
 from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
+from trainer_client.runs.until import Until
 
 if TYPE_CHECKING:
     from trainer_client.callbacks import FeedCheckpoint
@@ -56,9 +58,11 @@ __all__ = [
     "Reading",
     "RefusedError",
     "Role",
+    "Run",
     "SampleError",
     "SettingsError",
     "StokerError",
+    "Until",
     "Worsening",
     "cluster_resolver",
     "connect",

@@ -21,6 +21,9 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.runs.progress import RunProgress
+from trainer_client.runs.run import check_time_limit
+from trainer_client.runs.until import RunTotals
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.dataset import ranks_of
 from trainer_client.tf.models.variables import assign_values, plain_value
@@ -34,9 +37,13 @@ if TYPE_CHECKING:
 
     from trainer_client.early_stop import EarlyStop
     from trainer_client.feed import Feed
+    from trainer_client.runs.until import Until
     from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["EpochTimes", "FeedCheckpoint"]
+
+#: More epochs than anybody trains: something else ends the run.
+_UNLIMITED = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +61,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     With it, `epochs` of `fit` is absolute: a stopped run continues, and a finished one trains no further. Without a
     checkpoint in the folder the feed starts at its beginning. With an `early_stop` in it, a resumed run stops where an
     unbroken one would. `times` holds the last epoch's times, and the epoch's logs contain `data_wait_s`.
+
+    With `until` it ends `fit` at a target, which may count from the checkpoint, and prints when training starts and how
+    it ended; pass its `epochs` to `fit`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - users write those that they need, by name
         self,
         feed: Feed,
         folder: str | Path,
@@ -64,6 +74,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         every: int | None = None,
         keep: int = 3,
         early_stop: EarlyStop | None = None,
+        until: Until | None = None,
     ) -> None:
         super().__init__()
         _check_keras(keras.__version__)
@@ -81,11 +92,34 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._early_stop = early_stop
         if early_stop is not None:
             early_stop.be_kept_by_checkpoint()
+        self._until = until
+        self._progress: RunProgress | None = None
+        if until is not None:
+            check_time_limit(until, self._session)
+            self._progress = RunProgress(until, prints=self._session.rank == 0)
+        self._rows = 0
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0
         self._unsaved = 0
         self._watch = _StopWatch()
         self._train_function: Callable[..., Any] | None = None
+
+    @property
+    def epochs(self) -> int:
+        """What to pass to `fit` as `epochs`, so that it goes on until the target; it looks at the newest checkpoint."""
+        if self._until is None:
+            raise SettingsError(
+                expected="a target", got="none", where="FeedCheckpoint.epochs",
+                remedy='Pass until=Until(epochs="+10"), for example, or give fit a number.',
+            )  # fmt: skip
+        found = self._folder.read_last()
+        limit = self._until.from_there(_totals(found[1] if found is not None else {})).epochs
+        return _UNLIMITED if limit is None else limit
+
+    @property
+    def reason(self) -> str:
+        """Why training ended, if it has a target; nothing while it goes on."""
+        return self._progress.reason if self._progress is not None else ""
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
         """Restore, and install the counting iterator."""
@@ -107,6 +141,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
+        self._count(0, epochs=epoch if stopped_inside else epoch + 1)
         if self._early_stop is not None and not stopped_inside:
             self.model.stop_training |= self._early_stop.note(epoch, logs or {})
         self._save(next_epoch=epoch if stopped_inside else epoch + 1)
@@ -122,6 +157,15 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 expected="a built model to restore into", got="one that was never called",
                 where="FeedCheckpoint", remedy="Call or build the model before fit: nothing was left to train.",
             )  # fmt: skip
+        if self._progress is not None:
+            self._progress.stop(self._why_it_ended())
+            self._progress.finish()
+
+    def _why_it_ended(self) -> str:
+        """Where it was not the target."""
+        if self._early_stop is not None and self._early_stop.reason:
+            return f"stopped early, {self._early_stop.reason}"
+        return "another callback stopped it" if self.model.stop_training else "fit was given no more epochs"
 
     def _warn_of_replicas(self) -> None:
         replicas, ranks = ranks_of(self.model.distribute_strategy).replicas, self._session.replicas
@@ -159,9 +203,16 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._unwrap()
             raise
         self._unsaved += taken.count
+        self._count(taken.count, epochs=self._epoch)
         if self._every is not None and self._unsaved >= self._every:
             self._save_inside()
         return logs
+
+    def _count(self, steps: int, *, epochs: int) -> None:
+        """So many more steps are done, and so many epochs in all."""
+        rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
+        if self._progress is not None:
+            self.model.stop_training |= self._progress.count(epochs=epochs, steps=steps, samples=rows)
 
     # --- saving ---
 
@@ -184,6 +235,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         }
         if self._early_stop is not None:
             record["early_stop"] = self._early_stop.state()
+        if self._progress is not None:
+            record["run"] = self._progress.totals.state()
         if self._writes():
             self._folder.write(arrays, record)
         self._unsaved = 0
@@ -209,15 +262,25 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if found is None:
             self._session.cursor.rewind()
             self._restore_early_stop({})
+            self._begin(RunTotals())
             return
         arrays, record = found
         self._session.cursor.restore(record["feed"])
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
-        if self._restore_early_stop(record.get("early_stop", {})):
+        is_over = self._begin(_totals(record))
+        if self._restore_early_stop(record.get("early_stop", {})) or is_over:
             self.model._initial_epoch = max(record["epoch"], self.params["epochs"])  # noqa: SLF001 - no epoch is left
         self._pending = arrays
         if self.model.built:
             self._assign()
+
+    def _begin(self, there: RunTotals) -> bool:
+        """Training begins with what is there already; whether its target is reached."""
+        self._rows = self._session.trained_rows
+        if self._progress is None:
+            return False
+        self._progress.begin(f"training {self._session.stream}", there)
+        return bool(self.reason)
 
     def _restore_early_stop(self, state: Mapping[str, Any]) -> bool:
         return self._early_stop is not None and self._early_stop.restore(state)
@@ -236,6 +299,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         with self.model.distribute_strategy.scope():
             assign_values(variables, arrays)
         self._pending = None
+
+
+def _totals(record: Mapping[str, Any]) -> RunTotals:
+    """What a checkpoint says was done; one of an earlier release, or of a run without a target, knows less."""
+    return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
 
 def _check_keras(version: str) -> None:

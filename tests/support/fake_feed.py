@@ -83,6 +83,9 @@ class FakeCursor:
     def count(self, rounds: int) -> None:
         if self.session.evaluation or self._all_counted:
             return
+        first = self.at.number
+        for one in range(first, first + rounds * self.session.replicas):
+            self.session.trained_rows += self.session.rows(self.at.epoch, one)
         number, end = self.at.number + rounds * self.session.replicas, self.session.batches(self.at.epoch)
         assert number <= end, (self.at, rounds)
         self._go_to(*((self.at.epoch, number) if number < end else (self.at.epoch + 1, 0)))
@@ -141,6 +144,8 @@ class FakeSession:
         self.waits_s: list[float] = []
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
+        self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
+        self.trained_rows = 0
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -162,6 +167,10 @@ class FakeSession:
 
     def batches(self, epoch: int) -> int:
         return self.epochs[epoch % len(self.epochs)] * self.replicas
+
+    def rows(self, epoch: int, number: int) -> int:
+        """How many rows of a batch hold a sample."""
+        return 0 if self.empty_at(epoch, number) else self.shapes[(number // self.replicas) % len(self.shapes)].rows
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FakeSession], None]) -> None:
         self._let_go, self._on_close = let_go, on_close

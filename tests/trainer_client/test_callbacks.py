@@ -14,6 +14,7 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
+from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
 
 EPOCHS = (5, 6, 4)
 
@@ -123,6 +124,72 @@ class TestResume:
         for want, got in zip(values(made[0]), values(made[1]), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
+
+
+class TestTargets:
+    @pytest.mark.heritage("D7")
+    def test_absolute_or_so_many_more_than_the_checkpoint_has(self, tmp_path, capsys):
+        seen = []
+        for target in (2, 2, "+2"):
+            feed = FakeFeed(epochs=EPOCHS)
+            checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(epochs=target))
+            model = tiny_model()
+            model.fit(FakeFeed(epochs=(1,)).dataset(**FORM), verbose=0)
+            model.seen.clear()
+            fit(feed, [checkpoint], model, epochs=checkpoint.epochs)
+            seen.append(len(model.seen))
+        assert seen == [5 + 6, 0, 4 + 5]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "STARTING: training fake from epoch 0, step 0, until 2 epochs"
+        assert lines[1] == "FINISHED: 2 epochs, 11 steps, 34 samples, 0:00:00: 2 epochs are reached"
+        assert lines[4] == "STARTING: training fake from epoch 2, step 11, until 4 epochs"
+        assert lines[5].startswith("FINISHED: 4 epochs, 20 steps, 62 samples, 0:00:0")
+
+    def test_so_many_steps_are_all_saved_and_the_next_run_goes_on_there(self, tmp_path):
+        for target, want in ((8, 8), ("+1", 1), (9, 0), (10, 1)):
+            feed = FakeFeed(epochs=EPOCHS)
+            checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(steps=target))
+            model = tiny_model()
+            model.fit(FakeFeed(epochs=(1,)).dataset(**FORM), verbose=0)
+            model.seen.clear()
+            fit(feed, [checkpoint], model, epochs=checkpoint.epochs)
+            assert (len(model.seen), checkpoint.epochs) == (want, 2**31 - 1)
+        assert (feed.epoch, feed.cursor) == (1, 5)
+
+    @pytest.mark.heritage("L10")
+    def test_after_so_long_it_ends_with_the_step_in_hand(self, tmp_path, capsys):
+        feed = FakeFeed(epochs=(1000,), delay_s=0.01)
+        checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(max_time_s=0.3))
+        steps = len(fit(feed, [checkpoint], epochs=checkpoint.epochs).seen)
+        assert 1 <= steps < 1000
+        assert (feed.epoch, feed.cursor, checkpoint.reason) == (0, steps, "0:00:00 are over")
+        assert f"FINISHED: 0 epochs, {steps} steps" in capsys.readouterr().out
+
+    def test_the_last_line_tells_early_stopping_and_others_from_the_target(self, tmp_path, capsys):
+        class Enough(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.stop_training = True
+
+        early = {"early_stop": EarlyStop(NoProgress(1, 99.0), monitor="loss")}
+        for name, others, how, epochs in (("a", [], early, 9), ("b", [Enough()], {}, 9), ("c", [], {}, 1)):
+            feed = FakeFeed(epochs=EPOCHS)
+            fit(feed, [FeedCheckpoint(feed, tmp_path / name, until=Until(epochs=9), **how), *others], epochs=epochs)
+        ends = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FINISHED")]
+        assert ": stopped early, loss is " in ends[0]
+        assert ends[1].endswith(": another callback stopped it")
+        assert ends[2].endswith(": fit was given no more epochs")
+
+    def test_without_a_target_there_is_nothing_to_pass_to_fit(self, tmp_path):
+        with pytest.raises(SettingsError, match="expected a target, got none"):
+            _ = FeedCheckpoint(FakeFeed(), tmp_path).epochs
+
+    def test_a_checkpoint_of_a_run_without_a_target_counts_as_well(self, tmp_path, capsys):
+        feed = FakeFeed(epochs=EPOCHS)
+        model = fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=1)
+        checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(epochs="+1"))
+        fit(feed, [checkpoint], model, epochs=checkpoint.epochs)
+        assert len(model.seen) == 11
+        assert "STARTING: training fake from epoch 1, step 5, until 2 epochs" in capsys.readouterr().out
 
 
 class TestManners:

@@ -23,7 +23,7 @@ from trainer_client.load_test.own_job import OwnJob
 from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
 from trainer_client.load_test.report.figures import broken, curves_of, figures_of, together
 from trainer_client.load_test.report.machine import machine, versions
-from trainer_client.load_test.thin_trainer import Run
+from trainer_client.load_test.thin_trainer import ThinRun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,7 +131,7 @@ def _run(asked: Asked, repeat: int) -> dict[str, Any]:
         plan = LoadPlan(
             trainers=asked.trainers,
             processes=min(asked.processes or _processes(asked.trainers), asked.trainers),
-            run=Run(
+            run=ThinRun(
                 endpoint=job.endpoint if job else asked.feed,
                 stream=asked.stream,
                 world=asked.trainers,

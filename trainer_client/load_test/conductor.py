@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trainer_client.load_test.audit import Discrepancies
     from trainer_client.load_test.interrupts import Interrupts
-    from trainer_client.load_test.thin_trainer import Run
+    from trainer_client.load_test.thin_trainer import ThinRun
 
 __all__ = ["AttachError", "CrewError", "LoadPlan", "Measured", "conduct"]
 
@@ -39,7 +39,7 @@ class LoadPlan:
 
     trainers: int
     processes: int
-    run: Run
+    run: ThinRun
 
 
 class AttachError(StokerError):

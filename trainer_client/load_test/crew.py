@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from shared.command import allow_many_files
 from shared.logs import start_logging
 from trainer_client.load_test.report.histogram import Histogram
-from trainer_client.load_test.thin_trainer import Run, ThinTrainer
+from trainer_client.load_test.thin_trainer import ThinRun, ThinTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ class _Crew:
     """The trainers of this process."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self._run = Run(**order["run"])
+        self._run = ThinRun(**order["run"])
         self._ready = threading.Semaphore(0)
         self._trainers = [ThinTrainer(self._run, rank, self._ready) for rank in order["ranks"]]
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from trainer_client.batch import Batch
     from trainer_client.feed import Feed, Reading
 
-__all__ = ["Run", "ThinTrainer"]
+__all__ = ["ThinRun", "ThinTrainer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ThinRun:
     """What one trainer is to do; `step_s` 0 means as fast as possible."""
 
     endpoint: str
@@ -55,7 +55,7 @@ class _Tally:
 class ThinTrainer(threading.Thread):
     """Attaches when it is started; trains from the moment given to `begin`, for `seconds` or until `stop`."""
 
-    def __init__(self, run: Run, rank: int, on_ready: threading.Semaphore) -> None:
+    def __init__(self, run: ThinRun, rank: int, on_ready: threading.Semaphore) -> None:
         super().__init__(name=f"trainer-{rank}", daemon=True)
         self.rank = rank
         self.tally = _Tally()

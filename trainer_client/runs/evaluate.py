@@ -17,6 +17,7 @@ from shared.errors import DataError, SettingsError
 from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
+from trainer_client.runs.lines import finished_line, starting_line
 
 with quick_import():
     from trainer_client.tf.models.evaluation import Evaluator
@@ -70,7 +71,9 @@ def evaluate(order: EvaluateOrder) -> None:
         data = {name: _dataset(order, stack.enter_context(_connect(order, name))) for name in order.streams}
         order.module.refuse_unknown_parameters()
         if not order.as_json:
-            print(f"STARTING: evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}", flush=True)
+            print(
+                starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"), flush=True
+            )
         samples = checkpoints = 0
         for arrays, record in _versions(order, began_s):
             checkpoints += 1
@@ -79,8 +82,8 @@ def evaluate(order: EvaluateOrder) -> None:
                 samples += int(values["rows"])
                 _tell(order, stream, record, values)
     if not order.as_json:
-        spent = _spell(time.monotonic() - began_s)
-        print(f"FINISHED: {checkpoints} checkpoints, {samples} samples, {spent}", flush=True)
+        totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
+        print(finished_line(totals, time.monotonic() - began_s), flush=True)
 
 
 def _evaluator(module: ModelModule) -> Evaluator:
@@ -155,9 +158,3 @@ def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dic
         return
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     print(f"{stream} at step {step}, after {epoch} epochs: {judged} ({values['rows']:.0f} samples)", flush=True)
-
-
-def _spell(seconds: float) -> str:
-    """Hours, which may be more than 24, minutes and seconds."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

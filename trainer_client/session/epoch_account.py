@@ -8,6 +8,7 @@ that was dropped, counts towards the epoch that it belongs to; steps count only 
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shared.wire.layout import Field
     from shared.wire.messages import Pushed
     from shared.wire.parts import WireShape
+
+#: How many batches that were read and not trained on are told apart.
+_MOST_UNTRAINED = 4096
 
 __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 
@@ -49,6 +53,8 @@ class ReadCounts:
     #: Waits that the training loop reported; None until it reports any.
     step_wait_s: float | None = None
     rounds: int = 0
+    #: Rows with a sample, of the batches that were trained on.
+    trained_rows: int = 0
     sample_rows: int = 0
     masked_rows: int = 0
     vacant_rows: int = 0
@@ -105,6 +111,8 @@ class Accounts:
         #: The keys of a batch that it needs to see.
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
         self._epochs: dict[int, EpochAccount] = {}
+        #: Rows with a sample of each batch that was read and not trained on yet, by epoch and number.
+        self._untrained: dict[tuple[int, int], int] = {}
 
     def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
         """Batches of one shape were handed to the reader at once, after waiting for the first."""
@@ -134,6 +142,9 @@ class Accounts:
         counts, shape = self.counts, headers[0].shape
         space, rows = len(headers) * shape.rows, sum(header.rows for header in headers)
         counts.sample_rows += rows
+        for header in headers:
+            if not header.empty:  # an empty place goes by another batch's number
+                self._note_untrained((header.epoch, header.number), header.rows)
         counts.masked_rows += sum(header.masked for header in headers)
         # A packed row may lack several samples.
         counts.vacant_rows += sum(max(0, shape.rows - header.rows - header.masked) for header in headers)
@@ -148,6 +159,15 @@ class Accounts:
         epoch.sample_bytes += sample_bytes
         epoch.padded_bytes += space * row_bytes
 
+    def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
+        """The oldest of too many goes with the next: who reads far ahead counts whole epochs, not single batches."""
+        self._untrained[batch] = rows
+        if len(self._untrained) > _MOST_UNTRAINED:
+            oldest, following = itertools.islice(self._untrained, 2)
+            older = self._untrained.pop(oldest)
+            if oldest[0] == following[0]:
+                self._untrained[following] += older
+
     def count_step_wait(self, epoch: int, wait_s: float) -> None:
         """The training loop waited this long for the data of a step."""
         self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
@@ -155,8 +175,13 @@ class Accounts:
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
-    def count_trained(self, epoch: int, number: int, rounds: int = 1) -> None:
-        """Count rounds, from batch `number` of the epoch on, as trained on; ignored once the epoch is closed."""
+    def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
+        """Count rounds, the batches from `number` to `stop` (excluded) of the epoch, as trained on; ignored once the
+        epoch is closed.
+        """
+        for one in list(self._untrained):  # a reader may be adding more
+            if one[0] == epoch and number <= one[1] < stop:
+                self.counts.trained_rows += self._untrained.pop(one, 0)
         account = self._epochs.get(epoch)
         if account is not None:
             self.counts.rounds += rounds
@@ -166,12 +191,15 @@ class Accounts:
     def forget(self) -> None:
         """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be reported."""
         self._epochs = {}
+        self._untrained = {}
 
     def close(self, epoch: int) -> EpochAccount | None:
         """The epoch is over: its account, if any of it was read; earlier epochs are forgotten."""
         account = self._epochs.get(epoch)
         for old in [one for one in list(self._epochs) if one <= epoch]:  # a reader may be adding the next one
             del self._epochs[old]
+        for one in [one for one in list(self._untrained) if one[0] <= epoch]:
+            self._untrained.pop(one, 0)
         return account
 
 

@@ -86,6 +86,26 @@ class FeedSession:
         return self.receiver.settings.core.ranks.replicas
 
     @property
+    def rank(self) -> int:
+        """The first of this trainer's ranks."""
+        return self.receiver.settings.core.ranks.rank
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are in all."""
+        return self.receiver.settings.core.ranks.world
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether batches are leased, so that nobody has to go in step with others."""
+        return self.leases is not None
+
+    @property
+    def trained_rows(self) -> int:
+        """How many rows that hold a sample this trainer has trained on."""
+        return self.accounts.counts.trained_rows
+
+    @property
     def at_a_time(self) -> int:
         """How many batches a framework should take at a time: several, if handing over costs more than copying."""
         return self.receiver.spec.at_a_time

@@ -76,7 +76,7 @@ class LeaseAccount:
     def _tell(self, batch: UpcomingBatch, *, done: bool) -> None:
         assert batch.lease is not None
         if done:
-            self._accounts.count_trained(batch.position.epoch, batch.number)
+            self._accounts.count_trained(batch.position.epoch, batch.number, stop=batch.number + 1)
         self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done))
 
     def count_to_end(self, start: Position, _rounds: int) -> None:

@@ -59,7 +59,7 @@ class TrainedCursor:
     def _count_one(self) -> None:
         at, batches = self.at, self._batches()
         one = next(rounds_of(at.number, batches, at.group, self._ranks.world))
-        self._accounts.count_trained(at.epoch, at.number)
+        self._accounts.count_trained(at.epoch, at.number, stop=one.stop)
         self._move(Position(at.epoch, one.stop, at.group), batches)
         if one.stop >= batches:
             self._log_epoch(at.epoch, batches)

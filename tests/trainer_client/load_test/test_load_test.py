@@ -19,7 +19,7 @@ from trainer_client.load_test import conductor
 from trainer_client.load_test.conductor import LoadPlan, conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
-from trainer_client.load_test.thin_trainer import Run
+from trainer_client.load_test.thin_trainer import ThinRun
 
 
 def run(*arguments):
@@ -108,7 +108,7 @@ def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(monkeypatch):
 
     how = {"stream": "train", "world": 1, "step_s": 0, "seconds": 9, "prefetch": 8, "shared_memory": True, "keys": ""}
     with Interrupts() as interrupts, OwnJob(seed=1, workers=1, interrupts=interrupts) as job:
-        plan = LoadPlan(trainers=1, processes=1, run=Run(endpoint=job.endpoint, **how))
+        plan = LoadPlan(trainers=1, processes=1, run=ThinRun(endpoint=job.endpoint, **how))
         tell = conductor._Process.tell
         monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
         with pytest.raises(StokerError, match="its end, with exit code -9"):

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import LostError
 from trainer_client.load_test import thin_trainer
 from trainer_client.load_test.audit import Discrepancies, audited
-from trainer_client.load_test.thin_trainer import Run, ThinTrainer
+from trainer_client.load_test.thin_trainer import ThinRun, ThinTrainer
 
 
 class Clock:
@@ -95,7 +95,7 @@ def trained(monkeypatch):
         monkeypatch.setattr(thin_trainer, "time", clock)
         monkeypatch.setattr(thin_trainer, "connect", lambda *_args, **how: feed if how["world"] == 2 else None)
         how = {"endpoint": "", "stream": "train", "prefetch": 8, "shared_memory": True, "keys": ""}
-        plan = Run(world=2, step_s=step_s, seconds=seconds, **how)
+        plan = ThinRun(world=2, step_s=step_s, seconds=seconds, **how)
         trainer = ThinTrainer(plan, rank, threading.Semaphore(0))
         trainer.begin(1000.5)
         if stopped:

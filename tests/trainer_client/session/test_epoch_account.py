@@ -189,3 +189,29 @@ def test_an_epoch_of_nothing_has_a_line_too() -> None:
     line = account.log_fields(now_s=5.0, batches=0)
     assert (line["waiting"], line["padding"], line["complete"]) == (0.0, 0.0, 1.0)
     assert len(WAIT_BOUNDS_S) + 1 == len(accounts.counts.waits)
+
+
+def test_rows_count_as_trained_on_with_their_batches_and_not_before() -> None:
+    accounts = Accounts(FIELDS)
+    for number, rows in enumerate((4, 3, 2, 1)):
+        _read(accounts, number=number, rows=rows, masked=0)
+    _read(accounts, number=0, rows=0, masked=0, empty=True)
+    _read(accounts, epoch=1, number=1, rows=1, masked=0)
+    assert accounts.counts.trained_rows == 0
+    accounts.count_trained(0, 0, stop=2)
+    assert accounts.counts.trained_rows == 7
+    accounts.count_trained(0, 3, stop=4)
+    assert accounts.counts.trained_rows == 8
+    accounts.count_trained(0, 0)
+    assert accounts.counts.trained_rows == 10
+    accounts.forget()
+    accounts.count_trained(1, 0)
+    assert accounts.counts.trained_rows == 10
+
+
+def test_who_reads_far_ahead_counts_all_rows_once_the_epoch_is_through() -> None:
+    accounts = Accounts(FIELDS)
+    for number in range(5000):
+        _read(accounts, number=number, rows=1 + number % 3, masked=0)
+    accounts.count_trained(0, 0, 5000)
+    assert accounts.counts.trained_rows == sum(1 + number % 3 for number in range(5000))

@@ -1,0 +1,106 @@
+"""`Run`: a plain loop from the cursor to a target, counting what was trained on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.errors import SettingsError
+from tests.support.fake_feed import FakeFeed
+from trainer_client import Run, Until
+from trainer_client.runs.progress import RunProgress
+from trainer_client.runs.until import RunTotals
+
+EPOCHS = (3, 4, 2)
+#: Rows of the batches of these epochs: shapes of 4 and 2 rows take turns.
+ROWS = (10, 12, 6)
+
+
+def places(batches):
+    return [(batch.epoch, batch.number) for batch in batches]
+
+
+def test_to_an_absolute_epoch_and_so_many_more_from_there(capsys):
+    feed = FakeFeed(epochs=EPOCHS)
+    run = Run(feed, Until(epochs=2))
+    assert places(run) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert (run.reason, feed.epoch, feed.cursor) == ("2 epochs are reached", 2, 0)
+    assert (run.totals.epochs, run.totals.steps, run.totals.samples) == (2, 7, ROWS[0] + ROWS[1])
+    state = json.loads(json.dumps(run.state()))
+    more = Run(FakeFeed(epochs=EPOCHS), Until(epochs="+1"))
+    more.restore(state)
+    assert places(more) == [(2, 0), (2, 1)]
+    assert (more.totals.epochs, more.totals.steps, more.totals.samples) == (3, 9, sum(ROWS))
+    began, ended, again, end = capsys.readouterr().out.splitlines()
+    assert began == "STARTING: training fake from epoch 0, step 0, until 2 epochs"
+    assert ended == "FINISHED: 2 epochs, 7 steps, 22 samples, 0:00:00: 2 epochs are reached"
+    assert again == "STARTING: training fake from epoch 2, step 7, until 3 epochs"
+    assert end == "FINISHED: 3 epochs, 9 steps, 28 samples, 0:00:00: 3 epochs are reached"
+
+
+def test_so_many_steps_end_inside_an_epoch_and_the_next_run_goes_on_there():
+    feed = FakeFeed(epochs=EPOCHS)
+    assert places(Run(feed, Until(steps=4))) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert (feed.epoch, feed.cursor) == (1, 1)
+    assert places(Run(feed, Until(steps="+2"))) == [(1, 1), (1, 2)]
+
+
+def test_a_target_that_is_reached_trains_nothing():
+    run = Run(FakeFeed(epochs=EPOCHS), Until(epochs=0))
+    assert places(run) == []
+    assert run.reason == "0 epochs are reached"
+
+
+def test_a_stop_waits_for_the_step_in_hand_and_leaving_does_not():
+    feed = FakeFeed(epochs=EPOCHS)
+    run = Run(feed, Until(epochs=3))
+    for batch in run:
+        if batch.number == 1:
+            run.stop("enough for today")
+    assert (feed.epoch, feed.cursor, run.reason) == (0, 2, "enough for today")
+    for batch in Run(feed, Until(epochs=3)):
+        if (batch.epoch, batch.number) == (1, 1):
+            break
+    assert (feed.epoch, feed.cursor) == (1, 1)
+
+
+def test_the_time_is_over_after_the_step_in_hand():
+    now_s = [100.0]
+    progress = RunProgress(Until(max_time_s=60), prints=False, clock=lambda: now_s[0])
+    progress.begin("training", RunTotals(seconds=86_400))
+    now_s[0] = 159.9
+    assert not progress.count(epochs=0, steps=1)
+    now_s[0] = 160.0
+    assert progress.count(epochs=0, steps=1)
+    assert (progress.reason, progress.totals.seconds) == ("0:01:00 are over", 86_460)
+
+
+def test_saved_after_done_the_step_in_hand_counts():
+    feed = FakeFeed(epochs=EPOCHS)
+    run = Run(feed, Until(epochs=1))
+    for _ in run:
+        run.done()
+        break
+    assert (feed.cursor, run.state()["run"]["steps"], run.state()["run"]["samples"]) == (1, 1, 4)
+
+
+def test_with_two_replicas_a_step_is_two_batches():
+    feed = FakeFeed(epochs=EPOCHS, replicas=2)
+    run = Run(feed, Until(steps=2))
+    assert places(run) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert (feed.cursor, run.totals.samples) == (4, 12)
+
+
+def test_a_stream_for_evaluation_is_not_trained_on():
+    with pytest.raises(SettingsError, match="expected a stream for training, got fake, which is for evaluation"):
+        Run(FakeFeed(evaluation=True), Until(epochs=1))
+
+
+def test_ranks_in_step_have_no_common_clock():
+    feed = FakeFeed(epochs=EPOCHS)
+    feed.session.world = 2
+    with pytest.raises(SettingsError, match=r"expected one process.*Limit epochs or steps"):
+        Run(feed, Until(max_time_s=5))
+    feed.session.in_queue = True
+    Run(feed, Until(max_time_s=5))

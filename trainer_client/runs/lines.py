@@ -1,0 +1,29 @@
+"""The lines by which a run says that it begins and how it ended, whatever it does.
+
+Rules: pure. Hours may be more than 24.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["finished_line", "spell_time", "starting_line"]
+
+
+def starting_line(what: str) -> str:
+    """A run begins to do `what`."""
+    return f"STARTING: {what}"
+
+
+def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
+    """A run came to its end in good order, after `totals` and so long; `why` there, where there are several ends."""
+    return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
+
+
+def spell_time(seconds: float) -> str:
+    """Hours, which may be more than 24, minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

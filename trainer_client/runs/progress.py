@@ -1,0 +1,73 @@
+"""How far a run is, which limit or whose word ends it, and the two lines that it prints.
+
+Rules: one of all ranks prints; an error ends a run without a line, for it is no end in good order. It must not know
+feeds or Keras; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainer_client.runs.lines import finished_line, starting_line
+from trainer_client.runs.until import RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer_client.runs.until import RunLimits, Until
+
+__all__ = ["RunProgress"]
+
+
+class RunProgress:
+    """From `begin` to `finish`; may begin again."""
+
+    def __init__(self, until: Until, *, prints: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        #: Why the run is over; nothing while it goes on.
+        self.reason = ""
+        self._until = until
+        self._prints = prints
+        self._clock = clock
+        self._there = self._totals = RunTotals()
+        self._limits: RunLimits = until.from_there(self._there)
+        self._began_s = clock()
+
+    @property
+    def totals(self) -> RunTotals:
+        """What the run has done since it began from nothing."""
+        return replace(self._totals, seconds=self._there.seconds + self._spent_s())
+
+    def _spent_s(self) -> float:
+        return self._clock() - self._began_s
+
+    def begin(self, what: str, there: RunTotals) -> None:
+        """The run begins, or goes on, with what is there already."""
+        self._began_s, self.reason = self._clock(), ""
+        self._there = self._totals = there
+        self._limits = self._until.from_there(there)
+        if self._prints:
+            line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
+            print(starting_line(line), flush=True)
+        self._look()
+
+    def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
+        """So many more steps are done, and so many epochs in all; whether the run is over."""
+        done = self._totals
+        self._totals = replace(done, epochs=epochs, steps=done.steps + steps, samples=done.samples + samples)
+        self._look()
+        return bool(self.reason)
+
+    def _look(self) -> None:
+        self.stop(self._limits.reached(self._totals, self._spent_s()))
+
+    def stop(self, why: str) -> None:
+        """End the run for this reason, unless there is one already."""
+        self.reason = self.reason or why
+
+    def finish(self) -> None:
+        """The run is over."""
+        totals = self.totals
+        if self._prints:
+            print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)

@@ -1,0 +1,110 @@
+"""`Run`: a training loop of one's own, from the cursor to a target, over as many epochs as that takes.
+
+Rules: a batch counts as trained on once the next is asked for, so `state()` inside the loop, after a step, is that of
+the step before: call `done()` first to save what the step made. Leaving the loop early loses nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from trainer_client.runs.progress import RunProgress
+from trainer_client.runs.until import RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+    from trainer_client.runs.until import Until
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["Run", "check_time_limit"]
+
+
+class Run:
+    """`for batch in Run(feed, Until(epochs=75)):` trains on what is left; it prints when it starts and how it ended."""
+
+    def __init__(self, feed: Feed, until: Until) -> None:
+        self._feed = feed
+        self._session = feed._session  # noqa: SLF001 - both are halves of one face
+        if self._session.evaluation:
+            raise SettingsError(
+                expected="a stream for training", got=f"{self._session.stream}, which is for evaluation", where="Run",
+                remedy="Read the feed itself: `for batch in feed:` gives the same epoch each time.",
+            )  # fmt: skip
+        check_time_limit(until, self._session)
+        self._progress = RunProgress(until, prints=self._session.rank == 0)
+        self._there = RunTotals()
+        #: Batches of the step in hand, and the rows that were trained on before it.
+        self._in_hand = 0
+        self._rows = self._session.trained_rows
+
+    @property
+    def reason(self) -> str:
+        """Why the run is over; nothing while it goes on."""
+        return self._progress.reason
+
+    @property
+    def totals(self) -> RunTotals:
+        """Epochs, steps, samples and seconds since it began from nothing; samples are those of this trainer."""
+        return self._progress.totals
+
+    def stop(self, why: str = "stopped") -> None:
+        """End after the step in hand; what was read ahead is left for the next run. May be called from any thread."""
+        self._progress.stop(why)
+
+    def __iter__(self) -> Iterator[Batch]:
+        there = self._there
+        self._progress.begin(
+            f"training {self._session.stream}",
+            RunTotals(epochs=self._feed.epoch, steps=there.steps, samples=there.samples, seconds=there.seconds),
+        )
+        while not self.reason:
+            yield from self._epoch()
+        self._there = self.totals
+        self._progress.finish()
+
+    def _epoch(self) -> Iterator[Batch]:
+        session = self._session
+        with session.open() as batches:
+            for batch in batches:
+                self._in_hand += 1
+                yield batch
+                self.done()
+                if self.reason:
+                    return
+        session.count_to_end(batches)
+        self._progress.count(epochs=self._feed.epoch)
+
+    def done(self) -> None:
+        """The batches in hand are trained on, if they are a whole step: one batch for each replica."""
+        session = self._session
+        if self._in_hand < session.replicas:
+            return
+        self._in_hand = 0
+        session.cursor.count(1)
+        rows, self._rows = session.trained_rows - self._rows, session.trained_rows
+        self._progress.count(epochs=self._feed.epoch, steps=1, samples=rows)
+
+    # --- saving and restoring ---
+
+    def state(self) -> dict[str, Any]:
+        """The feed's cursor and the run's totals, as plain values for a checkpoint of your own."""
+        return {"feed": self._feed.state(), "run": self.totals.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to what `state` returned, before the loop begins."""
+        self._feed.restore(state["feed"])
+        self._there = RunTotals.of(state["run"])
+
+
+def check_time_limit(until: Until, session: FeedSession) -> None:
+    """Clocks differ, and ranks in step have to end at the same one."""
+    if until.max_time_s is not None and session.world > session.replicas and not session.in_queue:
+        raise SettingsError(
+            expected="one process, or a stream in queue mode", got=f"a world of {session.world} in lockstep",
+            where="Until(max_time_s=)",
+            remedy="Limit epochs or steps: by its own clock each rank would end at another step, and others wait.",
+        )  # fmt: skip
