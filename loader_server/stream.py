@@ -227,7 +227,7 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     if recipe.settings.length not in padded:
         raise SettingsError(
             expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
-            got=f'"{recipe.settings.length}"',
+            got=f'"{recipe.settings.length}"' + (", which is padded nowhere" if recipe.settings.length in made else ""),
             where=f"{recipe.where}, length",
             remedy="It names the key whose length decides the bucket; the transforms say which keys there are.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict
@@ -54,7 +55,7 @@ def index_streams(
                     progress=progress,
                 )
                 reports[title] = (None if force else unchanged_index(request)) or make_index(request)
-        _try_mixture(job, recipe)
+        _try_keys(job, recipe)
     return reports
 
 
@@ -67,12 +68,15 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
     return chain
 
 
-def _try_mixture(job: JobFile, recipe: StreamRecipe) -> None:
-    """Refuse now what would mask every sample of one source of a mixture."""
-    if len(recipe.sources) > 1:
-        joined = open_sources(job, recipe)
-        joined.try_each(joined.bound(recipe.chain(joined.source.fields)))
-        joined.close()
+def _try_keys(job: JobFile, recipe: StreamRecipe) -> None:
+    """Refuse now what would stop the job when it starts, or mask every sample of one source of a mixture."""
+    if recipe.whole:
+        return
+    with contextlib.closing(open_sources(job, recipe)) as joined:
+        chain = joined.bound(recipe.chain(joined.source.fields))
+        joined.try_each(chain)
+        joined.refuse_lacking(recipe.settings.length, chain)
+        refuse_wrong_keys(recipe, chain.fields)
 
 
 def show(reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport] = (), *, as_json: bool) -> None:

@@ -344,7 +344,7 @@ LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], int, str]] = {
     "a wrong checksum": (
         CHECKED,
         both(
-            lambda folder: write_records(folder / "a.tfrecord", [example(x=[1.0])] * 3),
+            lambda folder: write_records(folder / "a.tfrecord", [example(x=[1.0] * n) for n in (1, 2, 3)]),
             lambda folder: damage(folder / "a.tfrecord", b"\x00\x00\x80\x3f"),
         ),
         2,
@@ -352,7 +352,10 @@ LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], int, str]] = {
     ),
     "records cut short": (
         RECORDS,
-        both(lambda folder: write_records(folder / "a.tfrecord", [example(x=[1.0])] * 3), cut("a.tfrecord", 5)),
+        both(
+            lambda folder: write_records(folder / "a.tfrecord", [example(x=[1.0] * n) for n in (1, 2, 3)]),
+            cut("a.tfrecord", 5),
+        ),
         2,
         r"a\.tfrecord, line 2: broken_file: .* nothing from byte \d+ on can be read",
     ),
