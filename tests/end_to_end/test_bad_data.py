@@ -12,7 +12,7 @@ import pytest
 
 import trainer_client
 from loader_server.commands.index import index_streams
-from loader_server.stream import JobFile
+from loader_server.job_file import JobFile
 from tests.loader_server import test_bad_input as data
 from tests.support.corpora import make_corpus
 from tests.support.disk import small_disk
