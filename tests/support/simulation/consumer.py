@@ -34,6 +34,9 @@ _FOR_EVER = float("inf")
 class Consumer:
     """Runs `work` in one trainer."""
 
+    #: How much longer it may wait than for batches of its own.
+    patience_s = 0.0
+
     def __init__(self, world: World, trainer: Trainer) -> None:
         self.world = world
         self.trainer = trainer

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Fact, Instruction, Keep, Received, Send, Ticked
-from loader_server.coordinator.journal import _key
+from loader_server.coordinator.events import Excused, Fact, Instruction, Keep, Received, Send, Ticked
+from loader_server.coordinator.journal import _UNDOING, _key
 from loader_server.coordinator.settings import CoordinatorSettings
 from loader_server.coordinator.state import CoordinatorState
 from shared.bad_limit import BadLimit
 from tests.support.simulation.network import Server
 from tests.support.simulation.process import Process
+from tests.support.simulation.scheduler import Broken
 
 if TYPE_CHECKING:
     from tests.support.simulation.world import World
@@ -43,6 +44,8 @@ class Coordinator(Process):
         self.state = CoordinatorState(settings, world.streams, first_version=1 + 1_000_000 * incarnation)
         for fact in journal.values():
             self.state.recover(fact)
+        if self.state.incomplete():
+            raise Broken(f"Q4: the journal lacks leases of {self.state.incomplete()}")
         self._tick_s = setting.timeout_s / 4
         self._turned_s = self._due_s = self.scheduler.now_s
         self._server = Server(world.network, self, world.COORDINATOR)
@@ -64,11 +67,16 @@ class Coordinator(Process):
         now_s = self.scheduler.now_s
         if now_s - self._turned_s > _STALL_TICKS * self._tick_s:
             self._due_s = now_s + _STALL_TICKS * self._tick_s
+            self._carry_out(self.state.handle(Excused(), now_s))
         self._turned_s = now_s
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
-        self.journal.update((_key(fact), fact) for fact in facts)
+        for fact in facts:
+            self.world.sharing.on_kept(fact)
+            self.journal.pop(_key(fact), None)
+            if not isinstance(fact, _UNDOING):
+                self.journal[_key(fact)] = fact
         if facts and self.world.coordinator_dies_after_writing():
             return
         for one in instructions:

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from loader_server.leases.epoch_leases import OutNumber
+from loader_server.leases.table import LeaseTable
 from trainer_client.core.asking.answers import Answers
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
+from trainer_client.core.leases import HeldLeases
 from trainer_client.core.upcoming import Upcoming
 from trainer_client.core.workers.connections import Connections
 from trainer_client.core.workers.worker_tickets import WorkerTickets
@@ -94,6 +97,22 @@ def _keep_what_was_opened() -> Patch:
     return Upcoming, "leads_on", lambda _self, _start, _taken: True
 
 
+def _take_every_lease() -> Patch:
+    receive = HeldLeases.receive
+
+    def receive_all(self: HeldLeases, said: m.Leases, now_s: float) -> bool:
+        untold, self._done = self._done, {}
+        is_taken = receive(self, said, now_s)
+        self._done = untold
+        return is_taken
+
+    return HeldLeases, "receive", receive_all
+
+
+def _believe_who_lost_it() -> Patch:
+    return LeaseTable, "_known", lambda self, lease: self.epochs[lease.epoch].out.get(lease.number, OutNumber(nth=1))
+
+
 #: Rules by name, and what takes each out. The first seven are missed within some hundred seeds, the others, which other
 #: rules stand behind, within many thousand if at all.
 RULES: dict[str, Callable[[], Patch]] = {
@@ -107,6 +126,8 @@ RULES: dict[str, Callable[[], Patch]] = {
     "a-stale-ticket's-answer-is-dropped": _take_stale_answers,
     "an-answer-names-its-request": _take_any_attached,
     "another-incarnation-is-no-proof-of-death": _bury_on_welcome,
+    "what-is-done-and-not-told-is-leased-no-more": _take_every_lease,
+    "what-is-done-already-is-not-done-again": _believe_who_lost_it,
 }
 
 

@@ -25,6 +25,12 @@ class Setting:
     group: int
     sizes: tuple[int, ...]
     dev_size: int
+    #: Trainers that share another stream in queue mode, its epochs, and how long they have at least for a batch.
+    sharers: int
+    shared_sizes: tuple[int, ...]
+    lease_s: float
+    #: How often a user fails at a batch.
+    failures: float
     build_s: float
     step_s: float
     #: Until a thread that was woken runs, at most.
@@ -66,6 +72,10 @@ class Setting:
             group=dice.choice((0, 0, sum(shares), sum(shares) + 1)),
             sizes=_sizes(dice),
             dev_size=dice.choice((0, 1, 2, 5)),
+            sharers=dice.choice((0, 0, 0, 1, 2, 3)),
+            shared_sizes=_sizes(dice),
+            lease_s=timeout_s * dice.choice((0.5, 2.0)),
+            failures=dice.choice((0.0, 0.03, 0.5)),
             build_s=timeout_s * dice.choice((0.005, 0.02, 0.1)),
             step_s=timeout_s * dice.choice((0.02, 0.1, 0.2)),
             turn_s=dice.choice((0.0005, 0.005, 0.02)),

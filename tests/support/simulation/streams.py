@@ -14,6 +14,8 @@ from shared.wire.parts import WireField, WireShape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loader_server.leases.table import LeaseRules
+
 __all__ = ["Stream"]
 
 _FIELDS = (WireField("audio", "uint8", (None,), None), WireField("weight", "float32", (), None))
@@ -35,12 +37,14 @@ class Stream:
     shapes = _SHAPES
     producers = 0
     base_fields = ()
-    leases = None
     wrong_shape = _WRONG
 
-    def __init__(self, name: str, *, evaluation: bool, sizes: Sequence[int], build_s: float) -> None:
+    def __init__(
+        self, name: str, *, evaluation: bool, sizes: Sequence[int], build_s: float, leases: LeaseRules | None = None
+    ) -> None:
         self.name = name
         self.evaluation = evaluation
+        self.leases = leases
         self.digest = f"plan of {name}"
         self._sizes = sizes
         self._build_s = build_s

@@ -10,6 +10,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import GroupFixed
+from loader_server.leases.table import LeaseRules
 from shared.errors import RefusedError, StokerError
 from shared.wire import messages as m
 from tests.support.simulation.checks import Checks
@@ -18,6 +19,7 @@ from tests.support.simulation.coordinator import Coordinator
 from tests.support.simulation.network import Network
 from tests.support.simulation.scheduler import Scheduler
 from tests.support.simulation.setting import Setting
+from tests.support.simulation.sharing import Sharer, Sharing
 from tests.support.simulation.streams import Stream
 from tests.support.simulation.trainer import Trainer
 from tests.support.simulation.training import Training
@@ -59,12 +61,19 @@ class World:
         self.streams = {
             "train": Stream("train", evaluation=False, sizes=setting.sizes, build_s=setting.build_s),
             "dev": Stream("dev", evaluation=True, sizes=(setting.dev_size,), build_s=setting.build_s),
+            "pool": Stream(
+                "pool",
+                evaluation=False,
+                sizes=setting.shared_sizes,
+                build_s=setting.build_s,
+                leases=LeaseRules(floor_s=setting.lease_s, tries=3),
+            ),
         }
         #: Memory that may be opened, by the trainer's incarnation.
         self.memories: dict[int, Memory] = {}
         #: Every trainer that ever was, by incarnation.
         self.trainers: dict[int, Trainer] = {}
-        self._goal = 0
+        self._goal = self._shared_goal = 0
         self.healed_s: float | None = None
         self.starts = 0
         self._incarnations = itertools.count(1 + scheduler.random.randrange(2**40))
@@ -74,6 +83,8 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.training = Training(self, "train")
         self.evaluators: dict[str, Trainer] = {}
+        self.sharing = Sharing(self)
+        self.sharers: dict[str, Trainer] = {}
         #: Batches that nobody can build, that kill who tries first, that one worker cannot build.
         self.refused_by_all: set[int] = set()
         self.poison: set[int] = set()
@@ -85,7 +96,7 @@ class World:
     def _place_hosts(self) -> None:
         dice, hosts = self.scheduler.random, [f"host{host}" for host in range(self.setting.hosts)]
         places = ["coordinator", *(f"worker{one}" for one in range(self.setting.workers))]
-        places += [f"{stream}{one}" for stream in ("train", "dev") for one in range(8)]
+        places += [f"{stream}{one}" for stream in self.streams for one in range(8)]
         self.network.host_of = {place: dice.choice(hosts) for place in places}
 
     # --- starting ---
@@ -98,6 +109,8 @@ class World:
         self.training.start(list(self.setting.shares))
         for one in range(self.setting.evaluators):
             self.start_evaluator(f"dev{one}")
+        for one in range(self.setting.sharers):
+            self.start_sharer(f"pool{one}")
 
     def start_coordinator(self) -> None:
         """Start the coordinator, on its journal, unless it runs."""
@@ -122,6 +135,13 @@ class World:
         if before is None or not before.alive:
             trainer = self.evaluators[place] = self.new_trainer(place, "dev", 0, 1, 1)
             Evaluating(self, trainer)
+
+    def start_sharer(self, place: str) -> None:
+        """Start a trainer in queue mode."""
+        before = self.sharers.get(place)
+        if before is None or not before.alive:
+            trainer = self.sharers[place] = self.new_trainer(place, "pool", 0, 1, 1)
+            Sharer(self, trainer, self.sharing)
 
     def new_trainer(self, place: str, stream: str, rank: int, replicas: int, world: int) -> Trainer:
         """Start a trainer."""
@@ -170,7 +190,10 @@ class World:
         for place, trainer in self.evaluators.items():
             if not trainer.alive:
                 self.start_evaluator(place)
-        self._goal = self.training.epochs_done + 1
+        for place, trainer in self.sharers.items():
+            if not trainer.alive:
+                self.start_sharer(place)
+        self._goal, self._shared_goal = self.training.epochs_done + 1, self.sharing.epochs_done + 1
         for trainer in self.live_trainers():
             if trainer.replaced and (self.scheduler.chance(0.5) or not self.training.claims(trainer)):
                 self.kill(trainer)  # "stop the ones of the old world"
@@ -184,6 +207,8 @@ class World:
         """Whether enough was trained and read since all is well."""
         assert self.healed_s is not None
         if self.training.epochs_done < self._goal:
+            return False
+        if self.sharers and self.sharing.epochs_done < self._shared_goal:
             return False
         readers = [one.consumer for one in self.evaluators.values() if one.alive]
         return len(readers) == self.setting.evaluators and all(one is not None and one.passes > 0 for one in readers)
@@ -246,6 +271,9 @@ class World:
         if trainer.settings.stream == "dev":
             pause_s = self.scheduler.between(0.0, 1.0) * self.setting.timeout_s
             self.scheduler.after(pause_s, self.start_evaluator, trainer.name)
+        elif trainer.settings.stream == "pool":
+            pause_s = self.scheduler.between(0.0, 1.0) * self.setting.timeout_s
+            self.scheduler.after(pause_s, self.start_sharer, trainer.name)
         elif self.training.has(trainer):
             self._restart_training(shares)
 
@@ -331,4 +359,4 @@ class World:
         """How long a consumer may wait when all is well again: a heartbeat timeout, and builds of what is in hand."""
         setting = self.setting
         timeout_s = max(setting.timeout_s, 0.0 if consumer.trainer.core.attachment.attached else _FIRST_TIMEOUT_S)
-        return 1.25 * timeout_s + _BUILDS * setting.build_s + _WAYS * setting.far_s + _CONNECT_S
+        return consumer.patience_s + 1.25 * timeout_s + _BUILDS * setting.build_s + _WAYS * setting.far_s + _CONNECT_S

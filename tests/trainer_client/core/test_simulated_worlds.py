@@ -29,6 +29,7 @@ def told(outcome):
 @pytest.mark.fault(5)
 @pytest.mark.fault(6)
 @pytest.mark.fault(11)
+@pytest.mark.fault(12)
 @pytest.mark.fault(16)
 @pytest.mark.fault(17)
 @pytest.mark.fault(19)
@@ -54,13 +55,15 @@ def test_whatever_fails_no_promise_is_broken_and_then_it_goes_on():
 
 #: By rule, a seed in whose world it is missed; where that no longer holds, the first one is looked for.
 MISSED_AT = {
-    "a-silent-writer's-slot-waits-for-proof": 8,
+    "a-silent-writer's-slot-waits-for-proof": 31,
     "a-reader-gets-its-own-way": 0,
     "what-was-taken-back-is-asked-again": 17,
-    "wants-of-the-silent-are-asked-elsewhere": 559,
-    "a-pong-tells-what-was-lost": 252,
-    "the-head-always-has-a-slot": 369,
-    "a-silent-connection-is-made-anew": 2,
+    "wants-of-the-silent-are-asked-elsewhere": 55,
+    "a-pong-tells-what-was-lost": 35,
+    "the-head-always-has-a-slot": 74,
+    "a-silent-connection-is-made-anew": 42,
+    "what-is-done-and-not-told-is-leased-no-more": 23,
+    "what-is-done-already-is-not-done-again": 43,
 }
 
 
