@@ -22,14 +22,15 @@ from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
-from shared.config import Job, StreamSettings, parse_job, read_tables
 from shared.errors import SettingsError
+from shared.settings.job import Job, StreamSettings, parse_job
+from shared.settings.tables import read_tables
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shared.config import JobSettings
+    from shared.settings.job import JobSettings
     from shared.wire.layout import Field
 
 __all__ = ["JobFile", "StreamRecipe"]

@@ -9,8 +9,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from shared.config import nearest
 from shared.errors import SettingsError
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

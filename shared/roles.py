@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shared.config import nearest
 from shared.endpoints import is_connectable
 from shared.errors import SettingsError
+from shared.settings.values import nearest
 
 __all__ = ["FLAGS", "Role", "role_of", "says_a_place"]
 

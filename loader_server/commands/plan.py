@@ -16,8 +16,8 @@ from rich.table import Table
 from loader_server.commands import plan_report
 from loader_server.commands.progress import progress_bar
 from loader_server.stream import Stream
-from shared.config import nearest
 from shared.errors import SettingsError
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,8 +26,8 @@ from loader_server.sources.index.pool import done_in_order
 from loader_server.stream import open_sources
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
-from shared.config import read_table
 from shared.errors import DataError, SampleError, SettingsError
+from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from shared.config import Amount, amount, choice, flag, setting, whole
 from shared.errors import SettingsError
+from shared.settings.values import Amount, amount, choice, flag, setting, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 from loader_server.sources.files.facts import FileFacts, changed
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
-from shared.config import amount, by_key, byte_count, choice, duration_s, flag, number, setting, text, texts, whole
 from shared.errors import DataError, ReadError, SampleError, SettingsError
+from shared.settings.values import (
+    amount,
+    by_key,
+    byte_count,
+    choice,
+    duration_s,
+    flag,
+    number,
+    setting,
+    text,
+    texts,
+    whole,
+)
 from shared.wire.layout import Field
 
 __all__ = [

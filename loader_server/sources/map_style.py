@@ -26,8 +26,8 @@ import numpy as np
 from loader_server.named_objects import imported
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from loader_server.transforms.blame import told, undecoded
-from shared.config import setting, text, texts
 from shared.errors import DataError, SampleError, SettingsError, StokerError
+from shared.settings.values import setting, text, texts
 from shared.wire.layout import DTYPES, Field
 
 if TYPE_CHECKING:

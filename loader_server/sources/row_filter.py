@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.config import nearest
 from shared.errors import SettingsError
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,9 +15,10 @@ import numpy as np
 
 from loader_server.sources.source import Indexed
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
-from shared.config import read_tables, setting, text
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
+from shared.settings.tables import read_tables
+from shared.settings.values import setting, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

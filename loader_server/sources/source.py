@@ -126,7 +126,7 @@ class Source:
     and `name` where there is something to read and to name, and of the others what it knows better.
     """
 
-    #: Its settings: a frozen dataclass whose fields are declared with `shared.config.setting`.
+    #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.values.setting`.
     Settings: ClassVar[type[Any]]
     #: How many rows a process looks at in one go: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256

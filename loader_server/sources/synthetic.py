@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.source import Found, Indexed, Inventory, Source
-from shared.config import choice, number, setting, whole
 from shared.hashing import hashed, key_of
+from shared.settings.values import choice, number, setting, whole
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:

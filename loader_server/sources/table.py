@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.named_objects import imported
 from loader_server.sources.source import OfJob, Source
-from shared.config import nearest
 from shared.errors import SettingsError
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,8 @@ A module that holds a transform imports all that it needs from here, a built-in 
 from __future__ import annotations
 
 from loader_server.transforms.declare import Outputs, transform
-from shared.config import (
+from shared.errors import SampleError, SettingsError
+from shared.settings.values import (
     Amount,
     amount,
     by_key,
@@ -23,7 +24,6 @@ from shared.config import (
     texts,
     whole,
 )
-from shared.errors import SampleError, SettingsError
 
 __all__ = [
     "Amount",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from loader_server.transforms.declare import LengthRule, Lengths
     from loader_server.transforms.find import NamedTransform
-    from shared.config import Table
+    from shared.settings.values import Table
 
 __all__ = ["Chain"]
 

@@ -21,17 +21,18 @@ from loader_server.transforms.declare import Outputs, declaration_of, placing
 from loader_server.transforms.generators import RefusingGenerator
 from loader_server.transforms.named_files import content_of_settings, with_paths
 from loader_server.transforms.own_code import own_code
-from shared.config import nearest, read_table
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
 from shared.hashing import fingerprint
+from shared.settings.tables import read_table
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from loader_server.transforms.declare import Declaration, Transform
     from loader_server.transforms.own_code import OwnCode
-    from shared.config import Table
+    from shared.settings.values import Table
 
 __all__ = ["BUILT_INS", "NamedTransform", "find_transforms", "settings_of_built_ins", "table_names"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loader_server.sources.side_source import SideSource
-from shared.config import FileName
 from shared.errors import SettingsError
+from shared.settings.values import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

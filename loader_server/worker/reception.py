@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from loader_server.stream import Stream
     from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sender
-    from shared.config import JobSettings
     from shared.logs import Log
+    from shared.settings.job import JobSettings
     from shared.wire.messages import Message
 
 __all__ = ["Reception", "ReceptionParts", "WorkerCounts"]

@@ -19,7 +19,7 @@ from loader_server import cli
 from loader_server.sources.source import Found, Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
 from loader_server.sources.table import SOURCES
-from shared.config import choice, duration_s, setting
+from shared.settings.values import choice, duration_s, setting
 from shared.wire.layout import Field
 from tests.benchmarks.data_path_payloads import BANDS, template
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.bad_limit import BadLimit, counted_reasons
-from shared.config import bad_limit, parse_job
 from shared.errors import SettingsError
+from shared.settings.job import parse_job
+from shared.settings.values import bad_limit
 
 
 @pytest.mark.parametrize(

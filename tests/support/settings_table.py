@@ -14,7 +14,8 @@ from loader_server.sources.chunks.settings import ChunkSettings
 from loader_server.sources.table import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
 from shared.bad_limit import BadLimit
-from shared.config import JobSettings, StreamSettings, byte_count, duration_s
+from shared.settings.job import JobSettings, StreamSettings
+from shared.settings.values import byte_count, duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.index.make import IndexReport, IndexRequest, make_index
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
-from shared.config import read_table
+from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loader_server.stream import Stream
-    from shared.config import StreamSettings
     from shared.errors import SettingsError
+    from shared.settings.job import StreamSettings
 
 __all__ = ["CountingThread", "View"]
 

@@ -21,7 +21,7 @@ from loader_server.sources.arrays.same_files import noted_origin, refuse_other_f
 from loader_server.sources.arrays.schemas import kinds_of, refuse_other_columns, told, unusable
 from loader_server.sources.files.opening import changed
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
-from shared.config import byte_count, setting, texts
+from shared.settings.values import byte_count, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,8 +15,8 @@ from loader_server.sources.arrays.gathering import joined_parts, parted, write_p
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
 from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
-from shared.config import setting, texts
 from shared.errors import DataError
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

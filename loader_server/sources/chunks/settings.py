@@ -13,8 +13,8 @@ import numpy as np
 
 from loader_server.planning.settings import length_amount
 from loader_server.sources.chunks.cutting import ChunkTable
-from shared.config import Amount, setting
 from shared.errors import SettingsError
+from shared.settings.values import Amount, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.planning import PlanSettings
-    from shared.config import StreamSettings
+    from shared.settings.job import StreamSettings
     from shared.wire.layout import Field
 
     Lengths = Mapping[str, NDArray[np.int64]]

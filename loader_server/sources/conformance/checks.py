@@ -34,8 +34,8 @@ from loader_server.sources.conformance.case import (
 )
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Chunk
-from shared.config import read_table
 from shared.errors import DataError, SettingsError, StokerError
+from shared.settings.tables import read_table
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from loader_server.sources.conformance.case import SourceCase
 from loader_server.sources.conformance.checks import check_source
 from loader_server.sources.map_style import MapStyleSettings
 from loader_server.sources.table import SourceSpec, dotted_name, source_class
-from shared.config import read_table
 from shared.errors import SettingsError, StokerError
+from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

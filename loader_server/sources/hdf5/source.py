@@ -16,8 +16,8 @@ from loader_server.sources.arrays.gathering import joined_parts, parted
 from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
-from shared.config import setting, text, texts
 from shared.errors import DataError
+from shared.settings.values import setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

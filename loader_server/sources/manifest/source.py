@@ -21,8 +21,8 @@ from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
-from shared.config import setting, texts
 from shared.hashing import fingerprint
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,10 +17,10 @@ from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSe
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import Inventory
 from loader_server.transforms.own_code import own_code
-from shared.config import setting, text, texts, whole
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.pipelines.context import default_pipeline
+from shared.settings.values import setting, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,8 +20,8 @@ from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.examples.gathering import gather_examples
 from loader_server.sources.records.file_records import FilesOfExamplesSource
 from loader_server.sources.source import BadRow, Found, Inventory
-from shared.config import setting, texts
 from shared.errors import ReadError, SampleError
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -22,9 +22,9 @@ from loader_server.sources.files.facts import changed
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.remote.urls import is_url
-from shared.config import setting, text, texts
 from shared.errors import DataError, SettingsError
 from shared.extras import library
+from shared.settings.values import setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,8 +27,8 @@ from loader_server.sources.records.tfrecord_file import (
     refuse_no_records,
 )
 from loader_server.sources.source import BadRow, Found, Inventory
-from shared.config import flag, setting, texts
 from shared.errors import SampleError
+from shared.settings.values import flag, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -22,8 +22,8 @@ from loader_server.sources.records.member_formats import MemberForm, form_of_mem
 from loader_server.sources.records.tar_members import BLOCK
 from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, samples_of
 from loader_server.sources.source import BadRow, Found, Inventory
-from shared.config import setting, texts
 from shared.errors import DataError, SampleError
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     import mmap

@@ -36,9 +36,9 @@ from loader_server.sources.speech.kaldi_features import (
 )
 from loader_server.sources.speech.kaldi_folder import KaldiFolder
 from loader_server.sources.speech.kaldi_tables import JoinedLine
-from shared.config import choice, setting, text, texts
 from shared.errors import DataError
 from shared.hashing import fingerprint
+from shared.settings.values import choice, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

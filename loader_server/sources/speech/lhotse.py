@@ -24,9 +24,9 @@ from loader_server.sources.files.lists import list_facts, refuse_absent_list, re
 from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in
-from shared.config import choice, setting, text, texts
 from shared.errors import DataError
 from shared.hashing import fingerprint
+from shared.settings.values import choice, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

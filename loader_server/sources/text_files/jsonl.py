@@ -25,8 +25,8 @@ from loader_server.sources.text_files.json_values import (
     values_of_kinds,
 )
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
-from shared.config import by_key, choice, setting, texts
 from shared.errors import DataError
+from shared.settings.values import by_key, choice, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

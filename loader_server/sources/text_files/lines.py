@@ -14,7 +14,7 @@ import numpy as np
 from loader_server.sources.source import Found
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
 from loader_server.sources.text_files.whole_lines import unusable_line
-from shared.config import setting, texts
+from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
     from shared.wire.layout import Field

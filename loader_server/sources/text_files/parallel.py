@@ -24,8 +24,8 @@ from loader_server.sources.text_files.whole_lines import (
     taken_apart,
     unusable_line,
 )
-from shared.config import by_key, setting, text
 from shared.errors import DataError
+from shared.settings.values import by_key, setting, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

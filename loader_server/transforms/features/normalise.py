@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
-from shared.config import FileName
+from shared.settings.values import FileName
 
 if TYPE_CHECKING:
     from loader_server.transforms.features.moments import Moments

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from loader_server.transforms import SettingsError, choice
-from shared.config import nearest
+from shared.settings.values import nearest
 
 __all__ = ["Encode", "TextEncoder", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
 

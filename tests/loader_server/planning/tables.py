@@ -6,8 +6,8 @@ import numpy as np
 
 from loader_server.planning import EpochPlan, Plan, PlannedBatch, PlanSettings
 from loader_server.sources.chunks.cutting import ChunkTable
-from shared.config import read_table
 from shared.hashing import fingerprint, hashed
+from shared.settings.tables import read_table
 
 __all__ = ["RATES", "Chunks", "Lengths", "Memory", "batches_of", "log_normal", "plan_of", "settings_of"]
 

@@ -20,9 +20,9 @@ from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
 from loader_server.stream import Stream
-from shared.config import read_table
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
+from shared.settings.tables import read_table
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 from shared.wire.parts import Ticket

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from loader_server.transforms.declare import Declaration, Outputs, declaration_of, placing, transform
-from shared.config import number, setting
 from shared.errors import SettingsError
+from shared.settings.values import number, setting
 from shared.wire.layout import Field
 
 

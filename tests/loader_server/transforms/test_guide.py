@@ -18,7 +18,7 @@ from loader_server.stream import Stream
 from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import BUILT_INS
-from shared.config import tomllib
+from shared.settings.job import tomllib
 from shared.wire.layout import Field
 from tests.support.token_models import train_sentencepiece, train_tokenizer
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from loader_server.sources.records.examples.feature_forms import UnfitFeature, forms_of_examples
 from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
-from shared.config import nearest
 from shared.errors import DataError, SampleError, SettingsError
+from shared.settings.values import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

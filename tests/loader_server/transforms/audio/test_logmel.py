@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from loader_server.transforms.audio.logmel import LogMel, LogMelSettings
 from loader_server.transforms.audio.mel_filters import own_filters
-from shared.config import read_table
 from shared.errors import SettingsError
+from shared.settings.tables import read_table
 from tests.support.corpora import tone
 
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.features.spec_augment import SpecAugment, SpecAugmentSettings
-from shared.config import read_table
 from shared.errors import SettingsError
+from shared.settings.tables import read_table
 from shared.wire.layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None, 40), per_second=100.0),)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shared import config
-from shared.config import JobSettings, StreamSettings, parse_job, read_table, read_tables
 from shared.errors import SettingsError
+from shared.settings.job import JobSettings, StreamSettings, parse_job
 
 JOB = """
 [job]
@@ -50,11 +47,6 @@ def test_a_job_file():
     assert (job.settings.heartbeat_timeout_s, job.settings.build_timeout_s) == (0.5, job.settings.build_timeout)
     assert job.settings.listen == "tcp://127.0.0.1:7400"
     assert list(job.streams) == ["train", "dev"]
-
-
-def test_the_nearest_is_named_if_any_is_near():
-    assert config.nearest("shufled", ("shuffle", "shuffled")) == ', perhaps "shuffled"'
-    assert config.nearest("random", ("shuffle", "shuffled")) == ""
 
 
 def test_like_merges_key_by_key_and_means_evaluation():
@@ -139,86 +131,6 @@ def test_what_is_no_job_file(toml, said):
 )
 def test_what_is_no_setting(line, said):
     assert said in refused(job_with(line))
-
-
-@pytest.mark.parametrize(
-    ("parse", "value", "expected"),
-    [
-        (config.duration_s, "25 ms", 0.025),
-        (config.duration_s, " 1.5h ", 5400.0),
-        (config.byte_count, "2 GiB", 2**31),
-        (config.byte_count, "3 kB", 3000),
-        (config.amount("s", "frames"), "300 s", config.Amount(300.0, "s")),
-        (config.texts, "a", ("a",)),
-        (config.texts, ["a", "b"], ("a", "b")),
-        (config.flag, False, False),
-        (config.whole(1), 2**40, 2**40),
-        (config.number(0.5), 1, 1.0),
-        (config.choice("a", "b"), "b", "b"),
-        (config.label, "digits-2.1_x", "digits-2.1_x"),
-        (config.file, "a.txt", config.FileName("a.txt")),
-        (config.by_key(config.text), {"b": "2", "a": "1"}, (("a", "1"), ("b", "2"))),
-    ],
-)
-def test_parsers_take(parse, value, expected):
-    assert parse(value) == expected
-
-
-@pytest.mark.parametrize(
-    ("parse", "value", "expected"),
-    [
-        (config.texts, ["a", ""], "a list of strings"),
-        (config.texts, "", "a string"),
-        (config.flag, 1, "true or false"),
-        (config.number(0.0, 1.0), float("nan"), "a number from 0.0 to 1.0"),
-        (config.number(0.0, 1.0), True, "a number from 0.0 to 1.0"),
-        (config.choice("sorted", "shuffled"), "sorteed", 'one of "sorted", "shuffled", perhaps "sorted"'),
-        (config.choice("a"), ["a"], 'one of "a"'),
-        (config.amount("s", "tokens"), "5 token", 'an amount with its unit, "<number> s" or "<number> tokens", per'),
-        (config.amount("s"), 300, 'an amount with its unit, "<number> s"'),
-        (config.amount("s"), "1e3 s", 'an amount with its unit, "<number> s"'),
-        (config.label, ".hidden", "up to 100 letters"),
-        (config.by_key(config.text), {}, "a table such as { text = … }"),
-        (config.by_key(config.text), "a", "a table such as { text = … }"),
-        (config.by_key(config.text), {"a": 3}, "a table such as { text = … } whose values are each a string"),
-        (config.label, "a" * 101, "up to 100 letters"),
-    ],
-)  # fmt: skip
-def test_parsers_refuse(parse, value, expected):
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        it: object = config.setting(parse, "it is meant so")
-
-    with pytest.raises(SettingsError) as caught:
-        read_table(Settings, {"it": value}, "job.toml")
-    assert caught.value.expected.startswith(expected)
-    assert caught.value.got == repr(value)
-    assert caught.value.where == "job.toml, it"
-    assert caught.value.remedy == "It means: it is meant so."
-
-
-@given(st.floats(0, 1e12).map(lambda value: round(value, 3)), st.sampled_from(["s", "frames"]))
-def test_amounts_come_back(value, unit):
-    parsed = config.amount("s", "frames")(f"{value:.3f} {unit}")
-    assert parsed == config.Amount(value, unit)
-
-
-def test_an_amount_reads_as_it_was_written():
-    assert str(config.amount("s")("300 s")) == "300 s"
-
-
-def test_several_dataclasses_share_a_table():
-    @dataclasses.dataclass(frozen=True)
-    class Other:
-        depth: int = config.setting(config.whole(0), "depth", default=1)
-
-    table = {"source": "manifest", "length": "audio", "depth": 3, "logmel": {}}
-    stream, other = read_tables((StreamSettings, Other), table, "here", also_known=("logmel",))
-    assert (stream.source, stream.transforms, other.depth) == ("manifest", (), 3)
-    with pytest.raises(SettingsError, match='perhaps "depth", got "dept"'):
-        read_tables((StreamSettings, Other), {**table, "dept": 3}, "here", also_known=("logmel",))
-    with pytest.raises(SettingsError, match='perhaps "logmel", got "logmle"'):
-        read_tables((StreamSettings, Other), {**table, "logmle": {}}, "here", also_known=("logmel",))
 
 
 @pytest.mark.parametrize("kind", [JobSettings, StreamSettings])

@@ -1,0 +1,1 @@
+"""The job file as frozen dataclasses, read once, refusing what they do not know."""

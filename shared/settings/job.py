@@ -1,0 +1,226 @@
+"""The job file: what its table [job] and every stream's table may say, and how it is read.
+
+Rules: text in, dataclasses out. A setting is declared once, with its parser and its help text, and the tables of
+docs/settings.md are made from these declarations. Pure.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shared.bad_limit import BadLimit
+from shared.errors import SettingsError
+from shared.settings.tables import read_table
+from shared.settings.values import (
+    BadValue,
+    Table,
+    bad_limit,
+    byte_count,
+    choice,
+    flag,
+    label,
+    nearest,
+    setting,
+    tables,
+    text,
+    texts,
+    timeout_s,
+    whole,
+)
+from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+__all__ = ["Job", "JobSettings", "StreamSettings", "parse_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """The table [job]."""
+
+    name: str = setting(label, "the job's name, in metrics, logs and checkpoints")
+    seed: int = setting(whole(0), "the number that all orders and augmentations come from", default=0)
+    listen: str = setting(text, "the coordinator's endpoint", default="tcp://127.0.0.1:7400")
+    group: int = setting(
+        whole(0, 4096),
+        "consecutive batches of one shape; 0: as many as the world has ranks when a stream first starts",
+        default=0,
+    )
+    workers: int = setting(whole(0, 1024), "worker processes on this machine; 0: one per core", default=0)
+    state: str = setting(
+        text, "folder for index, journal and quarantine log, relative to the job file", default=".stoker"
+    )
+    heartbeat_timeout: float = setting(
+        timeout_s, 'silence after which the other side is suspect, such as "2 s"', default=2.0
+    )
+    build_timeout: float = setting(
+        timeout_s,
+        'longest that one sample may take, such as "60 s": a longer read is an error, else the sample is masked',
+        default=60.0,
+    )
+    accept_graphs: bool = setting(flag, "trainers may send graphs, which can use files of loaders", default=False)
+    max_bad: BadLimit = setting(
+        bad_limit,
+        'most samples that may be bad, "1 %" of them or "20 samples" of an epoch: with more, indexing is refused and a '
+        'feed ends ("100 %": never)',
+        default=BadLimit(0.5),
+    )
+    queue_bytes: int = setting(
+        byte_count, 'most bytes of built batches that wait in a worker, such as "256 MiB"', default=256 * 2**20
+    )
+    remote_cache: str = setting(
+        text,
+        "folder on this machine's disk where remote files are kept, for all its workers; without it remote/ in `state`",
+        default="",
+    )
+    remote_cache_bytes: int = setting(
+        byte_count, 'most bytes of remote files that are kept there, such as "200 GiB"', default=32 * 2**30
+    )
+    feature_cache: str = setting(
+        text,
+        "folder on this machine's disk where samples are kept as the transforms made them, for all its workers; "
+        "without it features/ in `state`",
+        default="",
+    )
+    feature_cache_bytes: int = setting(
+        byte_count, 'most bytes of samples that are kept there, such as "50 GiB"; "0 B": none are', default=0
+    )
+    float32: str = setting(
+        choice(*FLOAT32_FORMS),
+        "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",
+        default="float32",
+    )
+    compression: str = setting(
+        choice(*COMPRESSIONS), "compression of batches that go by TCP: none, lz4 or zstd", default="none"
+    )
+    keys: str = setting(
+        text, "folder with CURVE keys; without it there is no encryption and only loopback is served", default=""
+    )
+    metrics_port: int = setting(
+        whole(0, 65535),
+        "loopback port of the coordinator's metrics, those of this machine's workers follow; 0: any free ports",
+        default=0,
+    )
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """In seconds."""
+        return self.heartbeat_timeout
+
+    @property
+    def build_timeout_s(self) -> float:
+        """In seconds."""
+        return self.build_timeout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """What every table [streams.<name>] may hold; source, planner and transforms add settings of their own."""
+
+    source: str = setting(text, 'such as "manifest": the kind of source; or else there are `sources`', default="")
+    sources: tuple[Table, ...] = setting(
+        tables, "several sources that are mixed, each a table with its `source` and settings", default=()
+    )
+    length: str = setting(text, "the key whose length decides the bucket")
+    transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
+    filter: str = setting(
+        text,
+        "a condition on lengths and columns, such as 'text / audio < 0.3': samples that do not meet it are left out",
+        default="",
+    )
+    like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
+    evaluation: bool = setting(
+        flag, "the same epoch each time it is opened; true where `like` is used, unless said otherwise", default=False
+    )
+    mode: str = setting(choice("lockstep", "queue"), "trainers share batches in step, or by leases", default="lockstep")
+    lease_timeout: float = setting(
+        timeout_s, 'in queue mode, the least time that a trainer has for a batch, such as "30 s"', default=30.0
+    )
+    tries: int = setting(whole(1, 100), "in queue mode, after so many failures a batch is given up", default=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file as read: the job's settings, and the table of each stream with `like` resolved."""
+
+    settings: JobSettings
+    streams: Mapping[str, Table]
+
+
+def parse_job(toml: str, where: str) -> Job:
+    """Read a job file; the tables of streams stay raw until source, planner and transforms have read their parts."""
+    try:
+        document = tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(expected="a TOML file", got=str(error), where=where, remedy="Mend the syntax.") from None
+    for key in document:
+        if key not in ("job", "streams"):
+            near = nearest(key, ("job", "streams"))
+            raise SettingsError(
+                expected=f"the tables [job] and [streams.<name>]{near}",
+                got=f"[{key}]",
+                where=where,
+                remedy="Rename it.",
+            )
+    job, streams = document.get("job", {}), document.get("streams", {})
+    if not isinstance(job, dict):
+        raise SettingsError(
+            expected="the table [job]", got=f"job = {job!r}", where=where, remedy='Write [job] and below it name = "…".'
+        )
+    if not streams or not isinstance(streams, dict) or not all(isinstance(table, dict) for table in streams.values()):
+        raise SettingsError(
+            expected="at least one table [streams.<name>]",
+            got=repr(streams) if streams else "none",
+            where=where,
+            remedy="Add [streams.train].",
+        )
+    _check_names(streams, where)
+    settings = read_table(JobSettings, job, f"{where}, [job]")
+    return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+
+
+def _check_names(streams: Mapping[str, Table], where: str) -> None:
+    for name in streams:
+        try:
+            label(name)
+        except BadValue as bad:
+            raise SettingsError(
+                expected=f"a stream's name of {bad.expected}",
+                got=repr(name),
+                where=f"{where}, [streams.<name>]",
+                remedy="Rename the stream.",
+            ) from None
+
+
+def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
+    """The stream's own table, laid over that of the stream it is like; sub-tables are merged key by key."""
+    own = streams[name]
+    model = own.get("like")
+    if model is None:
+        return own
+    if not isinstance(model, str) or model not in streams or "like" in streams[model] or model == name:
+        others = ", ".join(f'"{other}"' for other in streams if other != name and "like" not in streams[other])
+        place = f"{where}, [streams.{name}], like"
+        raise SettingsError(
+            expected=f"the name of a stream that is not like another ({others})",
+            got=repr(model),
+            where=place,
+            remedy="Name one of these.",
+        )
+    merged: dict[str, Any] = {"evaluation": True}
+    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    for table in ({key: value for key, value in streams[model].items() if key != other_form}, own):
+        for key, value in table.items():
+            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = {**merged[key], **value} if both else value
+    if merged["evaluation"] and "epoch_parts" not in own:
+        merged.pop("epoch_parts", None)  # each epoch is the same, so with parts only the first part would ever be read
+    return merged
