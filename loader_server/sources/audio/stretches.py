@@ -8,12 +8,13 @@ one that lies further outside, or holds nothing, is a bad row. Stretches may ove
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of, header_of_remote
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
+from shared.config import setting, whole
 from shared.errors import DataError, ReadError, SampleError
 
 if TYPE_CHECKING:
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files.opening import Files
 
-__all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "stretch_columns"]
+__all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting", "stretch_columns"]
 
 #: Where a stretch begins that is its whole file.
 WHOLE_FILE = -1
 
 _OVERSHOOT_S = 0.5
+
+
+def channel_setting(which: str) -> Any:  # noqa: ANN401 - a dataclass field
+    """The setting of sources whose recordings may have several channels: of which rows it holds."""
+    return setting(whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,13 @@ class AudioStretch:
 
 
 class Headers:
-    """The headers of files, each looked at once however many stretches of it are asked for."""
+    """The headers of files, each looked at once however many stretches of it are asked for; `channel` is that of
+    stretches which name none.
+    """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, channel: int = AVERAGED) -> None:
         self._files = files
+        self._channel = channel
         self._known: dict[str, AudioHeader | BadRow] = {}
 
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
@@ -64,6 +73,8 @@ class Headers:
         header = self._known[path]
         if isinstance(header, BadRow):
             return BadRow(*where, header.reason, header.detail)
+        if stretch.channel == AVERAGED:
+            stretch = replace(stretch, channel=self._channel)
         return _cut(header, stretch, where)
 
 
@@ -101,11 +112,13 @@ def _frame(seconds: float, header: AudioHeader) -> int:
     return math.floor(seconds * header.rate + 0.5)
 
 
-def stretch_columns(found: Sequence[AudioStretch], *, whole: bool) -> dict[str, list[int]]:
-    """The columns of these samples; without where they begin, and of which channel, if all are whole files."""
+def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
+    """The columns of these samples; without where they begin, and of which channel, if all are whole files of which
+    all channels count.
+    """
     headers = [one.header for one in found]
     columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns")}
     columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}
-    if whole:
+    if plain:
         return columns
     return columns | {"start": [one.start for one in found], "channel": [one.channel for one in found]}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.audio.decoding import audio_versions
+from loader_server.sources.audio.decoding import AVERAGED, audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
-from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
@@ -39,6 +39,7 @@ class ManifestSettings:
     """What a stream with source = "manifest" says besides."""
 
     paths: tuple[str, ...] = setting(texts, "manifests, .csv or .jsonl, relative to the job file")
+    channel: int = channel_setting("recordings with several")
 
 
 class ManifestSource(RecordedSource):
@@ -73,7 +74,7 @@ class ManifestSource(RecordedSource):
         manifests = [self.files.path(path) for path in self.settings.paths]
         places = [(str(manifest), str(manifest.parent)) for manifest in manifests]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
-        headers = Headers(self.files)
+        headers = Headers(self.files, self.settings.channel)
         for number, row in enumerate(piece.rows, piece.start):
             found = row if isinstance(row, BadRow) else _audio(row, headers, *places[row.manifest])
             if isinstance(found, BadRow):
@@ -82,7 +83,9 @@ class ManifestSource(RecordedSource):
                 good[number] = row
                 audio.append(found)
         rows = list(good.values())
-        numbers = _numbers(rows, piece) | stretch_columns(audio, whole=piece.whole)
+        numbers = _numbers(rows, piece) | stretch_columns(
+            audio, plain=piece.whole and self.settings.channel == AVERAGED
+        )
         return Found(rows=list(good), numbers=numbers, strings=_strings(rows, piece), bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:

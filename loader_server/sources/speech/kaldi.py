@@ -16,7 +16,7 @@ import numpy as np
 from loader_server.sources.audio.decoding import audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
-from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import list_facts, refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
@@ -64,6 +64,7 @@ class KaldiSettings:
     root: str = setting(
         text, "where relative paths in the folders' tables start from, relative to the job file", default="."
     )
+    channel: int = channel_setting("recordings with several, where no segment says it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +180,12 @@ class KaldiSource(RecordedSource):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """Looks for what an utterance names; features have to have so many columns."""
         if not self._features:
-            headers = Headers(self.files)
+            headers = Headers(self.files, self.settings.channel)
             return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
         archives = ArchiveHeaders(self.files)
 
         def find(said: KaldiUtterance, where: tuple[str, int]) -> ArchivePlace | BadRow:
-            found = archives.find(self._below(said.path), said.offset, where)
+            found = archives.find(self._below(said.path), said.offset, said.rows, where)
             if isinstance(found, BadRow) or columns in (None, found.header.columns):
                 return found
             detail = f"expected {columns} columns, as the first features have, got {found.header.columns}"
@@ -197,7 +198,7 @@ class KaldiSource(RecordedSource):
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
         strings = {name: [getattr(one, name) for one in said] for name in names}
         numbers = {"folder": [piece.folder] * len(good), "line": [one.line for one in said]}
-        numbers |= feature_columns(places) if self._features else stretch_columns(places, whole=False)
+        numbers |= feature_columns(places) if self._features else stretch_columns(places, plain=False)
         numbers |= {"length_text": [len(one) for one in strings[TEXT]]} if TEXT in strings else {}
         return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
 

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
     from loader_server.sources.speech.kaldi_tables import JoinedLine
 
-__all__ = ["FEATURES", "RECORDINGS", "SEGMENTS", "SPEAKERS", "TABLES", "TEXT", "KaldiUtterance", "utterance_of"]
+__all__ = [
+    "ALL_ROWS",
+    "FEATURES",
+    "RECORDINGS",
+    "SEGMENTS",
+    "SPEAKERS",
+    "TABLES",
+    "TEXT",
+    "KaldiUtterance",
+    "utterance_of",
+]
 
 #: The tables of a folder.
 RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS = "wav.scp", "segments", "feats.scp", "text", "utt2spk"
@@ -29,7 +39,11 @@ TABLES = (RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS)
 
 #: An archive, and the byte of it where the matrix begins.
 _PLACE = re.compile(r"(.+):(\d+)")
-_RANGE = re.compile(r".*\[[^]]*\]")
+#: What of it counts: rows, the last one included, and perhaps columns, all of them.
+_RANGE = re.compile(r"(.+)\[([^]]*)\]")
+_ROWS = re.compile(r"(\d+):(\d+)(,:?)?")
+#: Stands for the first and the last row where a matrix is taken whole.
+ALL_ROWS = (0, -1)
 _CHANNELS = {"A": 0, "B": 1}
 #: What segments say where one lasts to the end of its recording.
 _TO_THE_END = -1.0
@@ -37,14 +51,15 @@ _TO_THE_END = -1.0
 
 @dataclass(frozen=True, slots=True)
 class KaldiUtterance:
-    """One row: its line, from 1, its key, the file, from which byte on (of an archive) or which stretch of it, and what
-    is said of it.
+    """One row: its line, from 1, its key, the file, from which byte on and which rows of the matrix there (of an
+    archive) or which stretch of it, and what is said of it.
     """
 
     line: int
     key: str
     path: str
     offset: int
+    rows: tuple[int, int]
     stretch: Stretch
     text: str
     speaker: str
@@ -71,18 +86,18 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
         raise _Unusable("duplicate", f'expected each key once, got "{key}" as in line {joined.again + 1}')
     if not rest:
         raise _Unusable("malformed", "expected a key, and what there is to say of it, got none")
-    stretch, offset, entry = Stretch(), 0, rest[0]
+    stretch, offset, rows, entry = Stretch(), 0, ALL_ROWS, rest[0]
     if first == SEGMENTS:
         stretch = _segment(rest[0])
         entry = _said(joined, RECORDINGS, "no_recording", f'of the recording "{rest[0].split()[0]}"')
     path = _path(entry, where=f"in {FEATURES if first == FEATURES else RECORDINGS}")
     if first == FEATURES:
-        path, offset = _place(path)
+        path, offset, rows = _place(path)
     elif _PLACE.fullmatch(path):
         raise _Unusable("in_archive", f"expected an audio file, got a place in an archive: {path}")
     text = _said(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
     speaker = _said(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
-    return KaldiUtterance(joined.number + 1, key, path, offset, stretch, text, speaker)
+    return KaldiUtterance(joined.number + 1, key, path, offset, rows, stretch, text, speaker)
 
 
 def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
@@ -102,12 +117,20 @@ def _path(entry: str, where: str) -> str:
     return entry
 
 
-def _place(entry: str) -> tuple[str, int]:
-    """The archive, and where in it; a file of its own begins at 0."""
-    if _RANGE.fullmatch(entry):
-        raise _Unusable("range", f"expected a whole matrix, got a range of one, which is not supported: {entry}")
+def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
+    """The archive, where in it, and which rows of what is there; a file of its own begins at 0."""
+    rows = ALL_ROWS
+    if ranged := _RANGE.fullmatch(entry):
+        entry, rows = ranged[1], _rows(ranged[2])
     found = _PLACE.fullmatch(entry)
-    return (found[1], int(found[2])) if found else (entry, 0)
+    return (found[1], int(found[2]), rows) if found else (entry, 0, rows)
+
+
+def _rows(said: str) -> tuple[int, int]:
+    found = _ROWS.fullmatch(said)
+    if found is None or int(found[1]) > int(found[2]):
+        raise _Unusable("range", f"expected a range of rows, as [0:99] is of a hundred, got [{said}]")
+    return int(found[1]), int(found[2])
 
 
 def _segment(rest: str) -> Stretch:

@@ -1,7 +1,8 @@
 """Features in Kaldi's archives: found while indexing by their headers, and read from their places.
 
-Rules: a matrix is read alone, whatever else its archive holds; lengths are what headers say, and an archive that ends
-before its matrix does is a bad row. An archive that is another one than was indexed is a ReadError.
+Rules: a matrix is read alone, whatever else its archive holds, and whole where a sample is a range of its rows; lengths
+are what headers say, and an archive that ends before its matrix does is a bad row. An archive that is another one than
+was indexed is a ReadError.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from loader_server.sources.files.opening import FileFacts, changed
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
+from loader_server.sources.speech.kaldi_entries import ALL_ROWS
 from shared.errors import DataError
 from shared.wire.layout import Field
 
@@ -27,13 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
 
+#: How many rows a range may end after its matrix, as for Kaldi; it is cut there.
+_OVERSHOOT_ROWS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class ArchivePlace:
-    """Where a matrix or vector is, and what its header says."""
+    """Where a matrix or vector is, what its header says, and how many rows of it the sample is, from which on."""
 
     archive: FileFacts
     offset: int
     header: ArkHeader
+    first: int
+    rows: int
 
 
 class ArchiveHeaders:
@@ -43,8 +51,8 @@ class ArchiveHeaders:
         self._files = files
         self._known: dict[str, FileFacts] = {}
 
-    def find(self, path: str, offset: int, where: tuple[str, int]) -> ArchivePlace | BadRow:
-        """What a row comes to whose features are there; it stands in a table's line."""
+    def find(self, path: str, offset: int, rows: tuple[int, int], where: tuple[str, int]) -> ArchivePlace | BadRow:
+        """What a row comes to whose features are these rows of what is there; it stands in a table's line."""
         try:
             archive = self._known.get(path) or self._known.setdefault(path, self._files.facts(path))
         except DataError as error:
@@ -59,7 +67,11 @@ class ArchiveHeaders:
             return BadRow(*where, "truncated", detail)
         if not header.rows:
             return BadRow(*where, "empty_matrix", f"expected numbers from byte {offset} of {path} on, got none")
-        return ArchivePlace(archive, offset, header)
+        first, last = rows if rows != ALL_ROWS else (0, header.rows - 1)
+        if first >= header.rows or last >= header.rows + _OVERSHOOT_ROWS:
+            detail = f"expected rows of the {header.rows} from byte {offset} of {path} on, got [{first}:{last}]"
+            return BadRow(*where, "outside_matrix", detail)
+        return ArchivePlace(archive, offset, header, first, min(last + 1, header.rows) - first)
 
 
 def features_field(columns: int) -> Field:
@@ -72,7 +84,8 @@ def feature_columns(found: Sequence[ArchivePlace]) -> dict[str, list[int]]:
     headers = [one.header for one in found]
     columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
     columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
-    return columns | {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in headers]}
+    columns |= {"nbytes": [one.nbytes for one in headers], "first": [one.first for one in found]}
+    return columns | {"length_features": [one.rows for one in found]}
 
 
 class ArchivedFeatures:
@@ -121,18 +134,15 @@ class ArchivedFeatures:
         """The numbers."""
         header = ark_header(raw)
         numbers = self._numbers
-        known = (
-            KINDS[numbers["kind"][sample]],
-            numbers["length_features"][sample],
-            self._columns,
-            numbers["nbytes"][sample],
-        )
-        if header is None or (header.kind, header.rows, header.columns, header.nbytes) != known:
+        known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]
+        if header is None or (header.kind, header.columns, header.nbytes) != known:
             raise changed("the matrix that was indexed", "another one", self._files.where(self._path_of(sample)))
-        return ark_values(raw, header)
+        first, rows = int(numbers["first"][sample]), int(numbers["length_features"][sample])
+        return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
         """What tells the sample's bytes from others, but for the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
+        rows = f"{numbers['length_features'][sample]} rows from {numbers['first'][sample]}"
+        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}, {rows}"

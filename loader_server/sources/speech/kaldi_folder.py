@@ -62,7 +62,7 @@ class KaldiFolder:
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
         with self._files.path(self._table(needed)).open(encoding="utf-8", errors="surrogateescape") as table:
             for line in table:
-                name = re.sub(r":\d+$", "", "".join(line.strip().split(None, 1)[1:]))
+                name = re.sub(r"(:\d+)?(\[[^]]*\])?$", "", "".join(line.strip().split(None, 1)[1:]))
                 if name != before:
                     yield name
                 before = name

@@ -19,7 +19,7 @@ import numpy as np
 from loader_server.sources.audio.decoding import audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
-from loader_server.sources.audio.stretches import AudioStretch, Headers, stretch_columns
+from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.lists import list_facts, refuse_absent_list, refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
@@ -50,6 +50,7 @@ class LhotseSettings:
         choice("cut", "supervision"), "a cut with the texts of its supervisions, or each supervision", default="cut"
     )
     root: str = setting(text, "where relative paths in the manifests start from, relative to the job file", default=".")
+    channel: int = channel_setting("cuts with several")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class LhotseSource(RecordedSource):
         before = ""
         for _, _, line, supervision in self._rows():
             try:
-                path = cut_sample(line, supervision).path
+                path = cut_sample(line, supervision, self.settings.channel).path
             except UnusableCut:
                 continue
             if path != before:
@@ -127,7 +128,7 @@ class LhotseSource(RecordedSource):
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
             where = (self.files.where(self.settings.paths[manifest]), place)
             try:
-                said = cut_sample(line, supervision)
+                said = cut_sample(line, supervision, self.settings.channel)
             except UnusableCut as error:
                 bad[number] = BadRow(*where, *error.args)
                 continue
@@ -143,7 +144,7 @@ class LhotseSource(RecordedSource):
             name: [getattr(one, name) for one in saids] for name in ("key", "path", "text", "speaker", "language")
         }
         numbers = {"manifest": manifests, "line": places, "length_text": list(map(len, strings["text"]))}
-        return Found(rows=list(good), numbers=numbers | stretch_columns(founds, whole=False), strings=strings, bad=bad)
+        return Found(rows=list(good), numbers=numbers | stretch_columns(founds, plain=False), strings=strings, bad=bad)
 
     def _audio(self, said: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
         found = headers.find(self._from_base(said.path), said.stretch, where)

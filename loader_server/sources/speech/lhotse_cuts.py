@@ -1,8 +1,8 @@
 """What a line of a Lhotse cut manifest means: which stretch of which file, what is said in it, by whom.
 
 Rules: reads JSON without Lhotse, and opens nothing. A MonoCut of a recording that is a file, here or remote, is a
-sample, or each of its supervisions is one, and so is a MultiCut of all channels of its file, which are averaged; all
-else is a bad row, with what to do about it: nothing is mixed, perturbed or run.
+sample, or each of its supervisions is one, and so is a MultiCut of all channels of its file, which are averaged, or
+of which one is chosen; all else is a bad row, with what to do about it: nothing is mixed, perturbed or run.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ def samples_in(line: bytes) -> int:
         return 1
 
 
-def cut_sample(line: bytes, supervision: int) -> CutSample:
-    """What a cut, or that supervision of it, comes to; UnusableCut where it cannot be read here."""
+def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSample:
+    """What a cut, or that supervision of it, comes to, of that channel if there are several; UnusableCut where it
+    cannot be read here.
+    """
     try:
         cut = json.loads(line)
         _refuse_other_types(cut)
+        _choose(cut, channel)
         return _whole(cut) if supervision == WHOLE_CUT else _supervised(cut, supervision)
     except UnicodeDecodeError as error:
         raise UnusableCut("not_utf8", f"expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from None
@@ -77,6 +80,14 @@ def _refuse_other_types(cut: dict[str, Any]) -> None:
     if kind not in ("MonoCut", "MultiCut"):
         remedy = _REMEDIES.get(kind, "write cuts of recordings, with CutSet.from_manifests(…)")
         raise UnusableCut("cut_type", f"expected a MonoCut or MultiCut, got a {kind}: {remedy}")
+
+
+def _choose(cut: dict[str, Any], channel: int) -> None:
+    """Of several channels, take this one."""
+    if channel != AVERAGED and isinstance(several := cut["channel"], list):
+        if channel not in several:
+            raise UnusableCut("wrong_channel", f"expected a cut that has channel {channel}, got one of {several}")
+        cut["channel"] = channel
 
 
 def _manifest_of(line: dict[str, Any]) -> str:
@@ -133,7 +144,7 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
                 raise ValueError("a path with a zero byte")
             return source["source"], AVERAGED if isinstance(asked, list) else source["channels"].index(asked)
     if isinstance(asked, list):
-        remedy = "write cuts of one channel each, with to_mono()"
+        remedy = "choose one by `channel`, or write cuts of one each, with to_mono()"
         raise UnusableCut("channels", f"expected all channels of one file, which are averaged, got {asked}: {remedy}")
     raise UnusableCut("wrong_channel", f"expected a channel that the recording has, got {asked}")
 

@@ -13,8 +13,8 @@ from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 
-def indexed(base, *paths):
-    spec = spec_of("manifest", base, paths=list(paths))
+def indexed(base, *paths, **how):
+    spec = spec_of("manifest", base, paths=list(paths), **how)
     index_source(spec)
     return open_source(spec)
 
@@ -70,6 +70,19 @@ def test_channels_are_averaged(tmp_path):
     soundfile.write(tmp_path / "two.wav", np.tile(np.array([[0.5, 0.0]], np.float32), (100, 1)), 8000, subtype="FLOAT")
     source = indexed(tmp_path, "m.csv")
     assert decoded(source, 0)["audio"].tolist() == [0.25] * 100
+
+
+def test_one_of_several_channels_may_be_chosen(tmp_path):
+    (tmp_path / "m.csv").write_text("audio\ntwo.wav\n")
+    both = np.random.default_rng(0).uniform(-0.5, 0.5, (100, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "two.wav", both, 8000, subtype="FLOAT")
+    names = set()
+    for channel in (0, 1):
+        source = indexed(tmp_path, "m.csv", channel=channel)
+        assert decoded(source, 0)["audio"].tolist() == both[:, channel].tolist()
+        assert source.name(0) == "two.wav"
+        names.add(source.identity(0))
+    assert len(names) == 2
 
 
 def test_audio_has_time_where_all_files_have_one_rate(tmp_path, source):

@@ -83,6 +83,21 @@ def test_a_channel_of_a_recording(tmp_path):
     assert len({source.identity(n) for n in range(4)}) == 4
 
 
+def test_the_chosen_channel_is_that_of_recordings_and_of_segments_that_name_none(tmp_path):
+    (tmp_path / "data").mkdir()
+    both = np.random.default_rng(0).uniform(-0.5, 0.5, (100, 2)).astype(np.float32)
+    soundfile.write(tmp_path / "call.wav", both, RATE, subtype="FLOAT")
+    soundfile.write(tmp_path / "mono.wav", both[:, :1], RATE, subtype="FLOAT")
+    table(tmp_path / "data", "wav.scp", "call call.wav", "mono mono.wav")
+    source, bad, report = indexed(tmp_path, channel=1)
+    assert decoded(source, 0)["audio"].tolist() == both[:, 1].tolist()
+    assert (bad, report.bad[0].detail) == ([("wav.scp", 2, "wrong_channel")], "expected a channel from 0 to 0, got 1")
+    table(tmp_path / "data", "segments", "a call 0 -1", "b call 0 -1 A")
+    source, bad, _ = indexed(tmp_path, channel=1)
+    assert [decoded(source, n)["audio"].tolist() for n in range(2)] == [both[:, 1].tolist(), both[:, 0].tolist()]
+    assert bad == []
+
+
 def test_every_line_that_cannot_be_used_is_a_bad_row(tmp_path):
     write_recordings(tmp_path / "data", "r")
     table(
@@ -224,7 +239,7 @@ def test_features_that_cannot_be_used_are_bad_rows(tmp_path):
     ark = tmp_path / "data/feats.ark"
     kaldiio.save_ark(str(tmp_path / "wide.ark"), features(3, columns=14))
     kaldiio.save_ark(str(tmp_path / "text.ark"), features(3), text=True)
-    lines += [f"cmd copy-feats {ark} - |", f"part {lines[0].split()[1]}[0:2]", f"wide {tmp_path}/wide.ark:3"]
+    lines += [f"cmd copy-feats {ark} - |", f"part {lines[0].split()[1]}[0:2,0:5]", f"wide {tmp_path}/wide.ark:3"]
     lines += [f"written {tmp_path}/text.ark:3", "gone gone.ark:3", f"far {ark}:99999"]
     table(tmp_path / "data", "feats.scp", *lines)
     with ark.open("r+b") as file:
@@ -235,6 +250,41 @@ def test_features_that_cannot_be_used_are_bad_rows(tmp_path):
     assert source.samples == 2
     assert f"expected 327 bytes from byte {lines[2].rpartition(':')[2]} of {ark} on, got 326" in report.bad[0].detail
     assert report.bad[3].detail == "expected 13 columns, as the first features have, got 14"
+
+
+def test_a_range_is_the_rows_that_kaldiio_takes_the_last_one_included(tmp_path):
+    arrays = features(10, 7)
+    write_features(tmp_path / "data", arrays)
+    first, second = (line.split()[1] for line in (tmp_path / "data/feats.scp").read_text().splitlines())
+    lines = [f"a {first}[2:4]", f"b {first}[0:0]", f"c {second}[0:6,:]", f"d {second}", f"e {first}[9:9,]"]
+    table(tmp_path / "data", "feats.scp", *lines, f"over {first}[8:12]")
+    source, bad, _ = indexed(tmp_path, values="features")
+    assert (bad, source.lengths["features"].tolist()) == ([], [3, 1, 7, 7, 1, 2])
+    theirs = kaldiio.load_scp(str(tmp_path / "data/feats.scp"))
+    for n, key in enumerate("ab"):
+        np.testing.assert_array_equal(decoded(source, n)["features"], theirs[key])
+    rows = {2: arrays["u1"], 3: arrays["u1"], 4: arrays["u0"][9:], 5: arrays["u0"][8:]}
+    for n, expected in rows.items():  # kaldiio has no columns in a range, and none that ends after its matrix, as Kaldi
+        np.testing.assert_array_equal(decoded(source, n)["features"], expected)
+    assert len({source.identity(n).partition(",")[2].partition(", row ")[0] for n in (2, 3)}) == 1
+    assert len({source.identity(n).partition(",")[2] for n in (0, 1, 4, 5)}) == 4
+    before = source.stamp()
+    os.utime(tmp_path / "data/feats.ark", ns=(5, 5))
+    assert source.stamp() != before
+
+
+def test_ranges_that_are_not_in_their_matrix_are_bad_rows(tmp_path):
+    write_features(tmp_path / "data", features(10))
+    place = (tmp_path / "data/feats.scp").read_text().split()[1]
+    ranges = ("0:9", "10:11", "0:13", "3:2", "a:b", ":", "")
+    table(tmp_path / "data", "feats.scp", *(f"u{n} {place}[{said}]" for n, said in enumerate(ranges)))
+    source, bad, report = indexed(tmp_path, values="features")
+    assert source.samples == 1
+    reasons = ("outside_matrix", "outside_matrix", *("range",) * 4)
+    assert bad == [("feats.scp", *one) for one in enumerate(reasons, 2)]
+    assert report.bad[0].detail.startswith("expected rows of the 10 from byte ")
+    assert report.bad[0].detail.endswith(", got [10:11]")
+    assert report.bad[2].detail == "expected a range of rows, as [0:99] is of a hundred, got [3:2]"
 
 
 @pytest.mark.fault(29)

@@ -110,11 +110,24 @@ def test_some_channels_of_a_file_or_those_of_several_are_not_averaged(tmp_path, 
     split = [{"type": "file", "channels": [channel], "source": "mono.wav"} for channel in (0, 1)]
     cuts = [cut, cut | {"channel": [0]}, cut | {"recording": cut["recording"] | {"sources": split}}]
     bad, good = manifest(tmp_path, *cuts)
-    said = "expected all channels of one file, which are averaged, got {}: write cuts of one channel each"
+    said = "expected all channels of one file, which are averaged, got {}: choose one by `channel`, or write cuts"
     for (line, reason, detail), (at, channels) in zip(bad, ((2, [0]), (3, [0, 1])), strict=True):
         assert (line, reason) == (at, "channels")
         assert detail.startswith(said.format(channels))
     assert good.samples == 1
+
+
+def test_one_of_several_channels_may_be_chosen(tmp_path, audio):
+    cut = golden()["call"]
+    split = [{"type": "file", "channels": [channel], "source": "mono.wav"} for channel in (0, 1)]
+    cuts = [cut, cut | {"recording": cut["recording"] | {"sources": split}}, golden()["whole"], cut | {"channel": [0]}]
+    (tmp_path / "my.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in cuts))
+    report, source = indexed(tmp_path, "my.jsonl", channel=1)
+    mono = audio["mono.wav"][:, 0].tolist()
+    expected = [audio["call.flac"][:, 1].tolist(), mono, mono]
+    assert [decoded(source, n)["audio"].tolist() for n in range(source.samples)] == expected
+    assert [(bad.line, bad.reason) for bad in report.bad] == [(4, "wrong_channel")]
+    assert report.bad[0].detail == "expected a cut that has channel 1, got one of [0]"
 
 
 def test_a_channel_may_have_a_file_of_its_own(tmp_path, audio):
