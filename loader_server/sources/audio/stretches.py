@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, header_of, header_of_remote
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow
-from shared.config import setting, whole
 from shared.errors import DataError, ReadError, SampleError
+from shared.settings.values import setting, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
