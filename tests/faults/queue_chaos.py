@@ -52,7 +52,7 @@ class Place:
         self.logs[-1].touch()
         command = [sys.executable, "-m", "tests.support.queue_trainer", self.endpoint, str(self.step_s)]
         command += [str(self.epochs), str(self.logs[-1])]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{self.folder}"}
         with (self.folder / "errors.txt").open("ab") as errors:
             self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors)
 
