@@ -112,7 +112,6 @@ LATER = {
     "E7": "later: training loop",
     "E8": "later: evaluator",
     "E11": "later: training loop",
-    "E12": "later: trainer commands",
     "E13": "later: training loop",
     "E14": "later: strategies",
     "E15": "later: strategies",

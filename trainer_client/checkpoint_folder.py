@@ -58,6 +58,9 @@ class CheckpointFolder:
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
+    def __str__(self) -> str:
+        return str(self._folder)
+
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
         """Commit one checkpoint, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +78,11 @@ class CheckpointFolder:
 
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest intact checkpoint; None if there is no checkpoint at all."""
+        found = self.read_newest_whole()
+        return None if found is None else found[1:]
+
+    def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
+        """The same, with its name."""
         reasons: dict[Path, str] = {}
         for path in reversed(self._list_paths()):
             try:
@@ -86,10 +94,20 @@ class CheckpointFolder:
             if reasons:
                 self._log.warning("an older checkpoint is taken", file=path, passed_over=len(reasons))
             self._damaged.update(reasons)
-            return found
+            return path.name, *found
         if reasons:
             raise _none_is_whole(self._folder, reasons)
         return None
+
+    def read(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        """The checkpoint of this name."""
+        try:
+            return _read(self._folder / name)
+        except (OSError, _DamagedError) as error:
+            raise DataError(
+                expected="the checkpoint that was begun with", got=str(error), where=str(self._folder / name),
+                remedy="Put it back from a copy, or begin anew.",
+            ) from error  # fmt: skip
 
     def newest(self) -> str:
         """The name of the newest checkpoint; nothing if there is none."""

@@ -24,11 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trainer-client",
-        description="Train, evaluate and test with batches that loader servers push.",
+        description="Evaluate, predict and test with batches that loader servers push.",
         epilog="example: trainer-client load-test train --trainers 50 --step-ms 120",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_evaluate, _add_load_test):
+    for add in (_add_evaluate, _add_predict, _add_load_test):
         command = add(commands)
         command.add_argument(
             "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="how much to log"
@@ -62,14 +62,13 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=_evaluate)
-    _add_model(command)
-    command.add_argument("--feed", required=True, metavar="ENDPOINT", help="the running job's coordinator")
-    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job")
-    command.add_argument("--stream", action="append", help="a stream to judge by; may be given several times (dev)")
-    command.add_argument(
-        "--timeout-seconds", type=_positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    group = _add_model(command)
+    group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="another loss than the module's loss")
+    group.add_argument(
+        "--eval-metrics", default="", metavar="[MODULE:]NAME", help="others than the module's eval_metrics"
     )
-    command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
+    _add_job(command)
+    command.add_argument("--stream", action="append", help="a stream to judge by; may be given several times (dev)")
     command.add_argument("--follow", action="store_true", help="go on with each new checkpoint until training ends")
     command.add_argument(
         "--max-time", type=_positive, default=1e6, metavar="S", help="with --follow: end after so many seconds"
@@ -79,18 +78,24 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     return command
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
+def _add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = command.add_argument_group("model")
     group.add_argument(
         "--model", required=True, metavar="MODULE[:NAME]", help="your module; NAME if it does not call it model"
     )
-    group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="another loss than the module's loss")
-    group.add_argument(
-        "--eval-metrics", default="", metavar="[MODULE:]NAME", help="others than the module's eval_metrics"
-    )
     group.add_argument(
         "--param", action="append", default=[], type=_parameter, metavar="NAME=VALUE", help="for functions that have it"
     )
+    return group
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--feed", required=True, metavar="ENDPOINT", help="the running job's coordinator")
+    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job")
+    command.add_argument(
+        "--timeout-seconds", type=_positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+    )
+    command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
 
 
 def _parameter(text: str) -> tuple[str, Any]:
@@ -120,6 +125,75 @@ def _evaluate(options: argparse.Namespace) -> int:
             checkpoints=options.checkpoint,
             follow=Follow(max_time_s=options.max_time) if options.follow else None,
             summaries=options.summaries,
+            as_json=options.json,
+        )
+    )
+    return 0
+
+
+# --- predict ---
+
+_PREDICT = """\
+Write what a model says of each sample of a stream, in the order of the source, whoever else predicts as well.
+
+The stream is for evaluation and in queue mode. Start this command as often as you like, on any machines that share the
+output's folder: each trainer predicts what it leases, and who dies is made up for. The file is there when any of them
+ends well; run the command again to go on with what was left. Without --output, the module's prediction_processor gets
+each batch."""
+
+_PREDICT_EXAMPLES = """\
+examples:
+  trainer-client predict --model speech --feed tcp://127.0.0.1:7400 --checkpoint checkpoints --stream test \\
+      --output test.parquet
+  trainer-client predict --model speech:small --param units=256 --feed tcp://127.0.0.1:7400 --checkpoint checkpoints \\
+      --output dev.jsonl"""
+
+
+def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "predict",
+        help="Write a model's outputs for each sample of a stream.",
+        description=_PREDICT,
+        epilog=_PREDICT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=_predict)
+    group = _add_model(command)
+    group.add_argument(
+        "--prediction-processor",
+        default="",
+        metavar="[MODULE:]NAME",
+        help="another than the module's prediction_processor",
+    )
+    _add_job(command)
+    command.add_argument("--stream", default="dev", help="the stream whose samples are predicted (dev)")
+    command.add_argument("--output", type=_output, metavar="FILE", help="a file that ends in .jsonl or .parquet")
+    command.add_argument("--json", action="store_true", help="print a JSON object at the end")
+    return command
+
+
+def _output(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise argparse.ArgumentTypeError(f"expected a file that ends in .jsonl or .parquet, got {text}")
+    return path
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.runs.predict import PredictOrder, predict  # noqa: PLC0415
+
+    sys.path.insert(0, "")  # as for evaluate
+    names = {"prediction_processor": options.prediction_processor}
+    predict(
+        PredictOrder(
+            module=ModelModule(options.model, dict(options.param), names),
+            endpoint=options.feed,
+            stream=options.stream,
+            keys=options.keys,
+            connect_timeout_s=options.timeout_seconds,
+            checkpoints=options.checkpoint,
+            output=options.output,
             as_json=options.json,
         )
     )

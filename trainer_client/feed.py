@@ -140,7 +140,7 @@ class Feed:
 
     def tag(self, number: int) -> str:
         """The source's name for the sample with this number, as found in a batch's `tag`."""
-        return self._session.receiver.ask_name(number)
+        return self._session.receiver.ask_names([number])[0]
 
     # --- reading ---
 

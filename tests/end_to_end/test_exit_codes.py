@@ -32,6 +32,10 @@ ASKING = {
         *("trainer_client", "evaluate", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
         *("--model", "tests.support.tiny_models:tiny_model", "--checkpoint", "none"),
     ),
+    "predict": (
+        *("trainer_client", "predict", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+        *("--model", "tests.support.tiny_models:tiny_model", "--checkpoint", "none"),
+    ),
 }
 
 
@@ -89,7 +93,7 @@ def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
 
 COMMANDS = {
     "loader_server": "demo index plan show run status coordinator worker forgive keys",
-    "trainer_client": "evaluate load-test",
+    "trainer_client": "evaluate predict load-test",
 }
 
 

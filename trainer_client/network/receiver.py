@@ -33,7 +33,7 @@ from trainer_client.network.outbox import Outbox
 from trainer_client.network.worker_connections import WorkerConnections, WorkerConnectionsParts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shared.keys import ClientKeys
     from shared.wire.messages import Attached
@@ -83,7 +83,7 @@ def trainer_name() -> str:
 
 
 class Receiver:
-    """Runs until `close`; consumers use `attach`, `ask_batches`, `ask_name` and `outbox`."""
+    """Runs until `close`; consumers use `attach`, `ask_batches`, `ask_names` and `outbox`."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_endpoint(settings.endpoint, where="connect", encrypted=True, insecure=True)
@@ -156,17 +156,20 @@ class Receiver:
         batches: int = self._ask(query)
         return batches
 
-    def ask_name(self, sample: int) -> str:
-        """The source's name for a sample; waits for a worker's answer."""
+    def ask_names(self, samples: Iterable[int]) -> list[str]:
+        """The source's names for some samples; waits for workers' answers, which come all at once."""
         spec = self.spec
-        name: str = self._ask(m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample))
-        return name
+        queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
+        return [self._wait_for(answer) for answer in [self._put(query) for query in queries]]
 
-    def _ask(self, question: m.EpochQuery | m.NameQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
+    def _ask(self, question: m.EpochQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
+        return self._wait_for(self._put(question))
+
+    def _put(self, question: m.EpochQuery | m.NameQuery) -> Future[Any]:
         answer: Future[Any] = Future()
         self._questions.setdefault(question, []).append(answer)
         self.outbox.tell(e.QuestionAsked(question))
-        return self._wait_for(answer)
+        return answer
 
     def _wait_for(self, answer: Future[_T]) -> _T:
         while True:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
 
-__all__ = ["EvaluateOrder", "Follow", "evaluate"]
+__all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
 #: How often a folder is looked at for a new checkpoint: nothing tells of one.
 _LOOK_EVERY_S = 1.0
@@ -78,7 +78,7 @@ def evaluate(order: EvaluateOrder) -> None:
         for arrays, record in _versions(order, began_s):
             checkpoints += 1
             for stream, dataset in data.items():
-                values = evaluator.evaluate(dataset, _models_own(arrays, record))
+                values = evaluator.evaluate(dataset, models_own(arrays, record))
                 samples += int(values["rows"])
                 _tell(order, stream, record, values)
     if not order.as_json:
@@ -135,13 +135,18 @@ def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, di
             break
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
-        raise DataError(
-            expected="a checkpoint", got="none", where=str(order.checkpoints),
-            remedy="Train with FeedCheckpoint into this folder, or wait for it with --follow.",
-        )  # fmt: skip
+        raise no_checkpoint(folder)
 
 
-def _models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
+def no_checkpoint(folder: CheckpointFolder) -> DataError:
+    """There is nothing to judge, or to predict with."""
+    return DataError(
+        expected="a checkpoint", got="none", where=str(folder),
+        remedy="Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow.",
+    )  # fmt: skip
+
+
+def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
     """The model's values, without the optimizer's behind them."""
     return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from shared.errors import SettingsError
+from shared.hashing import digest64
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ EXAMPLES = {
     "dataset_pipeline": (
         "def dataset_pipeline(context):\n    return context.map_producer_to_consumer(context.base_dataset)"
     ),
+    "prediction_processor": 'def prediction_processor(rows):\n    print(rows["tag"], rows["output"])',
 }
 
 
@@ -38,9 +41,19 @@ class ModelModule:
     def __init__(self, name: str, parameters: Mapping[str, Any], names: Mapping[str, str]) -> None:
         module, _, model = name.partition(":")
         self.name = module
-        self._parameters = parameters
+        self.parameters = parameters
         self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
         self._known: set[str] = set()
+
+    @property
+    def full_name(self) -> str:
+        """Where the model comes from, as the user may name it."""
+        return self._names.get("model", f"{self.name}:model")
+
+    def digest(self) -> str:
+        """Of the module's source, so that another text is known for another; of what it imports nothing is said."""
+        path = _imported(self.name).__file__
+        return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
 
     def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
         """The piece as it stands in the module; None if there is none, unless the user named it."""
@@ -60,29 +73,36 @@ class ModelModule:
 
     def make(self, piece: str) -> Any:  # noqa: ANN401 - what the user's function returns
         """What the piece's function returns, called with its parameters."""
-        return self._call(piece, self.require(piece))
+        self.require(piece)
+        return self._call(piece)
 
     def make_if_there(self, piece: str) -> Any:  # noqa: ANN401 - as above
         """The same; None if there is no such piece."""
-        found = self.find(piece)
-        return None if found is None else self._call(piece, found)
+        return None if self.find(piece) is None else self._call(piece)
 
-    def _call(self, piece: str, function: Callable[..., Any]) -> Any:  # noqa: ANN401 - as above
-        if not callable(function):
+    def find_function(self, piece: str) -> Callable[..., Any] | None:
+        """The piece, which is to be called later, with other things than parameters; None if there is none."""
+        found = self.find(piece)
+        if found is not None and not callable(found):
             raise SettingsError(
-                expected=f"{piece}, a function", got=f"a {type(function).__name__}", where=self.name,
+                expected=f"{piece}, a function", got=f"a {type(found).__name__}", where=self.name,
                 remedy=f"Write, for example:\n{EXAMPLES[piece]}",
             )  # fmt: skip
+        return cast("Callable[..., Any] | None", found)
+
+    def _call(self, piece: str) -> Any:  # noqa: ANN401 - as above
+        function = self.find_function(piece)
+        assert function is not None
         taken = inspect.signature(function).parameters
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
-            self._known |= self._parameters.keys()
-            return function(**self._parameters)
+            self._known |= self.parameters.keys()
+            return function(**self.parameters)
         self._known |= taken.keys()
-        return function(**{name: value for name, value in self._parameters.items() if name in taken})
+        return function(**{name: value for name, value in self.parameters.items() if name in taken})
 
     def refuse_unknown_parameters(self) -> None:
         """Once all pieces are made: a parameter that no function has would do nothing."""
-        for name in self._parameters:
+        for name in self.parameters:
             if name not in self._known:
                 raise self._unknown(name)
 

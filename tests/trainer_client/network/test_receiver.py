@@ -81,7 +81,7 @@ def test_a_worker_is_asked_what_is_not_known(ends, ours):
     assert ours.ask_batches(0, 4) == BATCHES
     assert not [one for one in ends.heard if isinstance(one, m.EpochQuery) and one.epoch == 0]  # attaching told it
     assert ours.ask_batches(7, 4) == BATCHES
-    assert ours.ask_name(5) == "sample 5"
+    assert ours.ask_names([5, 5]) == ["sample 5"] * 2
 
 
 def test_batches_come_in_their_order(ends, ours):
@@ -140,7 +140,7 @@ def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
 
     ours.core.handle = handle
     with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
-        ours.ask_name(5)
+        ours.ask_names([5])
     with pytest.raises(ZeroDivisionError):
         ours.outbox.take(Reader(Position(0, 0, 4)))
     assert not ours._thread.join(20)

@@ -67,6 +67,19 @@ def test_a_piece_that_is_missing_is_named_with_an_example(module, text, how, wor
     assert words.format(one.name) in str(caught.value)
 
 
+def test_a_model_is_known_by_its_name_and_its_source(module):
+    one, other = module("def model(): 1", model=":small"), module("def model(): 2")
+    assert (one.full_name, other.full_name) == (f"{one.name}:small", f"{other.name}:model")
+    assert one.digest() == module("def model(): 1").digest() != other.digest()
+
+
+def test_a_function_that_is_called_later_is_one(module):
+    assert module("1").find_function("prediction_processor") is None
+    assert module("def prediction_processor(rows): return rows").find_function("prediction_processor")(3) == 3
+    with pytest.raises(SettingsError, match="expected prediction_processor, a function, got a str"):
+        module("prediction_processor = 'print'").find_function("prediction_processor")
+
+
 def test_a_parameter_that_no_function_has_is_refused(module):
     one = module("def model(units=3, rate=0.5): 1", unit=3)
     one.make("model")

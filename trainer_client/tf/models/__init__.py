@@ -1,1 +1,1 @@
-"""What is done with a user's Keras model besides feeding it: its variables, its evaluation, its summaries."""
+"""What is done with a user's Keras model besides feeding it: its variables, evaluation, outputs and summaries."""

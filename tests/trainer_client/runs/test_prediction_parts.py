@@ -1,0 +1,183 @@
+"""Parts of a prediction: whole or not there, of one prediction only, in order at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from shared.errors import DataError, SettingsError
+from trainer_client.runs import prediction_files, prediction_parts
+from trainer_client.runs.prediction_files import check_format, write_rows
+from trainer_client.runs.prediction_parts import PredictionParts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF = {"model": "levels:model", "checkpoint": {"file": "00000001.npz"}}
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> PredictionParts:
+    parts = PredictionParts(tmp_path / "out.jsonl")
+    begin(parts)
+    return parts
+
+
+def begin(parts: PredictionParts, **of: Any) -> None:
+    with parts.lock():
+        parts.begin({**OF, **of}, 3)
+
+
+def part(*samples: int, masked: tuple[int, ...] = (), width: int = 2) -> dict[str, np.ndarray]:
+    numbers = np.array(samples, np.int64)
+    return {
+        "sample": numbers,
+        "tag": np.array([f"name {sample}" for sample in samples], np.str_),
+        "masked": np.isin(numbers, masked),
+        "output": np.repeat(numbers[:, None], width, axis=1).astype(np.float32),
+        "text": np.array([f"{sample}ü".encode() for sample in samples], "S"),
+    }
+
+
+def finish(parts: PredictionParts) -> dict[str, int]:
+    written = parts.folder / f"output.tmp{parts.output.suffix}"
+    finished = write_rows(written, parts.rows())
+    parts.finish(written, finished)
+    return finished
+
+
+def row(sample: int, width: int = 2) -> dict[str, Any]:
+    return {"sample": sample, "tag": f"name {sample}", "output": [float(sample)] * width, "text": f"{sample}ü"}
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2**26])
+def test_parts_of_any_order_and_shape_become_one_file_in_order(
+    parts: PredictionParts, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(prediction_parts, "_BLOCK_BYTES", block_bytes)
+    parts.write(1, part(5, 0, 11))
+    parts.write(0, part(2, 1, masked=(2,), width=3))
+    assert (parts.missing(), parts.has(1), parts.has(2)) == ([2], True, False)
+    parts.write(2, part())
+    parts.write(1, part(5, 0, 11))  # by two trainers
+    assert parts.missing() == []
+    assert finish(parts) == {"samples": 4, "masked": 1} == parts.finished()
+    lines = [json.loads(line) for line in parts.output.read_text("utf-8").splitlines()]
+    assert lines == [row(0), row(1, 3), row(5), row(11)]
+    assert sorted(path.name for path in parts.folder.iterdir()) == ["lock", "prediction.json"]
+
+
+def test_parquet_has_types_and_takes_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_files, "_ROWS", 2)
+    parts = PredictionParts(tmp_path / "out.parquet")
+    begin(parts)
+    for number, samples in enumerate([(4, 0), (3, 1), (2,)]):
+        parts.write(number, part(*samples))
+    finish(parts)
+    table = parquet.read_table(parts.output)
+    assert table.to_pylist() == [row(sample) for sample in range(5)]
+    assert [str(one) for one in table.schema.types] == ["int64", "string", "list<element: float>", "string"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_nothing_at_all_is_a_file_as_well(tmp_path: Path, suffix: str) -> None:
+    parts = PredictionParts(tmp_path / f"out.{suffix}")
+    begin(parts)
+    for number in range(3):
+        parts.write(number, part())
+    assert finish(parts) == {"samples": 0, "masked": 0}
+    assert parts.output.exists()
+
+
+def test_what_is_half_written_counts_for_nothing(parts: PredictionParts) -> None:
+    (parts.folder / "00000000.npy.tmp1").write_bytes(b"half")
+    assert parts.missing() == [0, 1, 2]
+    for number in range(3):
+        parts.write(number, part(number))
+    finish(parts)
+    assert list(parts.folder.glob("*.tmp*")) == []
+
+
+def test_a_prediction_of_something_else_is_refused_by_name(parts: PredictionParts) -> None:
+    begin(parts)
+    with pytest.raises(DataError) as caught:
+        begin(parts, checkpoint={"file": "00000002.npz"})
+    assert str(caught.value) == (
+        f'--output {parts.output}: expected outputs of checkpoint {{"file": "00000002.npz"}}, got some of '
+        f'{{"file": "00000001.npz"}} ({parts.folder}/prediction.json). '
+        "Name another output; or remove out.jsonl and out.jsonl.parts to begin anew."
+    )
+
+
+def test_once_the_output_is_removed_another_prediction_may_begin(parts: PredictionParts) -> None:
+    for number in range(3):
+        parts.write(number, part(number))
+    finish(parts)
+    with pytest.raises(DataError, match="expected outputs of model other:model"):
+        begin(parts, model="other:model")
+    parts.output.unlink()
+    other = PredictionParts(parts.output)
+    begin(other, model="other:model")
+    parts.write(1, part(1))  # by somebody who has not noticed yet
+    assert (other.finished(), other.missing()) == (None, [0, 1, 2])
+    with pytest.raises(DataError, match="expected the prediction that was begun, got another, begun in its place"):
+        parts.missing()
+
+
+def test_a_part_that_comes_after_the_end_is_not_asked_for(parts: PredictionParts) -> None:
+    for number in range(3):
+        parts.write(number, part(number))
+    late = PredictionParts(parts.output)
+    begin(late)
+    finish(parts)
+    assert late.has(0)
+    assert late.finished() == {"samples": 3, "masked": 0}
+
+
+def test_a_file_of_somebody_elses_stays(tmp_path: Path) -> None:
+    parts = PredictionParts(tmp_path / "out.jsonl")
+    parts.output.write_text("precious")
+    with pytest.raises(DataError, match="expected a name that is free"):
+        begin(parts)
+    assert parts.output.read_text() == "precious"
+
+
+def test_one_at_a_time_has_the_lock(parts: PredictionParts) -> None:
+    got = threading.Event()
+
+    def other() -> None:
+        with PredictionParts(parts.output).lock():
+            got.set()
+
+    with parts.lock():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not got.wait(0.05)
+    thread.join(20)
+    assert got.is_set()
+
+
+def test_a_sample_twice_is_an_error_and_so_is_a_damaged_part(parts: PredictionParts) -> None:
+    for number in range(3):
+        parts.write(number, part(7))
+    with pytest.raises(DataError, match="expected each sample once, got sample 7 again"):
+        finish(parts)
+    parts._part(1).write_bytes(b"\x93NUMPY")
+    with pytest.raises(
+        DataError, match=r"00000001-.{8}.npy: expected a part of a prediction, got .* Remove it and run"
+    ):
+        finish(parts)
+    assert not parts.output.exists()
+
+
+def test_parquet_needs_pyarrow_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    check_format(tmp_path / "out.jsonl")
+    with pytest.raises(SettingsError, match=r"pyarrow, which writes Parquet, .* `pip install 'stoker\[parquet\]'`, or"):
+        check_format(tmp_path / "out.parquet")

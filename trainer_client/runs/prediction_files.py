@@ -1,0 +1,147 @@
+"""The output of a prediction as a file: JSON lines or Parquet, a line for each sample, in the order of the source.
+
+Rules: the columns are the sample's number, its name and the model's outputs; samples that could not be used are
+counted and left out. A sample that comes twice is an error: it would be a defect of ours. Nothing is held but some
+rows at a time. It must not know how the rows came about.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import DataError
+from shared.extras import library
+from trainer_client.runs.prediction_parts import MASKED, SAMPLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trainer_client.runs.prediction_parts import Finished
+
+__all__ = ["FORMATS", "check_format", "write_rows"]
+
+_Row = dict[str, Any]
+
+#: How many rows Parquet takes at a time.
+_ROWS = 4096
+
+
+def check_format(output: Path) -> None:
+    """Refuse a format that this machine cannot write, before anything is predicted."""
+    if output.suffix == ".parquet":
+        _parquet()
+
+
+def write_rows(path: Path, rows: Iterable[NDArray[np.void]]) -> Finished:
+    """Write what of the rows could be used, as the suffix says; returns how many that is, and how many could not."""
+    finished, last = {"samples": 0, MASKED: 0}, -1
+    with FORMATS[path.suffix](path) as write:
+        for row in rows:
+            last = _checked(int(row[SAMPLE]), last)
+            finished[MASKED if row[MASKED] else "samples"] += 1
+            if not row[MASKED]:
+                write(row)
+    return finished
+
+
+def _checked(sample: int, last: int) -> int:
+    if sample <= last:
+        raise DataError(
+            expected="each sample once", got=f"sample {sample} again", where="the parts of a prediction",
+            remedy="Predict on a stream whose samples come once an epoch: one that is neither mixed nor packed.",
+        )  # fmt: skip
+    return sample
+
+
+def _plain(row: NDArray[np.void]) -> _Row:
+    assert row.dtype.names is not None
+    return {name: _plain_value(row[name]) for name in row.dtype.names if name != MASKED}
+
+
+def _plain_value(value: Any) -> Any:  # noqa: ANN401 - numbers, texts, lists of them
+    if value.dtype.kind == "S":
+        value = value.astype("U") if value.ndim else value.decode("utf-8", "replace")
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+# --- JSON lines ---
+
+
+@contextmanager
+def _json_lines(path: Path) -> Iterator[Callable[[NDArray[np.void]], None]]:
+    with path.open("w", encoding="utf-8") as file:
+
+        def write(row: NDArray[np.void]) -> None:
+            file.write(json.dumps(_plain(row), ensure_ascii=False) + "\n")
+
+        yield write
+
+
+# --- Parquet ---
+
+
+def _parquet() -> Any:  # noqa: ANN401 - a module without types
+    return library(
+        "pyarrow.parquet", extra="parquet", use="which writes Parquet", where="--output",
+        otherwise="or name an output that ends in .jsonl",
+    )  # fmt: skip
+
+
+class _ParquetRows:
+    """The columns' types are those of the first row; a value whose shape varies is a list all the same."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[_Row] = []
+        self._schema: Any = None
+        self._writer: Any = None
+
+    def add(self, row: NDArray[np.void]) -> None:
+        if self._schema is None:
+            self._schema = _schema(row.dtype)
+        self._rows.append(_plain(row))
+        if len(self._rows) == _ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        pa, parquet = library("pyarrow", extra="parquet", use="which writes Parquet"), _parquet()
+        if self._schema is None:
+            self._schema = pa.schema([(SAMPLE, pa.int64())])
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._path, self._schema)
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.close()
+
+
+def _schema(dtype: np.dtype[np.void]) -> Any:  # noqa: ANN401 - pyarrow has no types
+    pa = library("pyarrow", extra="parquet", use="which writes Parquet")
+    assert dtype.names is not None
+    return pa.schema([(name, _type_of(pa, dtype[name])) for name in dtype.names if name != MASKED])
+
+
+def _type_of(pa: Any, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - as above
+    found = pa.string() if dtype.base.kind in "SU" else pa.from_numpy_dtype(dtype.base)
+    for _ in dtype.shape:
+        found = pa.list_(found)
+    return found
+
+
+@contextmanager
+def _parquet_rows(path: Path) -> Iterator[Callable[[NDArray[np.void]], None]]:
+    rows = _ParquetRows(path)
+    yield rows.add
+    rows.close()
+
+
+#: By the suffix of the output.
+FORMATS = {".jsonl": _json_lines, ".parquet": _parquet_rows}

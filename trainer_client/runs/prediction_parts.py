@@ -1,0 +1,209 @@
+"""The outputs of a prediction while it is being made: a folder beside the output, with a file for each batch.
+
+Rules, so that any number of trainers may write here, and be killed at any moment:
+- A part is there whole or not at all: it is written under another name, synced and renamed. A batch that two trainers
+  predicted has one part still.
+- The folder alone says which batches are done. Leases only share the work out, so a coordinator that forgot them, or
+  that gave some to another prediction, costs time and no sample.
+- The record says what the outputs come of: a prediction of anything else into the same output is refused.
+- Whoever begins or ends something holds the lock, which the kernel releases when its holder dies.
+
+It must not know TensorFlow, feeds, or the format of the output.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts"]
+
+#: The columns that each part has beside the outputs: the sample's number and its name in the source, and whether it
+#: could not be used.
+SAMPLE, TAG, MASKED = "sample", "tag", "masked"
+
+_FORMAT = 1
+_RECORD = "prediction.json"
+
+#: Rows that are brought into order at a time may take so much memory.
+_BLOCK_BYTES = 2**26
+
+Finished = dict[str, int]
+
+
+class PredictionParts:
+    """The parts of what becomes `output`."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output.with_name(output.name + ".parts")
+        #: Of the prediction that was begun or joined: parts of an earlier one are none.
+        self._id = ""
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Nobody else begins or ends this prediction meanwhile."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    # --- what is predicted ---
+
+    def begun(self) -> dict[str, Any]:
+        """What the outputs come of, under the names that `begin` was given; nothing if there are none."""
+        record = self._read()
+        return {} if record.get("finished") and not self.output.exists() else record.get("of", {})
+
+    def begin(self, of: Mapping[str, Any], batches: int) -> None:
+        """Go on with the prediction of all this, or begin it; refused if there is one of something else."""
+        there = self.begun()
+        for name, value in of.items():
+            if there and there.get(name) != value:
+                raise self._is_of_something_else(name, value, there.get(name))
+        if there:
+            self._id = self._read()["id"]
+            return
+        if self.output.exists():
+            raise DataError(
+                expected="a name that is free", got="a file that no prediction here was writing",
+                where=f"--output {self.output}", remedy="Name another output, or remove the file.",
+            )  # fmt: skip
+        self._remove_parts()
+        self._id = secrets.token_hex(4)
+        self._write({"format": _FORMAT, "id": self._id, "of": dict(of), "batches": batches})
+
+    def finished(self) -> Finished | None:
+        """What is in the output: how many samples, and how many could not be used; None if it is not there yet."""
+        finished: Finished | None = (self._own() if self._id else self._read()).get("finished")
+        return finished
+
+    def _own(self) -> dict[str, Any]:
+        record = self._read()
+        if record.get("id") != self._id:
+            raise DataError(
+                expected="the prediction that was begun", got="another, begun in its place", where=str(self.folder),
+                remedy="Leave the output and its parts in place until all trainers have ended.",
+            )  # fmt: skip
+        return record
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads((self.folder / _RECORD).read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        with self._replacing(_RECORD) as path:
+            path.write_text(json.dumps(record, indent=1), "utf-8")
+
+    def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:  # noqa: ANN401 - from JSON
+        return DataError(
+            expected=f"outputs of {name} {_said(expected)}", got=f"some of {_said(got)} ({self.folder / _RECORD})",
+            where=f"--output {self.output}",
+            remedy=f"Name another output; or remove {self.output.name} and {self.folder.name} to begin anew.",
+        )  # fmt: skip
+
+    # --- parts ---
+
+    def has(self, number: int) -> bool:
+        """Whether this batch is predicted."""
+        return self._part(number).exists() or self.finished() is not None
+
+    def missing(self) -> list[int]:
+        """The batches that are not."""
+        there = {path.stem for path in self.folder.glob("*.npy")}
+        return [number for number in range(self._own()["batches"]) if self._part(number).stem not in there]
+
+    def write(self, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
+        """A batch is predicted: each column has a value for each of its samples."""
+        dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
+        rows = np.empty(len(columns[SAMPLE]), dtype)
+        for name, column in columns.items():
+            rows[name] = column
+        with self._replacing(self._part(number).name) as path, path.open("wb") as file:
+            np.save(file, rows, allow_pickle=False)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"{number:08d}-{self._id}.npy"
+
+    @contextmanager
+    def _replacing(self, name: str) -> Iterator[Path]:
+        """A file to write, which then is there under this name at once."""
+        temporary = self.folder / f"{name}.tmp{secrets.token_hex(4)}"
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / name)
+
+    # --- the end ---
+
+    def rows(self) -> Iterator[NDArray[np.void]]:
+        """The rows of all parts in the order of their samples, some at a time."""
+        paths = [self._part(number) for number in range(self._own()["batches"])]
+        samples, widest = [], 1
+        for path in paths:
+            part = _load(path)
+            samples.append(np.array(part[SAMPLE], np.int64))
+            widest = max(widest, part.dtype.itemsize)
+        order = np.argsort(np.concatenate([*samples, np.empty(0, np.int64)]), kind="stable")
+        block = max(1, _BLOCK_BYTES // widest)
+        ends = np.cumsum([len(some) for some in samples])
+        for start in range(0, len(order), block):
+            yield from _gather(paths, ends, order[start : start + block])
+
+    def finish(self, written: Path, finished: Finished) -> None:
+        """The output is written whole: put it in its place, and remove the parts."""
+        with written.open("rb+") as file:
+            os.fsync(file.fileno())
+        written.replace(self.output)
+        self._write({**self._own(), "finished": finished})
+        self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        for path in [*self.folder.glob("*.npy"), *self.folder.glob("*.tmp*")]:
+            path.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> NDArray[np.void]:
+    try:
+        part: NDArray[np.void] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            expected="a part of a prediction", got=str(error), where=str(path),
+            remedy="Remove it and run the command again: this batch is predicted again.",
+        ) from error  # fmt: skip
+    return part
+
+
+def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.void]]:
+    """The rows at these places of all parts one after the other; each part is opened once."""
+    part_of = np.searchsorted(ends, places, side="right")
+    found: dict[int, NDArray[np.void]] = {}
+    by_part = np.argsort(part_of, kind="stable")
+    for some in np.split(by_part, np.flatnonzero(np.diff(part_of[by_part])) + 1):
+        at = int(part_of[some[0]])
+        part = _load(paths[at])
+        begin = int(ends[at]) - len(part)
+        found.update(zip(some.tolist(), part[places[some] - begin], strict=True))
+    for place in range(len(places)):
+        yield found[place]
+
+
+def _said(value: Any) -> str:  # noqa: ANN401 - from JSON
+    return value if isinstance(value, str) else json.dumps(value)
