@@ -55,12 +55,17 @@ class Fleet:
         return process
 
     def join(
-        self, name: str, *arguments: str, odd: tuple[str, ...] = (), environment: Mapping[str, str] = _NOTHING
+        self,
+        name: str,
+        *arguments: str,
+        odd: tuple[str, ...] = (),
+        environment: Mapping[str, str] = _NOTHING,
+        job: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a worker; returns when the coordinator knows it."""
+        """Start a worker, of another copy of the job file if one is named; returns when the coordinator knows it."""
         module = ("tests.support.odd_worker", *odd) if odd else ("loader_server",)
         more = ("--name", name, "--coordinator", self.endpoint, *arguments)
-        process = self._start(*module, "worker", str(self.job), *more, environment=environment)
+        process = self._start(*module, "worker", str(job or self.job), *more, environment=environment)
         self.processes[name] = process
         wait_until(lambda: name in self.members() or process.poll() is not None, f"{name} has registered", 60)
         assert process.poll() is None, self.text()
