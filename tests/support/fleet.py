@@ -10,18 +10,19 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loader_server.commands.status import ask
-from tests.support.loaders import ROOT, wait_until
+from tests.support.forked import ROOT, start_module
+from tests.support.loaders import wait_until
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from tests.support.forked import ModuleProcess
 
 __all__ = ["Fleet", "fleet"]
 
@@ -34,18 +35,18 @@ class Fleet:
     def __init__(self, job: Path, *, environment: Mapping[str, str] = _NOTHING) -> None:
         self.job = job
         self.log = job.parent / f"fleet-{os.getpid()}.log"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ModuleProcess] = {}
         self._environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}", **environment}
         assert self._start("loader_server", "index", str(job)).wait(60) == 0, self.text()
         self.endpoint = ""
         self.coordinate()
 
-    def coordinate(self, *, environment: Mapping[str, str] = _NOTHING) -> subprocess.Popen[bytes]:
+    def coordinate(self, *, environment: Mapping[str, str] = _NOTHING) -> ModuleProcess:
         """Start the coordinator, or its successor at the same endpoint; returns when it serves."""
         read, write = os.pipe()
         listen = ("--listen", self.endpoint) if self.endpoint else ()
-        command = ("loader_server", "coordinator", str(self.job), *listen, "--ready-fd", str(write))
-        process = self._start(*command, environment=environment, pass_fds=(write,))
+        command = ("loader_server", "coordinator", str(self.job), *listen)
+        process = self._start(*command, environment=environment, ready=write)
         os.close(write)
         with os.fdopen(read) as ready:
             line = ready.readline()
@@ -61,7 +62,7 @@ class Fleet:
         odd: tuple[str, ...] = (),
         environment: Mapping[str, str] = _NOTHING,
         job: Path | None = None,
-    ) -> subprocess.Popen[bytes]:
+    ) -> ModuleProcess:
         """Start a worker, of another copy of the job file if one is named; returns when the coordinator knows it."""
         module = ("tests.support.odd_worker", *odd) if odd else ("loader_server",)
         more = ("--name", name, "--coordinator", self.endpoint, *arguments)
@@ -104,17 +105,10 @@ class Fleet:
         return self.log.read_text()
 
     def _start(
-        self, *command: str, environment: Mapping[str, str] = _NOTHING, pass_fds: tuple[int, ...] = ()
-    ) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", *command],
-                stdout=log,
-                stderr=log,
-                env={**self._environment, **environment},
-                cwd=self.job.parent,
-                pass_fds=pass_fds,
-            )
+        self, *command: str, environment: Mapping[str, str] = _NOTHING, ready: int | None = None
+    ) -> ModuleProcess:
+        everything = {**self._environment, **environment}
+        return start_module(command, folder=self.job.parent, log=self.log, environment=everything, ready=ready)
 
     def close(self) -> dict[str, int]:
         """End all in good order; their exit codes."""

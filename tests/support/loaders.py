@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from tests.support.corpora import make_corpus
+from tests.support.forked import ROOT, start_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-__all__ = ["JOB", "Loaders", "running", "wait_until", "write_job"]
-
-ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["JOB", "ROOT", "Loaders", "running", "wait_until", "write_job"]
 
 JOB = """
 [job]
@@ -85,9 +83,9 @@ class Loaders:
     def __init__(self, job: Path, *, workers: int = 2, arguments: tuple[str, ...] = ()) -> None:
         self.log = job.parent / f"loaders-{time.monotonic_ns()}.log"
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}"}
-        command = [sys.executable, "-m", "loader_server", "run", str(job), "--workers", str(workers), *arguments]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=job.parent)
+        command = ("loader_server", "run", str(job), "--workers", str(workers), *arguments)
+        self.log.touch()
+        self.process = start_module(command, folder=job.parent, log=self.log, environment=environment)
         try:
             wait_until(
                 lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 100

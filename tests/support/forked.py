@@ -1,0 +1,169 @@
+"""Processes of ours for tests, forked from one that has imported our code, as those of `loader-server run` are.
+
+A new interpreter takes a third of a second of processor time to import it, and tests start hundreds of them. A forked
+one has its own folder, environment and path, and is used like a `subprocess.Popen`. Where something is asked for that
+an interpreter reads when it starts, a new one is started after all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import setproctitle
+
+from loader_server.machine import nursery
+from shared.quick_import import quick_import
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ROOT", "ModuleProcess", "start_module"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: What these name is read when an interpreter starts, or when numpy is imported.
+_READ_AT_START = ("GLIBC_", "LD_", "MALLOC_", "NPY_", "OMP_", "OPENBLAS_", "PYTHON")
+
+_IMPORTED = (
+    *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
+    *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
+)
+
+
+class _Nursery(nursery.Nursery):
+    """In an interpreter of its own, because this one has threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.forked", str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self.pid = self._process.pid
+        atexit.register(self.close)
+
+    def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
+        with self._lock:
+            return super().start(arguments, keep=keep)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@functools.cache
+def _nursery() -> _Nursery:
+    return _Nursery()
+
+
+class _ForkedProcess:
+    """As much of a `subprocess.Popen` as tests use."""
+
+    def __init__(self, command: Sequence[str], process: nursery.Nursling) -> None:
+        self.args = command
+        self.returncode: int | None = None
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        """How it ended, if it has."""
+        if self.returncode is None:
+            self.returncode = self._process.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended, once it has."""
+        if self.returncode is None:
+            self.returncode = self._process.wait(timeout)
+        if self.returncode is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, unless it has ended."""
+        if self.poll() is None:
+            self._process.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it by force."""
+        self.send_signal(signal.SIGKILL)
+
+
+ModuleProcess: TypeAlias = "_ForkedProcess | subprocess.Popen[bytes]"
+
+
+def start_module(
+    command: Sequence[str], *, folder: Path, log: Path, environment: Mapping[str, str], ready: int | None = None
+) -> ModuleProcess:
+    """Run a module with these arguments, as `python -m` would in this folder; `ready` is a pipe that it gets as
+    `--ready-fd`.
+    """
+    if not _may_be_forked(folder, environment):
+        return _start_interpreter(command, folder, log, environment, ready)
+    how = {"command": command, "folder": str(folder), "log": str(log), "environment": dict(environment)}
+    arguments = [json.dumps({**how, "ready": ready is not None})]
+    return _ForkedProcess(command, _nursery().start(arguments, keep=0 if ready is None else ready))
+
+
+def _may_be_forked(folder: Path, environment: Mapping[str, str]) -> bool:
+    names = {name for name in {*environment, *os.environ} if name.startswith(_READ_AT_START)} - {"PYTHONPATH"}
+    same = all(environment.get(name) == os.environ.get(name) for name in names)
+    return same and not (folder / "sitecustomize.py").exists()
+
+
+def _start_interpreter(
+    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], ready: int | None
+) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", *command, *(() if ready is None else ("--ready-fd", str(ready)))]
+    fds = () if ready is None else (ready,)
+    with log.open("ab") as file:
+        return subprocess.Popen(words, stdout=file, stderr=file, env=environment, cwd=folder, pass_fds=fds)
+
+
+# --- the nursery's side ---
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Be what `python -m` starts."""
+    how = json.loads(arguments[0])
+    log = os.open(how["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    os.chdir(how["folder"])
+    os.environ.clear()
+    os.environ.update(how["environment"])
+    sys.path.insert(0, how["folder"])
+    module, *words = how["command"]
+    sys.argv = [module, *words, *(arguments[1:] if how["ready"] else ())]
+    setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    with quick_import():
+        for name in _IMPORTED:
+            import_module(name)
+    nursery._serve(socket.socket(fileno=int(sys.argv[1])), _run, os.getppid())
