@@ -50,7 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What collecting made (TensorFlow, thousands of tests) stays to the end: do not look through it for garbage."""
-    gc.collect()
     gc.freeze()
 
 

@@ -243,22 +243,6 @@ def test_how_a_feed_is_opened_and_made_a_dataset():
         assert all(parameters[name].default is None for name in form)
 
 
-def test_the_public_names_of_what_needs_keras():
-    """In a process of its own: the rest of this file runs without TensorFlow."""
-    code = (
-        "import inspect, keras\nfrom trainer_client import FeedCheckpoint, losses\n"
-        "print(sorted(losses.__all__))\n"
-        "print(sorted({n for n in vars(FeedCheckpoint) if n[0] != '_'} - set(vars(keras.callbacks.Callback))))\n"
-        "print(inspect.signature(FeedCheckpoint))"
-    )
-    assert run(code).stdout.splitlines() == [
-        "['CTC', 'RowLoss', 'blank_after', 'ctc_per_row', 'masked_mean', 'valid_rows']",
-        "['epochs', 'reason']",
-        "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3, "
-        "early_stop: 'EarlyStop | None' = None, until: 'Until | None' = None) -> 'None'",
-    ]
-
-
 TRAINER_CLIENT = (
     "Batch",
     "ClosedError",

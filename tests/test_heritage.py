@@ -203,7 +203,8 @@ def marks(name, tests=TESTS):
     """Where each row or fault is marked: {value: [file:line, …]}."""
     found = defaultdict(list)
     for path in sorted(tests.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text, str(path))) if f".{name}" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{name}":
                 found[ast.literal_eval(node.args[0])].append(f"{path.relative_to(tests)}:{node.lineno}")
     return found

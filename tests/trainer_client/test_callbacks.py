@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,15 @@ from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
 
 EPOCHS = (5, 6, 4)
+
+
+def test_its_public_names():
+    own = {name for name in vars(FeedCheckpoint) if name[0] != "_"} - set(vars(keras.callbacks.Callback))
+    assert own == {"epochs", "reason"}
+    assert str(inspect.signature(FeedCheckpoint)) == (
+        "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3, "
+        "early_stop: 'EarlyStop | None' = None, until: 'Until | None' = None) -> 'None'"
+    )
 
 
 def fit(feed, callbacks, model=None, epochs=3):

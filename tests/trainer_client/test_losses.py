@@ -10,10 +10,15 @@ from tests.support.two_devices import mirrored
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
+from trainer_client import losses  # isort: skip
 from trainer_client.losses import CTC, RowLoss, blank_after, ctc_per_row, masked_mean, valid_rows  # isort: skip
 from trainer_client.tf.untuned import untune_devices, untuned  # isort: skip
 
 FRAMES, CLASSES, LABELS = 12, 5, 4
+
+
+def test_the_public_names():
+    assert sorted(losses.__all__) == ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid_rows"]
 
 
 def squares(y_true, y_pred):

@@ -45,17 +45,17 @@ def test_factor_one_leaves_the_audio_alone():
 
 
 def test_each_factor_is_drawn_about_as_often_and_the_same_for_the_same_sample():
-    made = [
-        len(chain().apply({"audio": np.zeros(990, np.float32)}, seed=1, epoch=0, number=n)["audio"]) for n in range(300)
-    ]
+    def lengths(made_by, epoch, numbers):
+        samples = ({"audio": np.zeros(990, np.float32)} for _ in numbers)
+        made = (made_by.apply(one, seed=1, epoch=epoch, number=n) for one, n in zip(samples, numbers, strict=True))
+        return [len(one["audio"]) for one in made]
+
+    one = chain()
+    made = lengths(one, 0, range(300))
     assert sorted(set(made)) == [900, 990, 1100]
     assert all(70 < made.count(length) < 130 for length in set(made))
-    again = chain().apply({"audio": np.zeros(990, np.float32)}, seed=1, epoch=0, number=17)
-    assert len(again["audio"]) == made[17]
-    other = [
-        len(chain().apply({"audio": np.zeros(990, np.float32)}, seed=1, epoch=1, number=n)["audio"]) for n in range(30)
-    ]
-    assert other != made[:30]
+    assert lengths(chain(), 0, [17, 4]) == [made[17], made[4]]
+    assert lengths(one, 1, range(30)) != made[:30]
 
 
 @given(

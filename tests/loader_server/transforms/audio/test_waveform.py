@@ -1,5 +1,7 @@
 """`waveform`: audio at one rate, in float32 or in 16 bits."""
 
+import functools
+
 import numpy as np
 import pytest
 import soxr
@@ -50,9 +52,15 @@ def test_16_bits_are_rounded_and_cut_at_full_scale():
     assert made.tolist() == [-32768, -32768, 32767, 32767, 2, 3]
 
 
+@functools.cache
+def chain_of(*names):
+    """One for all examples: it holds nothing of the samples that went through it."""
+    return Chain.make(names, {name: {"rate": 12_000} for name in names}, "job", RAW)
+
+
 @given(frames=st.integers(0, 3000), file_rate=st.sampled_from([8000, 11025, 16000, 44100]))
 def test_it_is_as_long_as_declared_and_later_transforms_know_its_rate(frames, file_rate):
-    chain = Chain.make(("waveform", "logmel"), {"waveform": {"rate": 12_000}, "logmel": {"rate": 12_000}}, "job", RAW)
+    chain = chain_of("waveform", "logmel")
     sample = {"audio": np.zeros(frames, np.float32), "audio_rate": file_rate}
     made = chain.apply(sample, seed=0, epoch=0, number=0)
     lengths = chain.lengths({"audio": np.array([frames]), "audio_rate": np.array([file_rate])})
@@ -61,7 +69,7 @@ def test_it_is_as_long_as_declared_and_later_transforms_know_its_rate(frames, fi
 
 @given(frames=st.integers(0, 3000), file_rate=st.sampled_from([8000, 11025, 16000, 44100]))
 def test_alone_it_is_as_long_as_declared(frames, file_rate):
-    chain = Chain.make(("waveform",), {"waveform": {"rate": 12_000}}, "job", RAW)
+    chain = chain_of("waveform")
     sample = {"audio": np.zeros(frames, np.float32), "audio_rate": file_rate}
     made = chain.apply(sample, seed=0, epoch=0, number=0)
     lengths = chain.lengths({"audio": np.array([frames]), "audio_rate": np.array([file_rate])})
