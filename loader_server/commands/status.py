@@ -48,7 +48,7 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0
 
 def tables(report: dict[str, Any]) -> Group:
     """A report, for people."""
-    parts: list[Table | str] = [_streams(report), *_queues(report), _workers(report), *_lines(report)]
+    parts: list[Table | str] = [_streams(report), *_queues(report), _workers(report), *_remote(report), *_lines(report)]
     return Group(f"job [bold]{report['job']}[/]", *parts)
 
 
@@ -118,6 +118,17 @@ def _workers(report: dict[str, Any]) -> Table:
             str(one["silent_s"]),
         )
     return table
+
+
+def _remote(report: dict[str, Any]) -> Iterator[Table]:
+    """What workers read of remote files, if they do: from stores, and from the cache on their disk."""
+    rows = [one for one in report["workers"] if one["remote_bytes"] or one["remote_found"]]
+    if rows:
+        table = Table("remote files of", "fetched", "blocks found", "waited for")
+        for one in rows:
+            fetched = f"{one['remote_bytes'] / 2**20:,.1f} MiB"
+            table.add_row(one["name"], fetched, str(one["remote_found"]), str(one["remote_waited"]))
+        yield table
 
 
 def _share_kept(worker: dict[str, Any]) -> str:

@@ -254,6 +254,9 @@ class Worker:
             masked=self.counts.masked,
             kept=sum(one.kept_samples for one in self.build_counts.values()),
             decoded=sum(one.decoded_samples for one in self.build_counts.values()),
+            remote_bytes=self.remote_counts.fetched_bytes,
+            remote_found=self.remote_counts.found,
+            remote_waited=self.remote_counts.waited,
             culprits=self._registration.membership.culprits,
         )
         return load

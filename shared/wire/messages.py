@@ -274,6 +274,9 @@ class Beat(Message):
     masked: int = wire(COUNT)
     kept: int = wire(COUNT)
     decoded: int = wire(COUNT)
+    remote_bytes: int = wire(COUNT)
+    remote_found: int = wire(COUNT)
+    remote_waited: int = wire(COUNT)
     culprits: int = wire(ID)
 
 

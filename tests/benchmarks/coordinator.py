@@ -121,7 +121,18 @@ class Crowd:
     def _worker(self, endpoint: str, builder: str, number: int) -> Fake:
         name = f"worker-{number}"
         beat = m.Beat(
-            worker=name, incarnation=number, waiting=4, building=1, built=99, masked=0, kept=0, decoded=99, culprits=0
+            worker=name,
+            incarnation=number,
+            waiting=4,
+            building=1,
+            built=99,
+            masked=0,
+            kept=0,
+            decoded=99,
+            remote_bytes=0,
+            remote_found=0,
+            remote_waited=0,
+            culprits=0,
         )
         register = m.Register(
             worker=name, incarnation=number, endpoint=f"tcp://10.0.0.1:{10_000 + number}", boot_id="b", uid=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,11 @@ import pytest
 
 import trainer_client
 from loader_server.cli import main
+from loader_server.commands.index import index_streams
 from loader_server.commands.status import ask
+from loader_server.job_file import JobFile
 from tests.support.loaders import running, wait_until, write_job
+from tests.support.stores import plain_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,3 +49,24 @@ def test_a_reader_that_takes_all_that_is_built_shows_the_loaders_as_the_limit(
         finally:
             stop.set()
             reader.join()
+
+
+def test_what_came_of_a_store_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/a.txt").write_text("a line\n" * 999)
+    with plain_server(tmp_path / "far", ranges=True) as address:
+        (tmp_path / "job.toml").write_text(
+            '[job]\nname = "j"\nlisten = "tcp://127.0.0.1:*"\n[streams.train]\nsource = "lines"\n'
+            f'paths = ["http://{address}/a.txt"]\ntransforms = ["characters"]\nlength = "text"\nbudget = "600 steps"\n'
+        )
+        index_streams(JobFile(tmp_path / "job.toml"), ["train"], processes=1)
+        shutil.rmtree(tmp_path / ".stoker/remote")
+        with running(tmp_path / "job.toml", workers=1) as loaders:
+            with trainer_client.connect(loaders.endpoint) as feed:
+                assert sum(1 for _ in feed) > 9
+
+            def counted() -> tuple[int, bool]:
+                (worker,) = ask(loaders.endpoint)["workers"]
+                return worker["remote_bytes"], worker["remote_found"] + worker["remote_waited"] > 0
+
+            wait_until(lambda: counted() == (999 * 7, True), "each byte is counted once")

@@ -125,6 +125,9 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
         masked=4,
         kept=5,
         decoded=6,
+        remote_bytes=7 * 2**20,
+        remote_found=8,
+        remote_waited=9,
         culprits=culprits,
     )
 

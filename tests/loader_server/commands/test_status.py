@@ -66,6 +66,16 @@ def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
     assert "w0 tcp://127.0.0.1:12 0 0 0 0 - 1.0" in lines
 
 
+def test_what_workers_read_of_remote_files_is_shown_where_there_are_any():
+    lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
+    at = lines.index("remote files of fetched blocks found waited for")
+    assert [line for line in lines[at + 1 :] if line.startswith("w0")] == ["w0 7.0 MiB 8 9"]
+    none = {"remote_bytes": 0, "remote_found": 0, "remote_waited": 0}
+    cached = told(register(incarnation=1), replace(beat(), **(none | {"remote_found": 3})))
+    assert "w0 0.0 MiB 3 0" in shown(cached)
+    assert not [line for line in shown(told(register(), replace(beat(), **none))) if "remote" in line]
+
+
 @pytest.mark.fault(52)
 def test_of_many_trainers_some_are_named_and_what_was_cut_is_said():
     state = CoordinatorState(replace(SETTINGS, group=1), {"dev": View(evaluation=True)})

@@ -173,6 +173,9 @@ class Worker(Process):
             built=0,
             masked=0,
             kept=0,
+            remote_bytes=0,
+            remote_found=0,
+            remote_waited=0,
             decoded=0,
             culprits=self._membership.culprits,
         )
