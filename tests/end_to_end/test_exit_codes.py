@@ -30,11 +30,11 @@ ASKING = {
     "load-test": ("trainer_client", "load-test", "drain", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
     "evaluate": (
         *("trainer_client", "evaluate", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
-        *("--model", "tests.support.tiny_models:tiny_model", "--checkpoint", "none"),
+        *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
     ),
     "predict": (
         *("trainer_client", "predict", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
-        *("--model", "tests.support.tiny_models:tiny_model", "--checkpoint", "none"),
+        *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
     ),
 }
 

@@ -1,7 +1,8 @@
 """`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
 
 Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
-by the same one. That the loaders are lost is an error, never an end.
+by the same one. That the loaders are lost is an error, never an end. TensorFlow is imported once the loaders have let
+us in, so that whoever mistyped their address need not wait for it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,6 @@ from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, starting_line
 
-with quick_import():
-    from trainer_client.tf.models.evaluation import Evaluator
-    from trainer_client.tf.models.summaries import write_summaries
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from trainer_client.checkpoint_folder import Arrays
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
+    from trainer_client.tf.models.evaluation import Evaluator
 
 __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
@@ -66,9 +64,10 @@ class EvaluateOrder:
 def evaluate(order: EvaluateOrder) -> None:
     """Evaluate, and print a line for each stream and checkpoint."""
     began_s = time.monotonic()
-    evaluator = _evaluator(order.module)
     with ExitStack() as stack:
-        data = {name: _dataset(order, stack.enter_context(_connect(order, name))) for name in order.streams}
+        feeds = {name: stack.enter_context(_connect(order, name)) for name in order.streams}
+        evaluator = _evaluator(order.module)
+        data = {name: _dataset(order, feed) for name, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
         if not order.as_json:
             print(
@@ -87,6 +86,8 @@ def evaluate(order: EvaluateOrder) -> None:
 
 
 def _evaluator(module: ModelModule) -> Evaluator:
+    with quick_import():
+        from trainer_client.tf.models.evaluation import Evaluator  # noqa: PLC0415 - seconds, once the loaders are there
     return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
 
 
@@ -157,6 +158,8 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dict[str, float]) -> None:
     step, epoch = record.get("step", 0), record["epoch"]
     if order.summaries is not None:
+        from trainer_client.tf.models.summaries import write_summaries  # noqa: PLC0415 - as above
+
         write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
     if order.as_json:
         print(json.dumps({"stream": stream, "step": step, "epoch": epoch, "values": values}), flush=True)

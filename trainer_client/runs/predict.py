@@ -29,9 +29,6 @@ from trainer_client.runs.prediction_files import check_format, write_rows
 from trainer_client.runs.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
 from trainer_client.tf.element_structure import ElementStructure
 
-with quick_import():
-    from trainer_client.tf.models.prediction import Predictor
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -110,6 +107,8 @@ class _Prediction:
             step, values = record.get("step", 0), models_own(arrays, record)
             checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}"}
             sink.begin({**_described(order, feed), "checkpoint": checkpoint})
+        with quick_import():
+            from trainer_client.tf.models.prediction import Predictor  # noqa: PLC0415 - seconds, once the loaders are there
         self._predictor = Predictor(model, structure, values)
         if not order.as_json:
             at = f"{order.checkpoints / name}, at step {step}"
