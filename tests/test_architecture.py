@@ -191,6 +191,7 @@ def test_the_public_names_of_a_feed_and_what_it_gives():
                 "dataset",
                 "distributed",
                 "epoch",
+                "finish",
                 "interrupt",
                 "open",
                 "pipeline",

@@ -102,11 +102,8 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
-    "D5": "later: queue mode",
     "D10": "later: training loop",
     "D12": "later: training loop",
-    "D17": "later: queue mode",
-    "E1": "later: queue mode",
     "E5": "later: trainer commands",
     "E6": "later: training loop",
     "E7": "later: training loop",

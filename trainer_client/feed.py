@@ -21,6 +21,7 @@ from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.roles import ranks_said
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
+from trainer_client.session.lease_account import only_in_queue
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
@@ -191,6 +192,15 @@ class Feed:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a cursor that `state` returned; refused if the plan is another one, or other ranks stand elsewhere."""
         self._session.cursor.restore(state)
+
+    def finish(self, work: Callable[[], object]) -> bool:
+        """In queue mode, once all epochs are over: do this in one of the trainers only, whichever comes first.
+
+        If that one dies, another does it; after an error, too. Returns when it is done: True where it was done.
+        """
+        if self._session.leases is None:
+            raise only_in_queue("finish")
+        return self._session.leases.finish(work)
 
     # --- TensorFlow ---
 

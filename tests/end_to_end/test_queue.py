@@ -157,3 +157,77 @@ def test_what_only_lockstep_has_is_refused_by_name(loaders):
             feed.restore({**feed.state(), "work": None})
     with pytest.raises(RefusedError, match="one replica"):
         trainer_client.connect(loaders.endpoint, replicas=2)
+
+
+def finish_together(feeds, work):
+    """What each of them is told, and what went wrong in it."""
+    told, threads = [None] * len(feeds), []
+
+    def run(at, feed):
+        try:
+            told[at] = feed.finish(work)
+        except ZeroDivisionError as error:
+            told[at] = error
+
+    for at, feed in enumerate(feeds):
+        threads.append(threading.Thread(target=run, args=(at, feed)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return told
+
+
+@pytest.mark.heritage("E1")
+def test_after_training_evaluating_and_predicting_one_trainer_does_what_comes_once_at_the_end(fresh):
+    feeds, done = connect(fresh, 3, epochs=1), []
+    waiting = threading.Thread(target=feeds[0].finish, args=(lambda: done.append("once"),))
+    waiting.start()
+    for _ in feeds[1]:
+        assert not done, "an epoch is not over before its last batch is done"
+    waiting.join(60)
+    assert done == ["once"]
+    assert finish_together(feeds[1:], lambda: done.append("again")) == [False, False]
+    for work in ("evaluate", "predict"):
+        with trainer_client.connect(fresh.endpoint, stream="dev", work=work) as other:
+            assert sum(1 for _ in other) == table(fresh, "dev", work)["done"]
+            with pytest.raises(SettingsError, match="expected a feed that trains"):
+                other.finish(print)
+    assert table(fresh, work="train-end")["done"] == 1
+    for feed in feeds:
+        feed.close()
+
+
+def test_what_fails_at_the_end_is_tried_by_another(fresh):
+    feeds = connect(fresh, 2, epochs=1)
+    read_together(feeds, 1)
+    tries = []
+
+    def fail_once():
+        tries.append(1)
+        return 1 // (len(tries) - 1)
+
+    told = finish_together(feeds, fail_once)
+    assert sorted(map(str, told)) == ["True", "integer division or modulo by zero"]
+    assert len(tries) == 2
+    for feed in feeds:
+        feed.close()
+
+
+@pytest.mark.heritage("D17")
+def test_evaluation_alone_of_one_batch_and_the_next_one_is_given_with_what_is_done(loaders, tmp_path):
+    job = write_job(tmp_path, samples=2, budget="20 s", stream=QUEUE)
+    with running(job, workers=1) as small, trainer_client.connect(small.endpoint, stream="dev") as feed:
+        assert [batch.number for batch in feed] == [0]
+        assert [table(small, "dev", "evaluate")[what] for what in ("epoch", "done")] == [1, 1]
+        assert table(small)["done"] == 0
+    with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+        for read_before, _ in enumerate(feed):
+            wait_until(lambda before=read_before: table(loaders, "dev", "evaluate")["done"] >= before, "they are done")
+
+
+def test_in_lockstep_nobody_is_asked_who_finishes(tmp_path):
+    job = write_job(tmp_path, samples=8)
+    refused = pytest.raises(SettingsError, match="is_master")
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed, refused:
+        feed.finish(print)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -158,3 +159,56 @@ def test_in_the_model_of_a_checkpoint_each_batch_counts_once_though_all_are_kill
         train = status.ask(loaders.endpoint)["streams"]["train"]
     assert Counter(model) == dict.fromkeys(itertools.product(range(2), range(train["batches"])), 1)
     assert train["queue"]["train"]["generation"] == 4
+
+
+@pytest.mark.heritage("D5")
+@pytest.mark.fault(12)
+def test_reports_that_nobody_knows_of_are_counted_and_logged_and_training_goes_on(tmp_path):
+    """The coordinator is killed and its journal lost, so nobody knows which batches a trainer has."""
+    job = write_job(tmp_path, samples=60, budget="2 s", job=JOB, stream=STREAM)
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, epochs=1, prefetch=2) as feed:
+        got = Counter()
+        for batch in feed:
+            got[batch.number] += 1
+            if got.total() == 5:
+                loaders.process.send_signal(signal.SIGSTOP)  # nobody starts another one yet
+                loaders.coordinator().kill()
+                for file in tmp_path.rglob("journal.sqlite*"):
+                    file.unlink()
+                loaders.process.send_signal(signal.SIGCONT)
+        train = status.ask(loaders.endpoint)["streams"]["train"]
+    assert train["queue"]["train"]["unknown"] >= 1, "what was in hand, and what was settled just before"
+    assert "never leased to this trainer" in loaders.text()
+    assert set(got) == set(range(train["batches"]))
+    assert min(got.values()) == 1
+    assert max(got.values()) == 2, "what was done is done again, as nobody knows of it"
+
+
+_FINISHER = """
+import sys, time, trainer_client
+with trainer_client.connect(sys.argv[1], epochs=1) as feed:
+    def work():
+        print("at work", flush=True)
+        time.sleep(600)
+    feed.finish(work)
+"""
+
+
+@pytest.mark.fault(17)
+def test_what_comes_once_at_the_end_is_done_by_another_if_its_trainer_is_killed_at_it(tmp_path):
+    job = write_job(tmp_path, samples=8, budget="2 s", job=JOB, stream='mode = "queue"\nlease_timeout = "100 ms"')
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, epochs=1) as feed:
+        assert len(list(feed)) > 0
+        command = [sys.executable, "-c", _FINISHER, loaders.endpoint]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as victim:
+            assert victim.stdout.readline() == "at work\n"
+            done, told = [], []
+            thread = threading.Thread(target=lambda: told.append(feed.finish(lambda: done.append(1))))
+            thread.start()
+            wait_until(
+                lambda: status.ask(loaders.endpoint)["streams"]["train"]["queue"]["train-end"]["leased"], "it is had"
+            )
+            loaders.coordinator().kill()
+            victim.kill()
+        thread.join(60)
+        assert (told, done) == ([True], [1])

@@ -25,6 +25,7 @@ from trainer_client.core.asking.bad_rows import BadRows
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
+from trainer_client.core.end_lease import EndLease
 from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
 from trainer_client.core.leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.settings import CoreSettings, slots_for
@@ -57,6 +58,7 @@ class AttachedStream:
         workers: dict[int, KnownWorker] = {}
         #: In queue mode.
         self.leases: HeldLeases | None = None
+        self.end = EndLease(settings, attached, out)
         self.upcoming = self._make_upcoming(settings, attached, start, prefetch, out)
         self.slots = SlotStates(slots)
         self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
@@ -114,7 +116,7 @@ class Core:
         if self.stream is not None:
             self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
             if self.stream.leases is not None:
-                self.due_s = min(self.due_s, self.stream.leases.due_s)
+                self.due_s = min(self.due_s, self.stream.leases.due_s, self.stream.end.due_s)
         out = self._out[:]
         self._out.clear()
         return out
@@ -130,6 +132,7 @@ class Core:
         stream.connections.greet(now_s)
         if stream.leases is not None:
             stream.leases.decide(now_s)
+            stream.end.decide(now_s)
         self._extend(stream, now_s)
         stream.wants.decide(now_s)
         self._watch_head(stream, now_s)
@@ -200,6 +203,14 @@ class Core:
         assert self.stream.leases is not None
         self.stream.leases.ask_state(event.serial)
 
+    def _on_end_asked(self, event: e.EndAsked, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.end.ask(event.serial, now_s)
+
+    def _on_end_settled(self, event: e.EndSettled, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.end.settle(event.serial, now_s, done=event.done)
+
     def _on_question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
         assert self.stream is not None
         self.stream.questions.ask(event.question, now_s)
@@ -252,13 +263,14 @@ class Core:
             self.strays += not isinstance(said, m.Noted)
 
     def _on_leases(self, said: m.Leases | m.Recalled, now_s: float) -> None:
-        leases = self.stream.leases if self.stream is not None else None
-        if leases is None:
+        if self.stream is None or self.stream.leases is None:
             self.strays += 1
         elif isinstance(said, m.Recalled):
-            leases.call()
+            self.stream.leases.call()
+            self.stream.end.repeat(now_s)
         else:
-            self.strays += not leases.receive(said, now_s)
+            is_awaited = self.stream.leases.receive(said, now_s) or self.stream.end.receive(said, now_s)
+            self.strays += not is_awaited
 
     def _on_coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
         self.attachment.try_soon(now_s)
@@ -280,6 +292,7 @@ class Core:
             if self.attachment.restores:
                 stream.leases.rewind(cursor.epoch)
             stream.leases.repeat(now_s)
+            stream.end.repeat(now_s)
         self.attachment.answer(said)
 
     # --- workers ---
@@ -385,6 +398,8 @@ class Core:
         e.TakenBack: _on_taken_back,
         e.LeaseSettled: _on_settled,
         e.StateAsked: _on_state_asked,
+        e.EndAsked: _on_end_asked,
+        e.EndSettled: _on_end_settled,
         e.QuestionAsked: _on_question_asked,
         e.CoordinatorSaid: _on_coordinator_said,
         e.CoordinatorAway: _on_coordinator_away,

@@ -23,6 +23,8 @@ __all__ = [
     "ConnectionUp",
     "CoordinatorAway",
     "CoordinatorSaid",
+    "EndAsked",
+    "EndSettled",
     "Event",
     "GreetingFailed",
     "HandedBack",
@@ -90,6 +92,21 @@ class StateAsked:
     """In queue mode: the user wants to know what is done. Serials grow."""
 
     serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndAsked:
+    """In queue mode: the user wants to know whether what is to be done once after training is ours. Serials grow."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndSettled:
+    """That is `done`, or the user failed at it."""
+
+    serial: int
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +203,8 @@ Event = (
     | HandedBack
     | LeaseSettled
     | StateAsked
+    | EndAsked
+    | EndSettled
     | QuestionAsked
     | CoordinatorSaid
     | CoordinatorAway

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnswerAttach",
+    "AnswerEnd",
     "AnswerQuestion",
     "AnswerState",
     "Check",
@@ -68,6 +69,14 @@ class AnswerAttach:
 
     serial: int
     answer: m.Attached | BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """In queue mode: tell whoever asked whether what comes once after training `is_ours`; if not, it is done."""
+
+    serial: int
+    is_ours: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +235,7 @@ Instruction = (
     | SendProgress
     | RenewCoordinator
     | AnswerAttach
+    | AnswerEnd
     | AnswerState
     | AnswerQuestion
     | MakeSlots

@@ -99,6 +99,7 @@ class Receiver:
         self._attaching: dict[int, Future[Attached]] = {}
         self._questions: dict[m.Message, list[Future[Any]]] = {}
         self._states: dict[int, Future[DoneSet]] = {}
+        self._ends: dict[int, Future[bool]] = {}
         self._offers: list[i.Offer] = []
         self._told = (0.0, 0.0)
         self._closing = False
@@ -145,6 +146,20 @@ class Receiver:
         self._states[serial] = answer
         self.outbox.tell(e.StateAsked(serial))
         return self._wait_for(answer)
+
+    def ask_end(self) -> bool:
+        """In queue mode: wait until what is to be done once after training is ours, or done by another (False)."""
+        serial, answer = next(self._serials), Future[bool]()
+        self._ends[serial] = answer
+        self.outbox.tell(e.EndAsked(serial))
+        return self._wait_for(answer)
+
+    def settle_end(self, *, done: bool) -> None:
+        """It is done, or the user failed at it; returns when that is on the coordinator's disk."""
+        serial, answer = next(self._serials), Future[bool]()
+        self._ends[serial] = answer
+        self.outbox.tell(e.EndSettled(serial, done))
+        self._wait_for(answer)
 
     def ask_batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has; waits for a worker's answer if that is not known yet."""
@@ -316,6 +331,9 @@ class Receiver:
     def _answer_state(self, order: i.AnswerState) -> None:
         self._states.pop(order.serial).set_result(order.done)
 
+    def _answer_end(self, order: i.AnswerEnd) -> None:
+        self._ends.pop(order.serial).set_result(order.is_ours)
+
     def _make_slots(self, order: i.MakeSlots) -> None:
         """The coordinator has answered, so the size of a slot is known now."""
         self.log = self.log.bind(job=order.spec.job)
@@ -365,6 +383,7 @@ class Receiver:
         i.AnswerAttach: _answer_attach,
         i.AnswerQuestion: _answer_question,
         i.AnswerState: _answer_state,
+        i.AnswerEnd: _answer_end,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,
         i.Serve: _serve,

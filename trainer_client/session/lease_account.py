@@ -18,7 +18,7 @@ from trainer_client.core.events import LeaseSettled
 from trainer_client.core.upcoming import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shared.wire.messages import Attached
     from trainer_client.core.upcoming import UpcomingBatch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer_client.network.receiver import Receiver
     from trainer_client.session.epoch_account import Accounts
 
-__all__ = ["LeaseAccount", "only_in_lockstep"]
+__all__ = ["LeaseAccount", "only_in_lockstep", "only_in_queue"]
 
 
 class LeaseAccount:
@@ -95,6 +95,25 @@ class LeaseAccount:
         self.at = Position(epoch, 0, self.at.group)
         self._receiver.standing.trained_to = (epoch, 0)
 
+    def finish(self, work: Callable[[], object]) -> bool:
+        """Do this once, in one of the trainers, after all epochs; whether it was this one."""
+        if self._receiver.settings.core.epochs is None or self._spec.work != "train":
+            raise SettingsError(
+                expected="a feed that trains and knows how many epochs there are",
+                got=f"one to {self._spec.work}, with epochs={self._receiver.settings.core.epochs}",
+                where="finish",
+                remedy="Give connect(..., epochs=) what all trainers go by.",
+            )
+        if not self._receiver.ask_end():
+            return False
+        try:
+            work()
+        except BaseException:
+            self._receiver.settle_end(done=False)
+            raise
+        self._receiver.settle_end(done=True)
+        return True
+
     # --- what lockstep alone has ---
 
     def rounds_left(self) -> int:
@@ -148,4 +167,14 @@ def only_in_lockstep(what: str) -> SettingsError:
         got=f"a stream in queue mode, which does not have {what}",
         where="feed",
         remedy="Read the feed itself, `for batch in feed:`, or leave mode out of the stream in the job file.",
+    )
+
+
+def only_in_queue(what: str) -> SettingsError:
+    """The user asks for what only streams in queue mode have."""
+    return SettingsError(
+        expected="a stream in queue mode",
+        got="a stream in lockstep, whose ranks know without asking who is first",
+        where=f"feed.{what}",
+        remedy="Ask `trainer_client.role().is_master`, or go by the rank that you gave to connect.",
     )

@@ -80,6 +80,8 @@ class Queues:
         if (stream, work) not in self.tables:
             rules = self._streams[stream].view.leases
             assert rules is not None
+            if work == "train-end":  # a model is exported for as long as it takes, and its trainer is heard meanwhile
+                rules = replace(rules, floor_s=float("inf"))
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             self.tables[stream, work] = LeaseTable(settings, partial(self._batches, stream, work), self._keep)
         return self.tables[stream, work]

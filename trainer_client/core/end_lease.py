@@ -1,0 +1,94 @@
+"""Queue mode in the trainer, when training is over: which of the trainers does what is to be done once.
+
+Rules: pure. The coordinator leases this work when all epochs are settled, to one trainer; if that one is gone before it
+was done, to another. One message is open at a time and is repeated as it was until it is answered. Whoever asked is
+answered when the work is this trainer's, or when it is done; and whoever has done it, when that is on disk. Its serials
+lie above those of the batches' messages, so that an answer tells which of both it is for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shared.wire import messages as m
+from trainer_client.core import instructions as i
+
+if TYPE_CHECKING:
+    from shared.wire.parts import Lease
+    from trainer_client.core.settings import CoreSettings
+
+__all__ = ["EndLease"]
+
+_FIRST_SERIAL = 2**47
+_PAUSE_S = 0.5
+
+
+class EndLease:
+    """What is open with the coordinator about it."""
+
+    def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
+        #: When there will be something to say.
+        self.due_s = float("inf")
+        self._settings = settings
+        self._stream = attached.stream
+        self._timeout_s = attached.heartbeat_timeout_ms / 1000
+        self._out = out
+        self._serial = _FIRST_SERIAL
+        self._generation = 0
+        self._open: m.Outcomes | None = None
+        #: Who wants to know; None: nobody.
+        self._asked: int | None = None
+        self._lease: Lease | None = None
+        self._is_report = False
+
+    def ask(self, serial: int, now_s: float) -> None:
+        """Whose is the work?"""
+        self._asked, self._is_report = serial, False
+        self._say(now_s)
+
+    def settle(self, serial: int, now_s: float, *, done: bool) -> None:
+        """It is done, or the user failed at it."""
+        self._asked, self._is_report = serial, True
+        self._say(now_s, done=done)
+
+    def repeat(self, now_s: float) -> None:
+        """The coordinator knows us again, or has news: say again what is open, or ask at once."""
+        if self._asked is not None:
+            self.due_s = now_s
+
+    def _say(self, now_s: float, *, done: bool | None = None) -> None:
+        lease = () if self._lease is None else (self._lease,)
+        self._serial += 1
+        self._open = m.Outcomes(
+            stream=self._stream, work="train-end", incarnation=self._settings.incarnation, serial=self._serial,
+            generation=self._generation, done=lease if done else (), failed=lease if done is False else (),
+            in_hand=None, wanted=int(done is None), before=self._settings.epochs or 0, snapshot=False,
+        )  # fmt: skip
+        self.due_s = now_s
+
+    def receive(self, said: m.Leases, now_s: float) -> bool:
+        """Take in an answer; False if it answers something else."""
+        if self._open is None or said.serial != self._open.serial:
+            return False
+        self._open, self._generation = None, said.generation
+        self._lease = said.leases[0] if said.leases and not self._is_report else None
+        if self._is_report or self._lease is not None or said.unsettled:
+            self._answer(is_ours=self._lease is not None)
+        else:
+            self.due_s = now_s + self._timeout_s / 2
+        return True
+
+    def _answer(self, *, is_ours: bool) -> None:
+        assert self._asked is not None
+        self._out.append(i.AnswerEnd(self._asked, is_ours))
+        self._asked, self.due_s = None, float("inf")
+
+    def decide(self, now_s: float) -> None:
+        """Say what is due."""
+        if now_s < self.due_s:
+            return
+        if self._open is None:
+            self._say(now_s)
+        assert self._open is not None
+        self.due_s = now_s + _PAUSE_S
+        self._out.append(i.ToCoordinator(self._open))
