@@ -11,6 +11,7 @@ a part of the code does about it, and bear the mark as well. `python -m tests.fa
 from __future__ import annotations
 
 import ast
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -228,3 +229,27 @@ def test_all_rows_are_there():
     assert list(FAULTS) == list(range(1, 53))
     counts = {letter: sum(row[0] == letter for row in ROWS) for letter in "DELRT"}
     assert counts == {"D": 17, "E": 20, "L": 11, "R": 15, "T": 14}
+
+
+def test_the_command_prints_each_row_with_its_tests_or_what_is_to_come(capsys):
+    from tests.heritage import main  # noqa: PLC0415 - it imports this module
+
+    assert main(["--rows", "D15,E20,D4", "--json"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    told = json.loads(last)
+    assert list(told["shown"]) == ["D4", "D15"]
+    assert told["later"] == {"E20": LATER["E20"]}
+    test = "tests/end_to_end/test_queue.py::test_feeds_share_epochs_each_batch_comes_once_and_the_end_is_told"
+    assert test in told["shown"]["D15"]
+    assert lines[:2] == [f"D15  {ROWS['D15']}", f"     {told['shown']['D15'][0]}"]
+    assert lines[-1] == "2 of 3 are shown by tests, 1 are to come"
+    assert main(["--rows", "Z1"]) == 1
+
+
+def test_every_test_that_the_command_names_is_there():
+    from tests.heritage import shown  # noqa: PLC0415
+
+    for test in {test for tests in shown().values() for test in tests}:
+        file, *names = test.split("::")
+        text = (TESTS.parent / file).read_text("utf-8")
+        assert all(f"def {name}(" in text or f"class {name}" in text for name in names), test
