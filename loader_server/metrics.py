@@ -63,14 +63,17 @@ def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterato
     yield MetricSamples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
     yield MetricSamples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
     yield MetricSamples(names.LEASES, dict(_leases(streams)))
+    results = {name: stream["results"]["values"] for name, stream in streams.items() if stream["results"] is not None}
+    known = ((stream, name, value) for stream, values in results.items() for name, value in values.items())
+    yield MetricSamples(names.RESULTS, {(stream, name): value for stream, name, value in known if value is not None})
     yield MetricSamples(
         names.WAITED, {(name,): (stream["waited_permille"] or 0) / 1000 for name, stream in streams.items()}
     )
     trained = {name: stream for name, stream in streams.items() if not stream["evaluation"]}
     yield MetricSamples(names.TRAINED_EPOCH, {(name,): stream["epoch"] for name, stream in trained.items()})
     yield MetricSamples(names.TRAINED_NUMBER, {(name,): stream["number"] for name, stream in trained.items()})
-    known = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
-    yield MetricSamples(names.EPOCH_BATCHES, {(name,): batches for name, batches in known.items()})
+    counted = {name: stream["batches"] for name, stream in trained.items() if stream["batches"] is not None}
+    yield MetricSamples(names.EPOCH_BATCHES, {(name,): batches for name, batches in counted.items()})
 
 
 _STATES = {"open": "open", "leased": "running", "done": "done", "dead": "given_up"}

@@ -186,6 +186,7 @@ def test_the_public_names_of_a_feed_and_what_it_gives():
     assert public(Feed) == sorted(
         (
             *(
+                "aggregate",
                 "close",
                 "cursor",
                 "dataset",

@@ -97,7 +97,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if until is not None:
             check_time_limit(until, self._session)
             self._progress = RunProgress(until, prints=self._session.rank == 0)
-        self._rows = 0
+        self._rows = self._rows_before = 0
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0
         self._unsaved = 0
@@ -142,9 +142,24 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             logs["data_wait_s"] = self.times.wait_s
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
         self._count(0, epochs=epoch if stopped_inside else epoch + 1)
+        told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
         if self._early_stop is not None and not stopped_inside:
-            self.model.stop_training |= self._early_stop.note(epoch, logs or {})
+            self.model.stop_training |= self._early_stop.note(epoch, told)
         self._save(next_epoch=epoch if stopped_inside else epoch + 1)
+
+    def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
+        """Tell what the epoch came to; what early stopping goes by is what it came to over all ranks."""
+        session = self._session
+        rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
+        means = {name: value for name, value in logs.items() if name != "data_wait_s"}
+        waits = self._early_stop is not None and is_whole and session.world > session.replicas
+        if not means or not (rows or waits):
+            return logs
+        shared = session.share_results(means, rows=rows, epoch=epochs, step=self._step(), wait=waits)
+        return logs if shared is None else {**logs, **shared}
+
+    def _step(self) -> int:
+        return int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Remove the counting iterator, and tell whoever follows the checkpoints that these are all."""
@@ -230,7 +245,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         record = {
             "epoch": next_epoch,
             "feed": self._session.cursor.state(),
-            "step": int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0,
+            "step": self._step(),
             "model_variables": len(self.model.variables),
         }
         if self._early_stop is not None:
@@ -276,7 +291,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def _begin(self, there: RunTotals) -> bool:
         """Training begins with what is there already; whether its target is reached."""
-        self._rows = self._session.trained_rows
+        self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False
         self._progress.begin(f"training {self._session.stream}", there)

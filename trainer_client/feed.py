@@ -202,6 +202,20 @@ class Feed:
             raise only_in_queue("finish")
         return self._session.leases.finish(work)
 
+    def aggregate(
+        self, values: Mapping[str, float], *, rows: int, epoch: int | None = None, step: int = 0
+    ) -> dict[str, float]:
+        """Means over all ranks, weighted by the rows that each one's are over; waits until all ranks have told theirs.
+
+        All get the same numbers, so decisions that rest on them are the same. Ranks tell theirs for the same `epoch`
+        (how many are trained on; the cursor's if it is left out) and `step`. In queue mode the means are over what was
+        told so far. `loader-server status` shows the latest.
+        """
+        at = self.epoch if epoch is None else epoch
+        shared = self._session.share_results(values, rows=rows, epoch=at, step=step, wait=True)
+        assert shared is not None
+        return shared
+
     # --- TensorFlow ---
 
     def dataset(

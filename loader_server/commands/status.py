@@ -48,7 +48,14 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0
 
 def tables(report: dict[str, Any]) -> Group:
     """A report, for people."""
-    parts: list[Table | str] = [_streams(report), *_queues(report), _workers(report), *_remote(report), *_lines(report)]
+    parts: list[Table | str] = [
+        _streams(report),
+        *_queues(report),
+        *_results(report),
+        _workers(report),
+        *_remote(report),
+        *_lines(report),
+    ]
     return Group(f"job [bold]{report['job']}[/]", *parts)
 
 
@@ -81,6 +88,21 @@ def _queues(report: dict[str, Any]) -> Iterator[Table]:
             counted = ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")
             table.add_row(name, work, *(str(one[key]) for key in counted))
         yield table
+
+
+def _results(report: dict[str, Any]) -> Iterator[Table]:
+    """Loss and metrics over all ranks, if any were told."""
+    rows = [(name, stream["results"]) for name, stream in report["streams"].items() if stream["results"]]
+    if rows:
+        table = Table("results", "after epochs", "step", "samples", "over all ranks")
+        for name, one in rows:
+            values = ", ".join(f"{key} {_number(value)}" for key, value in one["values"].items())
+            table.add_row(name, str(one["epoch"]), str(one["step"]), str(one["rows"]), values)
+        yield table
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4g}"
 
 
 def _leases(stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

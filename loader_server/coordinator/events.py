@@ -31,6 +31,7 @@ __all__ = [
     "Keep",
     "RankTaken",
     "Received",
+    "ResultsKept",
     "RunGraph",
     "Send",
     "StreamView",
@@ -147,7 +148,21 @@ class Forgot:
     identity: str
 
 
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | LeaseFact
+@dataclass(frozen=True, slots=True)
+class ResultsKept:
+    """What a stream's last epoch, or last evaluation, came to over all ranks."""
+
+    stream: str
+    epoch: int
+    step: int
+    rows: int
+    #: Means; None: not a number.
+    values: tuple[tuple[str, float | None], ...]
+    #: Who told a part of it, by incarnation and serial.
+    told: tuple[tuple[int, int], ...]
+
+
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | LeaseFact
 
 
 # --- instructions ---

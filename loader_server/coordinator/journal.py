@@ -24,7 +24,15 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Advanced, CulpritFound, Fact, Forgot, GroupFixed, RankTaken
+from loader_server.coordinator.events import (
+    Advanced,
+    CulpritFound,
+    Fact,
+    Forgot,
+    GroupFixed,
+    RankTaken,
+    ResultsKept,
+)
 from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import DataError
 from shared.hashing import digest64
@@ -40,7 +48,7 @@ __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 _OF_LEASES = (EpochOpened, NumberOut, TableRewound)
 
 _KINDS: dict[str, type[Fact]] = {
-    kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, *_OF_LEASES)
+    kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, *_OF_LEASES)
 }
 
 #: Each of these removes the fact that it undoes.
@@ -253,10 +261,15 @@ def _fact(body: str) -> Fact | None:
     """The fact; None if another release wrote it, with a kind or fields that are not known here."""
     try:
         kind, fields = json.loads(body)
-        values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in fields.items()}
+        values: dict[str, Any] = {name: _plain(of) for name, of in fields.items()}
         return _KINDS[kind](**values)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _plain(value: object) -> object:
+    """JSON has lists only, and facts hold tuples."""
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _names_a_number(body: str) -> bool:

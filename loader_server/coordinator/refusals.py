@@ -12,6 +12,7 @@ from shared.wire.refusals import not_attached, refused
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from loader_server.coordinator.events import StreamView
     from shared.errors import SettingsError
     from shared.wire import messages as m
     from shared.wire.parts import Cursor, EpochDone
@@ -36,16 +37,30 @@ __all__ = [
     "not_a_queue",
     "not_in_lockstep",
     "not_kept",
+    "objection",
     "superseded",
     "superseded_attach",
     "too_large_a_graph",
     "too_large_a_world",
     "unknown_trainer",
     "unknown_worker",
+    "world_misfit",
 ]
 
 
 # --- an attach ---
+
+
+def world_misfit(attach: m.Attach, cursor: Cursor, view: StreamView) -> m.NotAttached | None:
+    """Why its world does not suit the group; None if it does."""
+    if attach.world > cursor.group:
+        return too_large_a_world(attach, cursor)
+    return lanes_misfit(attach, cursor) if view.carries and attach.world < cursor.group else None
+
+
+def objection(view: StreamView, groups: set[int]) -> SettingsError | None:
+    """Why batches cannot come in one of these groups; None if they can."""
+    return next(filter(None, map(view.objection, sorted(groups))), None)
 
 
 def another_job(attach: m.Attach, job: str) -> m.NotAttached:

@@ -46,6 +46,7 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
         "plan_digest": stream.view.digest,
         "waited_permille": _whole(waited),
         "limit": limit_of(waited),
+        "results": stream.results.report(),
         "attached": len(trainers),
         "trainers": [_trainer_report(trainer, now_s) for trainer in trainers],
     }

@@ -33,6 +33,7 @@ from loader_server.coordinator.events import (
     Keep,
     RankTaken,
     Received,
+    ResultsKept,
     Send,
     StreamView,
     Ticked,
@@ -53,7 +54,6 @@ from shared.wire.parts import Cursor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shared.errors import SettingsError
 
 __all__ = ["CoordinatorState"]
 
@@ -129,6 +129,8 @@ class CoordinatorState:
             self._queues.recover(fact)
         elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
+        elif isinstance(fact, ResultsKept):
+            self._streams[fact.stream].results.latest = fact
         elif isinstance(fact, RankTaken):
             self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
         else:
@@ -220,10 +222,10 @@ class CoordinatorState:
     ) -> m.NotAttached | m.Wait | None:
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
-        if (misfit := _world_misfit(attach, cursor, stream.view)) is not None:
+        if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:
             return misfit
         group = self._settings.group or stream.group or cursor.group
-        if (objection := _objection(stream.view, {cursor.group, group})) is not None:
+        if (objection := refusals.objection(stream.view, {cursor.group, group})) is not None:
             return refusals.group_misfit(attach, objection)
         if batches is None:
             reason = f"counting the batches of epoch {cursor.epoch}"
@@ -349,15 +351,27 @@ class CoordinatorState:
             self._queues.leave(detach.stream, detach.incarnation)
 
     def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
+        if self._hear(peer, said, now_s) is not None:
+            answer = self._queues.report(said, now_s)
+            if answer is not None:
+                self._out.append(Send(peer, answer))
+
+    def _take_results(self, peer: bytes, said: m.Results, now_s: float) -> None:
+        trainer = self._hear(peer, said, now_s)
+        if trainer is not None:
+            stream = self._streams[said.stream]
+            world = trainer.attach.world if stream.view.leases is None else None
+            self._out += stream.results.take(said, trainer.peer, trainer.ranks, world)
+
+    def _hear(self, peer: bytes, said: m.Outcomes | m.Results, now_s: float) -> AttachedTrainer | None:
+        """Who said it, if he is attached; else he is told that he is not."""
         stream = self._streams.get(said.stream)
         trainer = stream.trainers.get(said.incarnation) if stream is not None else None
-        if stream is None or stream.view.leases is None or trainer is None:
+        if stream is None or trainer is None or (isinstance(said, m.Outcomes) and stream.view.leases is None):
             self._out.append(Send(peer, refusals.unknown_trainer()))
-            return
+            return None
         trainer.peer, trainer.heard_s = peer, now_s
-        answer = self._queues.report(said, now_s)
-        if answer is not None:
-            self._out.append(Send(peer, answer))
+        return trainer
 
     # --- data sets that they send ---
 
@@ -470,6 +484,7 @@ class CoordinatorState:
         m.Progress: _take_progress,
         m.Detach: _detach,
         m.Outcomes: _take_outcomes,
+        m.Results: _take_results,
         m.GraphOffer: _take_graph,
         m.GraphPiece: _take_graph,
         m.Register: _register,
@@ -479,16 +494,6 @@ class CoordinatorState:
         m.Forgive: _forgive,
         m.StatusQuery: _answer_status,
     }
-
-
-def _world_misfit(attach: m.Attach, cursor: Cursor, view: StreamView) -> m.NotAttached | None:
-    if attach.world > cursor.group:
-        return refusals.too_large_a_world(attach, cursor)
-    return refusals.lanes_misfit(attach, cursor) if view.carries and attach.world < cursor.group else None
-
-
-def _objection(view: StreamView, groups: set[int]) -> SettingsError | None:
-    return next(filter(None, map(view.objection, sorted(groups))), None)
 
 
 def _attach_of(holder: AttachedTrainer | None) -> m.Attach | None:

@@ -197,6 +197,12 @@ LEASES = _coordinator.gauge(
     "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
     ("stream", "work", "state"),
 )
+RESULTS = _coordinator.gauge(
+    "stoker_result",
+    "Loss and metrics of the last epoch, or evaluation, of a stream: means over all ranks, weighted by rows.",
+    "One that is not a number is left out: look at the trainers' own output.",
+    ("stream", "name"),
+)
 JOURNAL_ERRORS = _coordinator.counter(
     "stoker_journal_errors_total",
     "Writes to the journal that failed: their content would not survive a restart of the coordinator.",

@@ -9,6 +9,7 @@ types are exact (True is no integer); nothing is allocated from a number that wa
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,19 @@ class Share:
 
     def __str__(self) -> str:
         return "number 0 … 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that is finite."""
+
+    def __call__(self, value: object) -> float:
+        if type(value) is not float or not math.isfinite(value):
+            raise OutOfBounds(str(self))
+        return value
+
+    def __str__(self) -> str:
+        return "finite float"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,11 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.result_messages import Aggregate, Results
 
 __all__ = [
     "KINDS",
+    "Aggregate",
     "Attach",
     "Attached",
     "Beat",
@@ -75,6 +77,7 @@ __all__ = [
     "Refused",
     "Register",
     "Registered",
+    "Results",
     "Status",
     "StatusQuery",
     "Unbuilt",
@@ -471,7 +474,7 @@ class Cancelled(Message):
 
 for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
-    StatusQuery, Status,
+    Results, Aggregate, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,

@@ -30,6 +30,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.Progress: _TRAINER,
     m.Detach: _TRAINER,
     m.Outcomes: _TRAINER,
+    m.Results: _TRAINER,
     m.GraphOffer: _TRAINER,
     m.GraphPiece: _TRAINER,
     m.GraphWanted: _WORKER,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import trainer_client
+from loader_server.commands import status
 from tests.support.loaders import running, write_job
 from trainer_client import Run, Until
 
@@ -66,3 +68,42 @@ def test_in_queue_mode_all_samples_of_all_epochs_are_trained_on_once(loaders):
     rows, totals, _ = train_all(loaders.endpoint, Until(epochs=2, max_time_s=600), how, how)
     assert sum(rows) == 2 * SAMPLES
     assert sum(one.samples for one in totals) == 2 * SAMPLES
+
+
+@pytest.mark.heritage("D12")
+def test_status_and_metrics_show_the_mean_over_all_ranks(loaders, capsys):
+    def train(rank):
+        with trainer_client.connect(loaders.endpoint, rank=rank, world=2) as feed:
+            run = Run(feed, Until(epochs=1))
+            for batch in run:
+                run.note(loss=float(batch.number))
+            # Another number than the coordinator's own, for it knows what all ranks have told.
+            return run.totals.samples, feed.aggregate({"rank": rank}, rows=1 + rank)
+
+    with ThreadPoolExecutor(2) as threads:
+        samples, aggregates = zip(*threads.map(train, range(2)), strict=True)
+    assert sum(samples) == SAMPLES
+    assert aggregates == ({"rank": 2 / 3},) * 2
+    results = status.ask(loaders.endpoint)["streams"]["train"]["results"]
+    assert results == {"epoch": 1, "step": 0, "rows": 3, "values": {"rank": 2 / 3}}
+    ended = capsys.readouterr().out.splitlines()[-1]
+    assert ended.startswith("FINISHED: 1 epochs, ")
+
+
+def test_a_coordinator_that_dies_while_a_rank_waits_for_the_others_loses_nothing(loaders):
+    def waiting(rank):
+        with trainer_client.connect(loaders.endpoint, rank=rank, world=2) as feed, ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(feed.aggregate, {"loss": float(rank)}, rows=3, epoch=7)
+            told[rank].set()
+            killed.wait(60)
+            return answer.result(60)
+
+    told, killed = [threading.Event(), threading.Event()], threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(waiting, 0)
+        assert told[0].wait(60)
+        loaders.coordinator().kill()
+        second = threads.submit(waiting, 1)
+        killed.set()
+        assert first.result(60) == second.result(60) == {"loss": 0.5}
+    assert status.ask(loaders.endpoint)["streams"]["train"]["results"]["epoch"] == 7

@@ -65,6 +65,7 @@ def read(loaders: Loaders) -> dict[str, int]:
     """One epoch that was read: what the trainer saw of it."""
     with trainer_client.connect(loaders.endpoint) as feed:
         batches = list(feed)
+        feed.aggregate({"loss": 0.5}, rows=4)
         cells = sum(batch["audio"].shape[0] * batch["audio"].shape[1] for batch in batches)
         return {
             "batches": len(batches),

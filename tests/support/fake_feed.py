@@ -45,6 +45,7 @@ class FakeBatch(dict[str, Any]):
     epoch: int
     number: int
     empty: bool
+    rows: int
     digest: int = 0
 
 
@@ -146,6 +147,8 @@ class FakeSession:
         self.copies = 0
         self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
         self.trained_rows = 0
+        self.told: list[tuple[int, int, int, dict[str, Any]]] = []
+        self.shared: dict[int, dict[str, float]] = {}
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -171,6 +174,11 @@ class FakeSession:
     def rows(self, epoch: int, number: int) -> int:
         """How many rows of a batch hold a sample."""
         return 0 if self.empty_at(epoch, number) else self.shapes[(number // self.replicas) % len(self.shapes)].rows
+
+    def share_results(self, values: Any, *, wait: bool = False, **how: Any) -> Any:
+        """Noted in `told`; a test puts into `shared` what all ranks came to."""
+        self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
+        return self.shared.get(how["epoch"], dict(values)) if wait else None
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FakeSession], None]) -> None:
         self._let_go, self._on_close = let_go, on_close
@@ -294,6 +302,7 @@ class FakeIterator:
         session.fill(layout.arrays(slot[: layout.nbytes]), self.epoch, number)
         owned = slot if copied else np.asarray(_Owner(slot, session.free))
         batch = FakeBatch(layout.arrays(owned[: layout.nbytes]))
+        batch.rows = session.rows(self.epoch, number)
         batch.epoch, batch.number, batch.empty = self.epoch, number, session.empty_at(self.epoch, number)
         return batch
 

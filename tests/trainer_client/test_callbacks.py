@@ -137,6 +137,14 @@ class TestResume:
             np.testing.assert_array_equal(got, want)
 
 
+def test_what_an_epoch_came_to_is_told_with_its_rows(tmp_path):
+    feed = FakeFeed(epochs=EPOCHS)
+    model = tiny_model()
+    history = model.fit(feed.dataset(**FORM), epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)]).history
+    told = [(1, 5, 16, {"loss": history["loss"][0]}), (2, 11, 18, {"loss": history["loss"][1]})]
+    assert feed.session.told == told
+
+
 class TestTargets:
     @pytest.mark.heritage("D7")
     def test_absolute_or_so_many_more_than_the_checkpoint_has(self, tmp_path, capsys):

@@ -139,3 +139,17 @@ def test_not_every_epoch_need_be_evaluated():
 def test_without_a_rule_or_with_an_unknown_mode_it_is_refused(how):
     with pytest.raises(SettingsError, match='expected at least one rule, and mode "min" or "max"'):
         EarlyStop(*([NoProgress()] if how else []), **how)
+
+
+def test_where_ranks_go_in_step_all_decide_by_what_all_came_to(run, tmp_path):
+    shared = {epoch: {"val_loss": 1.0 if epoch < 4 else 9.0} for epoch in range(1, MOST_EPOCHS + 1)}
+    seen = []
+    for rank in range(2):
+        feed = FakeFeed(epochs=(STEPS,))
+        feed.session.world, feed.session.rank, feed.session.shared = 2, rank, shared
+        stop = EarlyStop(RULE)
+        run(FeedCheckpoint(feed, tmp_path / str(rank), early_stop=stop), feed=feed)
+        seen.append((stop.reason, stop.state()))
+        assert [(epoch, rows) for epoch, _, rows, _ in feed.session.told] == [(one, 6) for one in range(1, 5)]
+    assert seen[0] == seen[1]
+    assert seen[0][0] == f"val_loss is 9 after 4 evaluations: {RULE}"

@@ -28,6 +28,7 @@ from trainer_client.core.attachment import Attachment
 from trainer_client.core.end_lease import EndLease
 from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
 from trainer_client.core.leases import HeldLeases, LeasedUpcoming
+from trainer_client.core.results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
 from trainer_client.core.stream_spec import StreamSpec
@@ -70,6 +71,7 @@ class AttachedStream:
         timeout_s = spec.heartbeat_timeout_s
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
         self.questions = Questions(spec, out)
+        self.results = OpenResults(settings, out)
         out.append(i.MakeSlots(spec, slots + 1))
 
     def _make_upcoming(
@@ -115,6 +117,7 @@ class Core:
         self.due_s = min(self.attachment.due_s, self._tick_s if self.stream is not None else float("inf"))
         if self.stream is not None:
             self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
+            self.due_s = min(self.due_s, self.stream.results.due_s)
             if self.stream.leases is not None:
                 self.due_s = min(self.due_s, self.stream.leases.due_s, self.stream.end.due_s)
         out = self._out[:]
@@ -135,6 +138,7 @@ class Core:
             stream.end.decide(now_s)
         self._extend(stream, now_s)
         stream.wants.decide(now_s)
+        stream.results.tick(now_s)
         self._watch_head(stream, now_s)
         wakes = i.WakeFor(room=2 * stream.tickets.unanswered < stream.wants.prefetch, slots=stream.wants.short_of_slots)
         if wakes != self._wakes:
@@ -211,6 +215,10 @@ class Core:
         assert self.stream is not None
         self.stream.end.settle(event.serial, now_s, done=event.done)
 
+    def _on_results_told(self, event: e.ResultsTold, now_s: float) -> None:
+        assert self.stream is not None
+        self.stream.results.tell(event, now_s)
+
     def _on_question_asked(self, event: e.QuestionAsked, now_s: float) -> None:
         assert self.stream is not None
         self.stream.questions.ask(event.question, now_s)
@@ -255,6 +263,8 @@ class Core:
                 self.stream.connections.update_list(said.version, said.workers, now_s)
         elif isinstance(said, m.Leases | m.Recalled):
             self._on_leases(said, now_s)
+        elif isinstance(said, m.Aggregate):
+            self.strays += self.stream is None or not self.stream.results.receive(said)
         elif isinstance(said, m.Refused) and said.code == "unknown":
             self.attachment.come_back(now_s)
         elif isinstance(said, m.Refused):
@@ -401,6 +411,7 @@ class Core:
         e.EndAsked: _on_end_asked,
         e.EndSettled: _on_end_settled,
         e.QuestionAsked: _on_question_asked,
+        e.ResultsTold: _on_results_told,
         e.CoordinatorSaid: _on_coordinator_said,
         e.CoordinatorAway: _on_coordinator_away,
         e.ConnectionUp: _connection_up,

@@ -32,6 +32,7 @@ __all__ = [
     "LockGone",
     "Opened",
     "QuestionAsked",
+    "ResultsTold",
     "StateAsked",
     "TakenBack",
     "Took",
@@ -107,6 +108,17 @@ class EndSettled:
 
     serial: int
     done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsTold:
+    """The user says what an epoch or an evaluation came to: means over so many rows. Serials grow."""
+
+    serial: int
+    epoch: int
+    step: int
+    rows: int
+    values: tuple[tuple[str, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +218,7 @@ Event = (
     | EndAsked
     | EndSettled
     | QuestionAsked
+    | ResultsTold
     | CoordinatorSaid
     | CoordinatorAway
     | ConnectionUp

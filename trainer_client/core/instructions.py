@@ -18,6 +18,7 @@ __all__ = [
     "AnswerAttach",
     "AnswerEnd",
     "AnswerQuestion",
+    "AnswerResults",
     "AnswerState",
     "Check",
     "Close",
@@ -85,6 +86,13 @@ class AnswerState:
 
     serial: int
     done: DoneSet
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerResults:
+    """Give the coordinator's answer to whoever told results."""
+
+    answer: m.Aggregate
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +246,7 @@ Instruction = (
     | AnswerEnd
     | AnswerState
     | AnswerQuestion
+    | AnswerResults
     | MakeSlots
     | Open
     | Close

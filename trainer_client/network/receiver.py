@@ -100,6 +100,8 @@ class Receiver:
         self._questions: dict[m.Message, list[Future[Any]]] = {}
         self._states: dict[int, Future[DoneSet]] = {}
         self._ends: dict[int, Future[bool]] = {}
+        #: What was told of results, whether to wait for all ranks, and who waits.
+        self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
         self._offers: list[i.Offer] = []
         self._told = (0.0, 0.0)
         self._closing = False
@@ -160,6 +162,15 @@ class Receiver:
         self._ends[serial] = answer
         self.outbox.tell(e.EndSettled(serial, done))
         self._wait_for(answer)
+
+    def tell_results(
+        self, epoch: int, step: int, rows: int, values: tuple[tuple[str, float | None], ...], *, whole: bool
+    ) -> Future[m.Aggregate]:
+        """Tell what an epoch or evaluation came to; the coordinator's first answer, or the one about all ranks."""
+        serial, answer = next(self._serials), Future[m.Aggregate]()
+        self._results[serial] = (whole, answer)
+        self.outbox.tell(e.ResultsTold(serial, epoch, step, rows, values))
+        return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:
         """How many batches an epoch has; waits for a worker's answer if that is not known yet."""
@@ -334,6 +345,12 @@ class Receiver:
     def _answer_end(self, order: i.AnswerEnd) -> None:
         self._ends.pop(order.serial).set_result(order.is_ours)
 
+    def _answer_results(self, order: i.AnswerResults) -> None:
+        whole, answer = self._results.get(order.answer.serial, (False, None))
+        if answer is not None and (order.answer.whole or not whole):
+            del self._results[order.answer.serial]
+            answer.set_result(order.answer)
+
     def _make_slots(self, order: i.MakeSlots) -> None:
         """The coordinator has answered, so the size of a slot is known now."""
         self.log = self.log.bind(job=order.spec.job)
@@ -384,6 +401,7 @@ class Receiver:
         i.AnswerQuestion: _answer_question,
         i.AnswerState: _answer_state,
         i.AnswerEnd: _answer_end,
+        i.AnswerResults: _answer_results,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,
         i.Serve: _serve,
@@ -409,7 +427,10 @@ class Receiver:
         self.log.error("feed stops", error=str(error))
         for answer in list(self._attaching.values()):
             answer.set_exception(error)
+        for _, told in list(self._results.values()):
+            told.set_exception(error)
         self._attaching.clear()
+        self._results.clear()
         self.outbox.interrupt(error)
 
     def _no_coordinator(self) -> StokerError:

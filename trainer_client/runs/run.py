@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
+from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.progress import RunProgress
 from trainer_client.runs.until import RunTotals
 
@@ -37,6 +38,8 @@ class Run:
         check_time_limit(until, self._session)
         self._progress = RunProgress(until, prints=self._session.rank == 0)
         self._there = RunTotals()
+        self._noted = NotedMeans()
+        self._in_hand_rows = 0
         #: Batches of the step in hand, and the rows that were trained on before it.
         self._in_hand = 0
         self._rows = self._session.trained_rows
@@ -50,6 +53,12 @@ class Run:
     def totals(self) -> RunTotals:
         """Epochs, steps, samples and seconds since it began from nothing; samples are those of this trainer."""
         return self._progress.totals
+
+    def note(self, **values: float) -> None:
+        """Note means over the rows of the batch in hand. Those of an epoch go to the coordinator, which shows them over
+        all ranks.
+        """
+        self._noted.add(values, self._in_hand_rows)
 
     def stop(self, why: str = "stopped") -> None:
         """End after the step in hand; what was read ahead is left for the next run. May be called from any thread."""
@@ -71,12 +80,26 @@ class Run:
         with session.open() as batches:
             for batch in batches:
                 self._in_hand += 1
+                self._in_hand_rows = batch.rows
                 yield batch
                 self.done()
                 if self.reason:
                     return
         session.count_to_end(batches)
-        self._progress.count(epochs=self._feed.epoch)
+        self._count(steps=0, samples=0)
+
+    def _count(self, *, steps: int, samples: int) -> None:
+        epochs, before = self._feed.epoch, self._progress.totals.epochs
+        self._progress.count(epochs=epochs, steps=steps, samples=samples)
+        if epochs > before:
+            self._tell()
+
+    def _tell(self) -> None:
+        """What the epoch came to that is over now."""
+        noted, self._noted = self._noted, NotedMeans()
+        if noted.rows:
+            totals = self.totals
+            self._session.share_results(noted.means(), rows=noted.rows, epoch=totals.epochs, step=totals.steps)
 
     def done(self) -> None:
         """The batches in hand are trained on, if they are a whole step: one batch for each replica."""
@@ -86,18 +109,19 @@ class Run:
         self._in_hand = 0
         session.cursor.count(1)
         rows, self._rows = session.trained_rows - self._rows, session.trained_rows
-        self._progress.count(epochs=self._feed.epoch, steps=1, samples=rows)
+        self._count(steps=1, samples=rows)
 
     # --- saving and restoring ---
 
     def state(self) -> dict[str, Any]:
         """The feed's cursor and the run's totals, as plain values for a checkpoint of your own."""
-        return {"feed": self._feed.state(), "run": self.totals.state()}
+        return {"feed": self._feed.state(), "run": self.totals.state(), "noted": self._noted.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to what `state` returned, before the loop begins."""
         self._feed.restore(state["feed"])
         self._there = RunTotals.of(state["run"])
+        self._noted = NotedMeans.of(state["noted"])
 
 
 def check_time_limit(until: Until, session: FeedSession) -> None:

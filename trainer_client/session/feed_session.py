@@ -8,17 +8,18 @@ or TensorFlow, and nothing that it imports knows the `Feed` in front of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount, only_in_lockstep
+from trainer_client.session.shared_results import SharedResults
 from trainer_client.session.trained_cursor import TrainedCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from shared.metrics.server import MetricsServer
@@ -52,6 +53,7 @@ class FeedSession:
         except BaseException:
             self.close()
             raise
+        self._results = SharedResults(self.receiver)
         self.leases = LeaseAccount(self.receiver, self.accounts, answer) if answer.work else None
         self.cursor = self.leases or TrainedCursor(self.receiver, self.accounts, answer)
 
@@ -150,6 +152,13 @@ class FeedSession:
         """The training loop waited this long for a step's data; from now on its word counts, not the reader's."""
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
+
+    def share_results(
+        self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False
+    ) -> dict[str, float] | None:
+        """Tell the coordinator means over so many rows; those over all ranks, if that is waited for."""
+        step = 0 if self.in_queue else step
+        return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
 
     def interrupt(self, error: BaseException) -> None:
         """Raise this error in whoever is waiting for a batch, or will be."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator import refusals
+from loader_server.coordinator.streams.results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class StreamTrainers:
     succession: Succession = field(default_factory=Succession)
     #: Since when each trainer that disagrees with the others has been waiting.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
+    results: StreamResults = field(default_factory=StreamResults)
     _positions: Counter[Position] = field(default_factory=Counter)
 
     def holder(self, rank: int) -> AttachedTrainer | None:

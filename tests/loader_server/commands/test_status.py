@@ -99,3 +99,11 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
     assert "train (train): batches are given up, trainers failed at them too often: 0 of epoch 0" in lines
+
+
+def test_what_all_ranks_came_to_is_shown():
+    state = told(attach(), attach(stream="dev", incarnation=1))
+    assert not [line for line in shown(state) if "samples" in line]
+    values = {"epoch": 3, "step": 90, "rows": 640, "serial": 1}
+    told(m.Results(stream="train", incarnation=1000, values=(("loss", 0.123456), ("bad", None)), **values), state=state)
+    assert "train 3 90 640 loss 0.1235, bad not a number" in shown(state)

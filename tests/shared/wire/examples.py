@@ -105,6 +105,16 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Leases(serial=4, generation=2, leases=(Lease(2, 1232, 1), Lease(3, 0, 2)), unsettled=2, done=DONE),
     m.Recalled(),
+    m.Results(
+        stream="train",
+        incarnation=7,
+        serial=5,
+        epoch=3,
+        step=3750,
+        rows=64_000,
+        values=(("loss", 0.75), ("accuracy", None)),
+    ),
+    m.Aggregate(serial=5, whole=True, rows=512_000, values=(("loss", 0.625), ("accuracy", None))),
     m.StatusQuery(),
     m.Status(report='{"job": "digits"}'),
     m.GraphOffer(job="digits", stream="train", digest="0123456789abcdef", nbytes=81_234),
@@ -201,7 +211,7 @@ EXAMPLES: tuple[m.Message, ...] = (
 )
 
 
-def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR0911 - one case a kind of check
+def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR0911, PLR0912 - one case a kind
     """Whatever a field with this check may hold."""
     match check:
         case bounds.Integer(low, high):
@@ -214,6 +224,8 @@ def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR
             return st.booleans()
         case bounds.Rate():
             return st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+        case bounds.Number():
+            return st.floats(allow_nan=False, allow_infinity=False)
         case bounds.Share():
             return st.floats(0, 1)
         case bounds.OneOf(names):

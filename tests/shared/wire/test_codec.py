@@ -164,6 +164,8 @@ def problem(check):  # noqa: C901, PLR0911 - one case a kind of check
             return [0, 1, None, "true"]
         case bounds.Rate():
             return [0.0, -1.0, 1e9, float("nan"), float("inf"), True, "1"]
+        case bounds.Number():
+            return [1, True, "1", float("nan"), float("inf"), None]
         case bounds.Share():
             return [-0.01, 1.01, float("nan"), True, "1", None]
         case bounds.OneOf():

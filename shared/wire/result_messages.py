@@ -1,0 +1,40 @@
+"""What training and evaluation came to, as trainers tell it and the coordinator answers.
+
+Rules: pure; as for all messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.bounds import FixedList, Many, Maybe, Number
+from shared.wire.declared import Message
+from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, wire
+
+__all__ = ["Aggregate", "Results"]
+
+#: The name of a mean, and the mean; null: not a number.
+_MEAN = FixedList((NAME, Maybe(Number())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Message):
+    """What a trainer's part of an epoch, or of an evaluation, came to: means over its rows."""
+
+    stream: str = wire(NAME)
+    incarnation: int = wire(ID)
+    serial: int = wire(COUNT)
+    epoch: int = wire(EPOCH)
+    step: int = wire(COUNT)
+    rows: int = wire(COUNT)
+    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate(Message):
+    """Answers `Results`: the means over all ranks, once every one of them has told its own."""
+
+    serial: int = wire(COUNT)
+    whole: bool = wire(FLAG)
+    rows: int = wire(COUNT)
+    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 256))

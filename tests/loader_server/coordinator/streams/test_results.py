@@ -1,0 +1,134 @@
+"""What all ranks came to: whole once every one has told, the same for all, kept before it is told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader_server.coordinator.events import Keep, Received, ResultsKept, Send
+from loader_server.leases.table import LeaseRules
+from shared.wire import messages as m
+from tests.support.coordinator import View, attach, coordinator, said
+
+NOT_YET = (False, 0, ())
+
+
+def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incarnation=None, **values):
+    return m.Results(
+        stream=stream, incarnation=1000 + rank if incarnation is None else incarnation, serial=serial, epoch=epoch,
+        step=step, rows=rows, values=tuple(values.items()),
+    )  # fmt: skip
+
+
+def of_world(world=2, view=None):
+    state = coordinator(view)
+    for rank in range(world):
+        said(state, attach(rank, world))
+    return state
+
+
+def answers(state, message):
+    return [(one.whole, one.rows, one.values) for one in said(state, message)]
+
+
+def shown(state, stream="train"):
+    return state.report(0.0)["streams"][stream]["results"]
+
+
+@pytest.mark.heritage("D12")
+def test_means_are_weighted_by_rows_and_whole_once_every_rank_has_told():
+    state = of_world(3)
+    assert answers(state, results(0, rows=30, loss=1.0, accuracy=0.5)) == [NOT_YET]
+    assert answers(state, results(2, rows=0, loss=9.0, accuracy=None)) == [NOT_YET]
+    assert shown(state) is None
+    whole = (True, 40, (("loss", 1.5), ("accuracy", 0.625)))
+    orders = state.handle(Received(b"1001", results(1, rows=10, loss=3.0, accuracy=1.0)), 0.0)
+    kept, *sent = orders
+    assert isinstance(kept, Keep), "before it is told"
+    assert sorted(one.peer for one in sent if isinstance(one, Send)) == [b"1000", b"1001", b"1002"]
+    assert {(one.message.whole, one.message.rows, one.message.values) for one in sent} == {whole}
+    assert shown(state) == {"epoch": 1, "step": 10, "rows": 40, "values": {"loss": 1.5, "accuracy": 0.625}}
+
+
+def test_what_is_no_number_makes_no_number():
+    state = of_world(2)
+    said(state, results(0, loss=None))
+    assert answers(state, results(1, loss=1.0)) == [(True, 8, (("loss", None),))]
+    assert shown(state)["values"] == {"loss": None}
+
+
+def test_who_asks_again_is_told_the_same_by_a_restarted_coordinator_too():
+    state = of_world(2)
+    said(state, results(0, loss=1.0))
+    orders = state.handle(Received(b"1001", results(1, loss=2.0)), 0.0)
+    again = of_world(2)
+    again.recover(orders[0].fact)
+    for one in (state, again):
+        for rank in range(2):
+            assert answers(one, results(rank, loss=float(rank + 1))) == [(True, 8, (("loss", 1.5),))]
+    assert shown(again) == shown(state)
+
+
+def test_who_trained_it_anew_begins_another_aggregate():
+    state = of_world(2)
+    said(state, results(0, loss=1.0))
+    said(state, results(1, loss=2.0))
+    assert answers(state, results(0, loss=5.0, serial=2)) == [NOT_YET]
+    assert answers(state, results(1, loss=7.0, serial=2)) == [(True, 8, (("loss", 6.0),))]
+
+
+def test_a_successor_of_a_rank_counts_in_its_place():
+    state = of_world(2)
+    said(state, results(0, loss=1.0))
+    said(state, attach(0, 2, incarnation=7))
+    assert answers(state, results(0, loss=3.0, incarnation=7)) == [NOT_YET]
+    assert answers(state, results(1, loss=5.0)) == [(True, 8, (("loss", 4.0),))]
+
+
+def test_ranks_may_be_epochs_apart():
+    state = of_world(2)
+    for epoch in (1, 2):
+        assert answers(state, results(0, epoch=epoch, serial=epoch, loss=float(epoch))) == [NOT_YET]
+    for epoch in (1, 2):
+        whole = answers(state, results(1, epoch=epoch, serial=epoch, loss=float(epoch)))
+        assert whole == [(True, 8, (("loss", float(epoch)),))]
+
+
+def test_no_more_is_kept_than_ranks_can_be_apart():
+    state = of_world(2)
+    for epoch in range(100):
+        said(state, results(0, epoch=epoch, serial=epoch))
+    assert len(state._streams["train"].results._open) == 16
+
+
+def test_in_queue_mode_whoever_tells_is_counted():
+    state = coordinator(View(leases=LeaseRules(floor_s=1.0, tries=3)))
+    for one in (1, 2):
+        said(state, attach(incarnation=one))
+    assert answers(state, results(incarnation=1, rows=1, loss=1.0)) == [(True, 1, (("loss", 1.0),))]
+    assert answers(state, results(incarnation=2, rows=3, loss=2.0)) == [(True, 4, (("loss", 1.75),))]
+    assert answers(state, results(incarnation=1, rows=2, serial=2, loss=2.0)) == [(True, 5, (("loss", 2.0),))]
+
+
+def test_one_that_is_not_attached_is_told_so():
+    (answer,) = said(coordinator(), results())
+    assert (type(answer), answer.code) == (m.Refused, "unknown")
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(-100, 100)), min_size=1, max_size=6), st.randoms())
+def test_in_whatever_order_they_tell_all_get_the_same_mean(parts, random):
+    kept = []
+    for _ in range(2):
+        state, order = of_world(len(parts)), list(range(len(parts)))
+        random.shuffle(order)
+        for rank in order:
+            rows, loss = parts[rank]
+            orders = state.handle(Received(b"", results(rank, rows=rows, loss=loss)), 0.0)
+        kept.append(orders[0].fact)
+    assert isinstance(kept[0], ResultsKept)
+    assert kept[0] == kept[1]
+    want = sum(rows * loss for rows, loss in parts) / sum(rows for rows, _ in parts)
+    assert math.isclose(kept[0].values[0][1], want, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,0 +1,45 @@
+"""Means over the batches of an epoch, each weighted by its rows.
+
+Rules: pure. Its state is inside a run's, so an epoch that was resumed in its middle comes to the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NotedMeans"]
+
+
+class NotedMeans:
+    """Sums so far, each with the rows that it is over."""
+
+    def __init__(self) -> None:
+        #: The most rows that any of them is over.
+        self.rows = 0
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, means: Mapping[str, float], rows: int) -> None:
+        """Add those of a batch with so many rows; what is not a number there says nothing if there are none."""
+        for name, mean in means.items():
+            total, over = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + rows * float(mean) if rows else total, over + rows)
+            self.rows = max(self.rows, over + rows)
+
+    def means(self) -> dict[str, float]:
+        """By name."""
+        return {name: total / rows for name, (total, rows) in self._sums.items() if rows}
+
+    def state(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: [total, rows] for name, (total, rows) in self._sums.items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> NotedMeans:
+        """What `state` returned."""
+        made = cls()
+        made._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
+        made.rows = max((rows for _, rows in made._sums.values()), default=0)
+        return made
