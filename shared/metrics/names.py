@@ -201,7 +201,7 @@ RESULTS = _coordinator.gauge(
     "stoker_result",
     "Loss and metrics of the last epoch, or evaluation, of a stream: means over all ranks, weighted by rows.",
     "One that is not a number is left out: look at the trainers' own output.",
-    ("stream", "name"),
+    ("stream", "result"),
 )
 JOURNAL_ERRORS = _coordinator.counter(
     "stoker_journal_errors_total",

@@ -35,7 +35,8 @@ class TestEach:
 
     def test_has_labels_of_few_values(self, metric: Metric) -> None:
         # Job, role and rank come with the target; a sample or a batch number would make a series each.
-        assert set(metric.labels) <= {"stream", "phase", "kind", "part", "port", "state", "reason", "worker", "work"}
+        labels = {"stream", "phase", "kind", "part", "port", "state", "reason", "worker", "work", "result"}
+        assert set(metric.labels) <= labels
 
     def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
         named = {"phase": ("plan_and_read",), "part": ("build",), "state": ("offered", "given up")}
