@@ -8,11 +8,14 @@ the indexed one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import tempfile
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +24,15 @@ import xxhash
 from loader_server.sources.files.facts import changed
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.records.array_record_files import ArrayRecordFiles
-from loader_server.sources.remote.urls import is_url
+from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
 from shared.settings.values import setting, text, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
     from loader_server.sources.map_style import ItemPiece
@@ -35,12 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
 
+#: What the library wants of a data set's folder.
+_DESCRIPTIONS = ("dataset_info.json", "features.json")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfdsSettings:
     """What a stream with source = "tfds" says besides."""
 
-    folder: str = setting(text, "the folder of a prepared data set, such as tensorflow_datasets/mnist/3.0.1")
+    folder: str = setting(
+        text, "the folder of a prepared data set, such as tensorflow_datasets/mnist/3.0.1, or its URL"
+    )
     split: str = setting(text, "the split, or a part of it, such as train[:90%]")
     keys: tuple[str, ...] = setting(texts, "the features to read; left out: all of them", default=())
 
@@ -63,7 +73,7 @@ class TfdsSource(MapStyleSource):
 
     def stamp(self) -> str:
         """Of the files, those that describe the data set as well."""
-        described = (f"{self.settings.folder}/{name}.json" for name in ("dataset_info", "features"))
+        described = (joined(self.settings.folder, name) for name in _DESCRIPTIONS)
         return self.files.stamp([*described, *self._data.paths])
 
     def probe(self, piece: ItemPiece) -> Found:
@@ -71,6 +81,11 @@ class TfdsSource(MapStyleSource):
         found = super().probe(piece)
         digests = [_digest(self._data.read(item)) for item in found.rows]
         return replace(found, numbers={**found.numbers, "digest": digests})
+
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Their files."""
+        if self.files.are_remote:
+            self.files.expect_local(self._data.files_of(self._items[samples].tolist()))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The records."""
@@ -121,6 +136,8 @@ class PreparedItems:
         self._features = _chosen(info.features, settings)
         #: The files that the split lies in.
         self.paths = [str(one.filename) for one in self._parts]
+        if is_url(settings.folder):
+            self.paths = [joined(settings.folder, Path(path).name) for path in self.paths]
         sizes = [files.facts(path).bytes for path in self.paths]
         self._said = f"{info.full_name}, {settings.split}: {self._ends} records in files of {sizes} bytes"
 
@@ -133,6 +150,10 @@ class PreparedItems:
     def fingerprint(self) -> str:
         """Name, version, and how many records and bytes there are."""
         return self._said
+
+    def files_of(self, items: Iterable[int]) -> dict[str, None]:
+        """The files of these records, each once."""
+        return dict.fromkeys(self.paths[bisect_right(self._ends, item)] for item in items)
 
     def read(self, item: int) -> bytes:
         """One record."""
@@ -179,16 +200,10 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the
 
 def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
     """What the library knows of the data set; DataError where it knows none, or cannot read it in any order."""
-    if is_url(settings.folder):
-        raise DataError(
-            expected="a folder on this machine, for the library reads what describes the data set",
-            got="a URL",
-            where=files.where(settings.folder),
-            remedy='Bring the folder here, or read its files by source = "array_record", which takes URLs.',
-        )
     tfds, where = _tfds(), files.where(settings.folder)
     try:
-        info = tfds.builder_from_directory(where).info
+        with _descriptions(files, settings.folder) as folder:
+            info = tfds.builder_from_directory(folder).info
         _ = info.splits[settings.split].file_instructions
     except (OSError, ValueError, KeyError, AssertionError, tfds.core.dataset_info.DatasetInfoFileError) as error:
         raise DataError(
@@ -205,6 +220,19 @@ def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the li
             remedy='Prepare it with file_format="array_record", or read its files by source = "tfrecord".',
         )
     return info
+
+
+@contextlib.contextmanager
+def _descriptions(files: Files, folder: str) -> Iterator[str]:
+    """A folder on this machine with what describes the data set, which the library reads itself."""
+    if not is_url(folder):
+        yield files.where(folder)
+        return
+    with tempfile.TemporaryDirectory() as here:
+        for name in _DESCRIPTIONS:
+            with files.open(joined(folder, name)) as file:
+                Path(here, name).write_bytes(file.read())
+        yield here
 
 
 def _tfds() -> Any:  # noqa: ANN401 - a module without types

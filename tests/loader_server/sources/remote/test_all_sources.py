@@ -84,6 +84,29 @@ def test_a_source_reads_from_a_server_what_it_reads_from_a_disk(name: str, tmp_p
     local.close()
 
 
+def test_a_prepared_data_set_is_read_from_a_server_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    spec = FIXTURES["tfds"](tmp_path / "data").spec
+    index_source(spec, tmp_path / "index")
+    local = open_source(spec, tmp_path / "index")
+    with plain_server(tmp_path / "data", ranges=True) as target, StoreProxy(target) as proxy:
+        settings = dataclasses.replace(spec.settings, folder=f"{proxy.url}/{spec.settings.folder}")
+        cache = CacheSettings(folder=tmp_path / "cache", bytes=10**9)
+        (tmp_path / "elsewhere").mkdir()
+        far = dataclasses.replace(spec, settings=settings, cache=cache, base=tmp_path / "elsewhere")
+        index_source(far)
+        source = open_source(far)
+        source.expect(np.arange(source.samples))
+        assert contents(source) == contents(local)
+        assert source.place(0)[0].startswith(proxy.url)
+        source.close()
+        assert source.stamp() == source.stamp() != local.stamp()
+        far = dataclasses.replace(far, settings=dataclasses.replace(settings, folder=f"{proxy.url}/none"))
+        with pytest.raises(DataError, match=r"none/dataset_info\.json: expected a file that can be read, got none of"):
+            index_source(far, tmp_path / "other")
+    local.close()
+
+
 def test_remote_records_are_brought_before_they_are_gathered(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     spec = FIXTURES["tfrecord"](tmp_path / "data").spec
@@ -174,10 +197,3 @@ def test_a_manifest_here_names_recordings_elsewhere(kind: str, tmp_path: Path) -
         source.expect(np.arange(1))
         assert np.abs(decoded(source, 0)["audio"] - np.sin(np.arange(2000, 6000)) / 2).max() < 1e-4
         source.close()
-
-
-def test_a_prepared_data_set_has_to_be_here(tmp_path: Path) -> None:
-    spec = spec_of("tfds", tmp_path, folder="s3://b/tiny/1.0.0", split="train")
-    said = r"s3://b/tiny/1\.0\.0: expected a folder on this machine.*Bring the folder here"
-    with pytest.raises(DataError, match=said):
-        index_source(spec)
