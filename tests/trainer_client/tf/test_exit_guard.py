@@ -4,6 +4,7 @@ without a word.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -99,21 +100,16 @@ def test_a_pass_that_tensorflow_waits_for_ends():
     feed.close()
 
 
-def run_each(programs, *arguments):
-    """Run each in a process of its own, all at a time; how each ended, and what it said."""
+def run(program, *arguments):
+    """Run it in a process of its own; how it ended, and what it said."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for program in programs
-    ]
-    try:
-        said = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.communicate(timeout=100)[1]
+        finally:
             process.kill()
-    return [process.returncode for process in processes], said
+    return process.returncode, said
 
 
 STOPPED = """
@@ -143,18 +139,32 @@ sys.exit(len(kept))
 
 def test_a_process_whose_passes_were_stopped_ends():
     """Without help a fifth of those with one pass hung: TensorFlow asks for more after an error."""
-    codes, _ = run_each([STOPPED])
-    assert codes == [3]
+    assert run(STOPPED)[0] == 3
 
 
+#: Each way is gone by a fork, made before TensorFlow has started anything: importing it takes seconds.
 TRAINER = """
-import os, signal, sys
+import json, os, signal, sys
+from pathlib import Path
 from tests.support.two_devices import mirrored
 import keras, tensorflow as tf
 import trainer_client
 from tests.support.tiny_models import FORM, tiny_model
 
-endpoint = sys.argv[1]
+endpoint, folder, *ways = sys.argv[1:]
+children = {}
+for number, way in enumerate(ways):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), 2)
+        break
+    children[child] = number
+else:
+    ends = (os.waitpid(child, 0) for child in children)
+    codes = {children[child]: os.waitstatus_to_exitcode(status) for child, status in ends}
+    Path(folder, "codes").write_text(json.dumps([codes[number] for number in range(len(ways))]))
+    sys.exit()
+
 feed = trainer_client.connect(endpoint, stream="dev")  # which all may read at once
 data = feed.dataset(**FORM)
 
@@ -164,6 +174,8 @@ class Leave(keras.callbacks.Callback):
 
 def fit():
     tiny_model().fit(data, epochs=1, verbose=0, callbacks=[Leave()])
+
+exec(way)
 """
 
 #: How a program leaves, and the exit code of that.
@@ -188,8 +200,11 @@ kept = next(iterator)
 
 def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(tmp_path):
     """None of them closes its feed. Without help each had a warning for every iterator that was still there."""
+    (tmp_path / "said").mkdir()
     with running(write_job(tmp_path, samples=60, longest_s=0.5, job="group = 2")) as loaders:
-        programs = [TRAINER + code for code, _ in WAYS.values()]
-        codes, said = run_each(programs, loaders.endpoint)
+        code, complained = run(TRAINER, loaders.endpoint, str(tmp_path / "said"), *(way for way, _ in WAYS.values()))
+    assert code == 0, complained
+    codes = json.loads((tmp_path / "said" / "codes").read_text())
+    said = [(tmp_path / "said" / str(number)).read_text() for number in range(len(WAYS))]
     assert dict(zip(WAYS, codes, strict=True)) == {way: code for way, (_, code) in WAYS.items()}, said
     assert [text for text in said if "Python interpreter" in text] == []
