@@ -266,6 +266,7 @@ TRAINER_CLIENT = (
     "SettingsError",
     "StokerError",
     "Until",
+    "Validation",
     "Worsening",
     "cluster_resolver",
     "connect",

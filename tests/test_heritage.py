@@ -103,7 +103,6 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
-    "D10": "later: training loop",
     "E5": "later: trainer commands",
     "E6": "later: training loop",
     "E7": "later: training loop",

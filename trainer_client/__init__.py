@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trainer_client.tf.cluster import cluster_resolver, device_function, start_server
     from trainer_client.tf.pipelines.alone import run_pipeline
     from trainer_client.tf.pipelines.distribute import distribute
+    from trainer_client.validation import Validation
 
 __all__ = [
     "Batch",
@@ -63,6 +64,7 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "Until",
+    "Validation",
     "Worsening",
     "cluster_resolver",
     "connect",
@@ -82,6 +84,7 @@ _NEED_TENSORFLOW = {
     "distribute": "trainer_client.tf.pipelines.distribute",
     "run_pipeline": "trainer_client.tf.pipelines.alone",
     "start_server": "trainer_client.tf.cluster",
+    "Validation": "trainer_client.validation",
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import trainer_client
+from loader_server.commands import status
 from tests.support.loaders import running, write_job
 from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
 
@@ -144,6 +145,9 @@ def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(fol
     steps = [line["step"] for line in lines]
     assert steps == sorted(steps)
     assert steps[0] < steps[-1]
+    shown = status.ask(endpoint)["streams"]["test"]["results"]
+    assert (shown["step"], shown["rows"]) == (steps[-1], SAMPLES)
+    assert shown["values"]["loss"] == lines[-1]["values"]["loss"]
     last, want = lines[-2], judged_here(endpoint, checkpoints)
     assert (last["epoch"], last["values"]["rows"]) == (2, SAMPLES)
     assert last["values"] == pytest.approx(want, rel=1e-4)

@@ -18,7 +18,7 @@ from shared.errors import DataError, SettingsError
 from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
-from trainer_client.runs.lines import finished_line, starting_line
+from trainer_client.runs.lines import finished_line, judged_line, starting_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +80,7 @@ def evaluate(order: EvaluateOrder) -> None:
                 values = evaluator.evaluate(dataset, models_own(arrays, record))
                 samples += int(values["rows"])
                 _tell(order, stream, record, values)
+                _share(feeds[stream], record, values)
     if not order.as_json:
         totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
         print(finished_line(totals, time.monotonic() - began_s), flush=True)
@@ -155,6 +156,13 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 # --- what is told ---
 
 
+def _share(feed: Feed, record: dict[str, Any], values: dict[str, float]) -> None:
+    """For `loader-server status`."""
+    means = {name: value for name, value in values.items() if name != "rows"}
+    at = {"epoch": record["epoch"], "step": record.get("step", 0)}
+    feed._session.share_results(means, rows=int(values["rows"]), **at)  # noqa: SLF001 - as above
+
+
 def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dict[str, float]) -> None:
     step, epoch = record.get("step", 0), record["epoch"]
     if order.summaries is not None:
@@ -164,5 +172,4 @@ def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dic
     if order.as_json:
         print(json.dumps({"stream": stream, "step": step, "epoch": epoch, "values": values}), flush=True)
         return
-    judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
-    print(f"{stream} at step {step}, after {epoch} epochs: {judged} ({values['rows']:.0f} samples)", flush=True)
+    print(judged_line(stream, step, epoch, values), flush=True)

@@ -8,14 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["finished_line", "spell_time", "starting_line"]
+__all__ = ["finished_line", "judged_line", "spell_time", "starting_line"]
 
 
 def starting_line(what: str) -> str:
     """A run begins to do `what`."""
     return f"STARTING: {what}"
+
+
+def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
+    """A model was judged by a stream: loss and metrics, and `rows`, over how many samples."""
+    judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
+    return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples)"
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:

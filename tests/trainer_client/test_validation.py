@@ -1,0 +1,105 @@
+"""`Validation`: at which epochs and steps, of what, and what training sees of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shared.errors import SettingsError
+from tests.support.fake_feed import FakeFeed
+from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
+
+import keras  # isort: skip - after the devices are set
+
+from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
+from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Validation  # isort: skip
+
+STEPS = 3
+
+
+def dev(name="dev", epochs=(2,)):
+    feed = FakeFeed(epochs=epochs, evaluation=True)
+    feed.session.stream = name
+    return feed
+
+
+def fit(folder, *callbacks, epochs=4, model=None):
+    feed = FakeFeed(epochs=(STEPS,))
+    model = model or tiny_model()
+    later = [] if folder is None else [FeedCheckpoint(feed, folder, every=1)]
+    model.fit(feed.dataset(**FORM), epochs=epochs, verbose=0, callbacks=[*callbacks, *later])
+    return model
+
+
+def places(feed):
+    return [(epoch, step) for epoch, step, *_ in feed.session.told]
+
+
+@pytest.mark.heritage("D10")
+def test_every_second_epoch_by_two_streams_and_only_then_in_the_logs(capsys):
+    one, two = dev("dev"), dev("test", (1,))
+    history = fit(None, Validation(one, two, epochs=2, **FORM)).history.history
+    assert places(one) == places(two) == [(2, 2 * STEPS), (4, 4 * STEPS)]
+    assert [rows for _, _, rows, _ in one.session.told] == [6, 6]
+    assert len(history["loss"]) == 4
+    assert history["val_dev_loss"] == [values["loss"] for *_, values in one.session.told]
+    assert history["val_test_loss"] == [values["loss"] for *_, values in two.session.told]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"dev at step 6, after 2 epochs: loss {history['val_dev_loss'][0]:.4f} (6 samples)"
+    assert lines[1].startswith("test at step 6, after 2 epochs: loss ")
+    assert lines[1].endswith(" (4 samples)")
+
+
+def test_the_values_are_those_of_the_model_and_training_is_as_without():
+    feed = dev()
+    validation = Validation(feed, steps=2, metrics=[keras.metrics.MeanAbsoluteError(name="error")], **FORM)
+    plain, judged = tiny_model(), tiny_model()
+    histories = [
+        fit(None, *others, model=model).history.history for model, others in ((plain, ()), (judged, (validation,)))
+    ]
+    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-6)
+    assert "val_dev_loss" not in histories[1]
+    want = judged.evaluate(feed.dataset(**FORM), return_dict=True, verbose=0)
+    last = validation.results["dev"]
+    assert last["loss"] == pytest.approx(want["loss"], rel=1e-5)
+    assert (set(last), last["rows"]) == ({"loss", "error", "rows"}, 6)
+    assert places(feed) == [(epoch, step) for epoch, step in ((0, 2), (1, 4), (1, 6), (2, 8), (3, 10), (3, 12))]
+
+
+def test_stopped_and_resumed_it_is_judged_at_the_same_places(tmp_path):
+    whole = dev()
+    fit(tmp_path / "whole", Validation(whole, steps=4, **FORM))
+    for stop in (3, 5, 7, 8):
+        parts = dev()
+        with pytest.raises(Stopped):
+            fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM), StopAfter(stop))
+        fit(tmp_path / str(stop), Validation(parts, steps=4, **FORM))
+        assert list(dict.fromkeys(places(parts))) == places(whole), stop
+
+
+def test_early_stopping_goes_by_it_though_not_every_epoch_is_judged(tmp_path):
+    feed = FakeFeed(epochs=(STEPS,))
+    stop = EarlyStop(NoProgress(1, 99.0), monitor="val_dev_loss")
+    callbacks = [Validation(dev(), epochs=2, **FORM), FeedCheckpoint(feed, tmp_path, early_stop=stop)]
+    history = tiny_model().fit(feed.dataset(**FORM), epochs=9, verbose=0, callbacks=callbacks).history
+    assert len(history["loss"]) == 4
+    assert stop.reason.startswith("val_dev_loss is ")
+
+
+def test_where_ranks_share_a_stream_the_values_are_those_of_all():
+    feed = dev()
+    feed.session.world, feed.session.shared = 2, {1: {"loss": 0.25}}
+    assert fit(None, Validation(feed, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"] == [0.25]
+
+
+@pytest.mark.parametrize("how", [{}, {"epochs": 1, "steps": 1}, {"steps": 0}, {"epochs": -1}])
+def test_how_often_is_checked(how):
+    with pytest.raises(SettingsError, match="expected feeds, and either epochs= or steps= of at least 1, got 1 feeds"):
+        Validation(dev(), **how)
+    with pytest.raises(SettingsError, match="got 0 feeds"):
+        Validation(epochs=1)
+
+
+def test_a_stream_for_training_is_refused():
+    with pytest.raises(SettingsError, match="expected feeds of streams with evaluation = true, got one of fake"):
+        Validation(FakeFeed(), epochs=1)

@@ -1,0 +1,113 @@
+"""`Validation`: judges the model in training by evaluation streams, every so many epochs or steps.
+
+Rules: when is a matter of the epoch's or step's number since the model began from nothing, so a run that was resumed is
+judged at the same places. Means are over samples and over all ranks; rows without a sample count for nothing, and what
+the epoch in training adds up is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from shared.errors import SettingsError
+from trainer_client.runs.lines import judged_line
+from trainer_client.tf.models.evaluation import Evaluator
+from trainer_client.tf.models.variables import plain_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer_client.feed import Feed
+    from trainer_client.tf.element_structure import Keys
+
+__all__ = ["Validation"]
+
+
+class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Judges by these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate` does.
+
+    `inputs`, `targets` and `weights` are as for `feed.dataset`; the loss is the model's own. After an epoch the values
+    are in its logs, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results` holds the last ones.
+    """
+
+    def __init__(  # noqa: PLR0913 - users write those that they need, by name
+        self,
+        *feeds: Feed,
+        epochs: int | None = None,
+        steps: int | None = None,
+        metrics: Sequence[Any] = (),
+        inputs: Keys | None = None,
+        targets: Keys | None = None,
+        weights: Keys | None = None,
+    ) -> None:
+        super().__init__()
+        _check(feeds, epochs, steps)
+        #: Loss, metrics and `rows` by stream.
+        self.results: dict[str, dict[str, float]] = {}
+        self._epochs, self._steps = epochs, steps
+        self._metrics = metrics
+        self._data = [(feed, feed.dataset(inputs=inputs, targets=targets, weights=weights)) for feed in feeds]
+        self._evaluator: Evaluator | None = None
+        self._epoch = self._first = 0
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
+        """The model is compiled by now."""
+        self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Steps are told with the epochs that are through."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """The first of the steps that are run at a time."""
+        self._first = batch
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
+        """Judge if one of them was due. Where they began is counted from their end: before the first of them a
+        checkpoint may not be restored yet.
+        """
+        if self._steps is not None:
+            done = self._step()
+            if (done - (batch - self._first + 1)) // self._steps != done // self._steps:
+                self._judge(self._epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Judge, if it is this epoch's turn."""
+        if self._epochs is not None and (epoch + 1) % self._epochs == 0:
+            self._judge(epoch + 1)
+            if logs is not None:
+                for stream, values in self.results.items():
+                    logs |= {f"val_{stream}_{name}": value for name, value in values.items() if name != "rows"}
+
+    def _judge(self, epochs: int) -> None:
+        assert self._evaluator is not None
+        step = self._step()
+        for feed, data in self._data:
+            session = feed._session  # noqa: SLF001 - both are halves of one face
+            values = self._evaluator.evaluate(data)
+            rows = int(values.pop("rows"))
+            shares = session.world > session.replicas
+            shared = session.share_results(values, rows=rows, epoch=epochs, step=step, wait=shares)
+            self.results[session.stream] = values = {**(shared or values), "rows": rows}
+            if session.rank == 0:
+                print(judged_line(session.stream, step, epochs, values), flush=True)
+
+    def _step(self) -> int:
+        """Since the model began from nothing."""
+        return int(plain_value(self.model.optimizer.iterations))
+
+
+def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None:
+    for feed in feeds:
+        if not feed._session.evaluation:  # noqa: SLF001 - as above
+            raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.stream}")  # noqa: SLF001
+    every = [one for one in (epochs, steps) if one is not None]
+    if not feeds or len(every) != 1 or every[0] < 1:
+        raise _nonsense("feeds, and either epochs= or steps= of at least 1", f"{len(feeds)} feeds, {epochs=}, {steps=}")
+
+
+def _nonsense(expected: str, got: str) -> SettingsError:
+    remedy = 'Write Validation(connect(endpoint, stream="dev"), epochs=2, inputs=…), for example.'
+    return SettingsError(expected=expected, got=got, where="Validation", remedy=remedy)
