@@ -74,6 +74,15 @@ def test_what_was_used_longest_ago_makes_room_with_some_to_spare(tmp_path: Path)
     assert on_disk(cache) == 1000, "there was some to spare"
 
 
+def test_what_just_fits_takes_no_room_from_others_whatever_the_books_said(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1000)
+    for n in range(9):
+        put(cache, f"aa{n}", 100)
+    (tmp_path / "ledger").unlink()
+    put(cache, "bbx", 100)
+    assert on_disk(cache) == 1000
+
+
 def test_an_evicted_entry_gives_its_bytes_back_though_it_is_open(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 100)
     put(cache, "aa1", 80)

@@ -59,6 +59,10 @@ def test_what_may_pass_is_tried_again_with_growing_pauses_and_said_in_the_end(er
         failures.tried("s3://b/k", after(*[error] * 5)[0])
 
 
+def test_there_are_five_attempts_within_nine_seconds_or_so() -> None:
+    assert list(PAUSES_S) == pytest.approx([0.1 * 4**n for n in range(4)])
+
+
 def test_pauses_differ_by_chance() -> None:
     for drawn, factor in ((0.0, 0.5), (1.0, 1.5)):
         paused: list[float] = []

@@ -27,6 +27,15 @@ def test_what_is_expected_is_fetched_once_in_order_and_again_later() -> None:
     ahead.close()
 
 
+def test_it_goes_on_after_it_was_closed() -> None:
+    fetched: SimpleQueue[int] = SimpleQueue()
+    ahead = FetchAhead(fetched.put, 1)
+    for one in (1, 2):
+        ahead.expect([one])
+        assert fetched.get(timeout=20) == one
+        ahead.close()
+
+
 def test_errors_are_left_to_whoever_needs_it() -> None:
     fetched: SimpleQueue[int] = SimpleQueue()
 

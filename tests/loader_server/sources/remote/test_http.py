@@ -13,7 +13,7 @@ import pytest
 from loader_server.sources.files.facts import CacheSettings
 from loader_server.sources.files.opening import Files
 from loader_server.sources.records.mapped_files import MappedFiles
-from loader_server.sources.remote import failures, remote_files
+from loader_server.sources.remote import failures, objects, remote_files
 from shared.errors import DataError, ReadError
 from tests.support.disk import small_disk
 from tests.support.stores import StoreProxy, plain_server
@@ -204,6 +204,22 @@ def test_a_full_disk_is_named(tmp_path: Path, ranged: StoreProxy) -> None:
         with pytest.raises(ReadError, match=r"disk/cache: expected a folder.*got No space left on device"):
             files.local(f"{ranged.url}/a.tar")
         files.close()
+
+
+def test_a_block_takes_room_for_itself_alone(tmp_path: Path, ranged: StoreProxy) -> None:
+    files = files_of(tmp_path, 8192)
+    for offset in (0, 50_000, 90_000):
+        assert files.read(f"{ranged.url}/a.tar", offset, 10) == DATA[offset : offset + 10]
+    files.close()
+
+
+def test_a_store_that_says_nothing_is_given_up(
+    tmp_path: Path, ranged: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_SILENCE_S", 0.05)
+    ranged.open.clear()
+    with pytest.raises(ReadError, match=r"a\.tar: expected to read the file, got .*, at each of 5 attempts"):
+        files_of(tmp_path).facts(f"{ranged.url}/a.tar")
 
 
 def test_one_process_looks_ahead_for_all_and_not_too_far(tmp_path: Path, ranged: StoreProxy) -> None:
