@@ -55,7 +55,9 @@ def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--missing", action="store_true", help=argparse.SUPPRESS)
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
+    command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     return command
 
 
@@ -68,6 +70,9 @@ def _make_indexes(options: argparse.Namespace) -> int:
         end_with_parent(options.parent)
 
     job = read_job(options.job)
+    if options.missing:
+        index.index_missing(job)
+        return 0
     names = options.stream or [name for name in job.recipes if not job.is_awaited(name)]
     made = statistics.make_statistics(job, names, processes=options.processes) if options.statistics else []
     reports = index.index_streams(

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import signal
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job
 from shared.command import allow_many_files, describe_exit_codes, run_command
+from shared.errors import SettingsError
 from shared.quick_import import quick_import
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
-        *(_add_demo, add_index, add_plan, add_show, _add_run, _add_status),
+        *(_add_demo, add_index, add_plan, add_show, _add_run, _add_add, _add_end, _add_status),
         *(_add_coordinator, _add_worker, _add_forgive, _add_keys),
     ):
         command = add(commands)
@@ -108,9 +110,9 @@ def _whole(text: str) -> int:
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    about = "Run the loader side of one machine: a coordinator, and one worker per core."
+    about = "Run the loader side of one machine: a coordinator for each job, and one worker per core for all of them."
     command = command_named(commands, "run", _run_machine, about, "loader-server run job.toml --workers 4")
-    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("job", type=Path, nargs="+", help="the job file, or several")
     command.add_argument(
         "--workers", type=int, default=0, help="worker processes; 0: as the job file says, or one per core"
     )
@@ -131,39 +133,32 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
-    from loader_server.commands import index
+    from loader_server.job_folder import JobFolder
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
-    from shared.endpoints import check_endpoint
-    from shared.metrics.scrape_targets import remove_dead_targets
 
-    job = read_job(options.job)
-    listen = options.listen or job.settings.listen
-    check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    index.index_missing(job)
-    workers = options.workers or job.settings.workers or os.cpu_count() or 1
-    supervisor = Supervisor(
-        SupervisorSettings(
-            job_path=options.job,
-            listen=listen,
-            workers=workers,
-            insecure=options.insecure,
-            log_level=options.log_level,
-            metrics_port=job.settings.metrics_port,
-        ),
-        nursery,
+    jobs = [JobFolder(path) for path in options.job]
+    if options.listen and len(jobs) > 1:
+        raise SettingsError(
+            expected="one job", got=f"{len(jobs)}", where="--listen", remedy="Write listen = … into [job] of each."
+        )
+    settings = SupervisorSettings(
+        workers=options.workers or max(job.settings.workers for job in jobs) or os.cpu_count() or 1,
+        insecure=options.insecure,
+        log_level=options.log_level,
+        announce=_announce,
     )
-    remove_dead_targets(job.targets_folder)
+    supervisor = Supervisor(settings, nursery)
     _on_stop(supervisor.stop)
     try:
-        supervisor.start()
-        print(
-            f"Job {job.settings.name} is served at {supervisor.endpoint} by {workers} workers. Ctrl-C ends it.",
-            flush=True,
-        )
+        supervisor.start(jobs, options.listen)
         supervisor.run()
     finally:
         supervisor.close()
     return 0
+
+
+def _announce(name: str, endpoint: str, workers: int) -> None:
+    print(f"Job {name} is served at {endpoint} by {workers} workers. Ctrl-C ends it.", flush=True)
 
 
 def _on_stop(stop: Callable[[], None]) -> None:
@@ -172,6 +167,38 @@ def _on_stop(stop: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+
+
+# --- add and end: jobs of a machine that runs ---
+
+
+def _add_add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "Serve one more job by the workers of a `loader-server run` on this machine. Returns once it is served."
+    command = command_named(commands, "add", _add_job, about, "loader-server add other.toml --to job.toml")
+    command.add_argument("job", type=Path, help="the job file")
+    command.add_argument("--to", type=Path, required=True, metavar="JOB", help="the job file of a job served there")
+    return command
+
+
+def _add_job(options: argparse.Namespace) -> int:
+    from loader_server.commands import machine
+
+    machine.add(options.job, to=options.to)
+    return 0
+
+
+def _add_end(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    about = "End a job of a `loader-server run` on this machine; the others get its workers. The last one ends it all."
+    command = command_named(commands, "end", _end_job, about, "loader-server end other.toml")
+    command.add_argument("job", type=Path, help="the job file")
+    return command
+
+
+def _end_job(options: argparse.Namespace) -> int:
+    from loader_server.commands import machine
+
+    machine.end(options.job)
+    return 0
 
 
 # --- coordinator and worker, for fleets; `run` starts these very commands ---
@@ -227,7 +254,8 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     with quick_import():
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
-        from loader_server.machine.processes import end_with_parent, say_ready
+        from loader_server.machine.processes import end_with_parent, say_more
+        from loader_server.machine.shares import demand_of
         from shared.endpoints import check_endpoint
         from shared.keys import ServerKeys
         from shared.metrics.server import MetricsServer
@@ -243,8 +271,8 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
     with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder):
-        say_ready(options.ready_fd, endpoint=coordinator.endpoint)
-        coordinator.run()
+        say_more(options.ready_fd, endpoint=coordinator.endpoint)
+        coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report))))
     return 0
 
 
@@ -295,7 +323,13 @@ def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "Show how a running job is doing: streams, trainers, workers. In a terminal the table stays live until Ctrl-C."
     )
     command = command_named(commands, "status", _show_status, about, "loader-server status tcp://127.0.0.1:7400 --json")
-    command.add_argument("endpoint", nargs="?", default="tcp://127.0.0.1:7400", help="the coordinator's endpoint")
+    command.add_argument(
+        "endpoint",
+        nargs="?",
+        default="tcp://127.0.0.1:7400",
+        metavar="ENDPOINT|JOB",
+        help="a job's endpoint; or, on its machine, its job file: that shows all jobs that are served there",
+    )
     command.add_argument("--keys", default="", help="folder with the job's keys")
     command.add_argument("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer")
     command.add_argument("--once", action="store_true", help="print the table once, even in a terminal")

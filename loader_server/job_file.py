@@ -9,9 +9,9 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loader_server.job_folder import JobFolder
 from loader_server.planning import PlanSettings
 from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
 from loader_server.sources.files.facts import CacheSettings, FilePlaces
@@ -23,14 +23,15 @@ from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names
 from shared.errors import SettingsError
-from shared.settings.job import Job, StreamSettings, parse_job
+from shared.settings.job import StreamSettings
 from shared.settings.tables import read_tables
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from shared.settings.job import JobSettings
+    from shared.settings.job import Job
     from shared.wire.layout import Field
 
 __all__ = ["JobFile", "StreamRecipe"]
@@ -69,19 +70,11 @@ class StreamRecipe:
         return chain
 
 
-class JobFile:
-    """A job file and the folder that its relative paths start from."""
+class JobFile(JobFolder):
+    """A job file whose streams are read as well."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        try:
-            toml = self.path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(
-                expected="a job file", got=str(error), where=str(path), remedy="Name an existing job.toml."
-            ) from None
-        self.job: Job = parse_job(toml, str(path))
-        self.base = self.path.resolve().parent
+        super().__init__(path)
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()
         self.recipes = {name: self._recipe(name) for name in self.job.streams}
@@ -94,29 +87,9 @@ class JobFile:
             )
 
     @property
-    def settings(self) -> JobSettings:
-        """The table [job]."""
-        return self.job.settings
-
-    @property
     def payload_encoding(self) -> PayloadEncoding:
         """How batches go by TCP."""
         return PayloadEncoding(float32=self.settings.float32, compression=self.settings.compression)
-
-    @property
-    def state(self) -> Path:
-        """Where index, journal and quarantine log live."""
-        return self.base / self.settings.state / self.settings.name
-
-    @property
-    def targets_folder(self) -> Path:
-        """Where its processes say where their metrics are."""
-        return self.state / "targets"
-
-    @property
-    def keys(self) -> Path | None:
-        """The folder with keys, if the job has one."""
-        return self.base / self.settings.keys if self.settings.keys else None
 
     @cached_property
     def cache(self) -> CacheSettings:
@@ -131,9 +104,9 @@ class JobFile:
         return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
 
     def make_importable(self) -> None:
-        """Let the job file name modules that lie beside it."""
+        """Let the job file name modules that lie beside it, which go before those of the folder that we started in."""
         if str(self.base) not in sys.path:
-            sys.path.insert(1, str(self.base))
+            sys.path.insert(0, str(self.base))
 
     def index_folder(self, name: str) -> Path:
         """Where a stream's index lives."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -11,13 +13,15 @@ from rich.live import Live
 from rich.table import Table
 
 from loader_server.commands.ask import ask_coordinator
+from loader_server.job_folder import JobFolder
+from loader_server.machine.control import ask_machine
+from shared.errors import LostError
 from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-__all__ = ["ask", "show"]
+__all__ = ["ask", "ask_all", "show"]
 
 _REFRESH_S = 0.5
 
@@ -25,18 +29,38 @@ _REFRESH_S = 0.5
 _MOST_NAMED = 8
 
 
-def show(endpoint: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
-    """Print the status; in a terminal keep it up to date until Ctrl-C."""
+def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
+    """Print the status of a job by its endpoint, or of all jobs beside one by its job file; in a terminal live."""
+
+    def look() -> dict[str, Any]:
+        if "://" in of:
+            return ask(of, keys=keys, timeout_s=timeout_s)
+        return ask_all(Path(of), timeout_s=timeout_s)
+
     console = Console()
     if as_json:
-        print(json.dumps(ask(endpoint, keys=keys, timeout_s=timeout_s)))
+        print(json.dumps(look()))
     elif once or not console.is_terminal:
-        console.print(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)))
+        console.print(tables(look()))
     else:
-        with Live(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), console=console, auto_refresh=False) as live:
+        with Live(tables(look()), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(_REFRESH_S)
-                live.update(tables(ask(endpoint, keys=keys, timeout_s=timeout_s)), refresh=True)
+                live.update(tables(look()), refresh=True)
+
+
+def ask_all(path: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """The jobs of the machine that serves this one, each with its coordinator's report, if that answers."""
+    jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, do="jobs")["jobs"]
+    return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
+
+
+def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+    if job["endpoint"] is None:
+        return None
+    with contextlib.suppress(LostError):
+        return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
+    return None
 
 
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -47,7 +71,10 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 5.0
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """A report, for people."""
+    """A report of one job or of several, for people."""
+    if "jobs" in report:
+        told = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
+        return Group(_jobs(report["jobs"]), *told)
     parts: list[Table | str] = [
         _streams(report),
         *_queues(report),
@@ -57,6 +84,16 @@ def tables(report: dict[str, Any]) -> Group:
         *_lines(report),
     ]
     return Group(f"job [bold]{report['job']}[/]", *parts)
+
+
+def _jobs(jobs: list[dict[str, Any]]) -> Table:
+    table = Table("job", "endpoint", "workers", "is")
+    for job in jobs:
+        silent = job["endpoint"] is not None and job["report"] is None
+        table.add_row(
+            job["job"], job["endpoint"] or "-", str(job["workers"]), "not answering" if silent else job["stage"]
+        )
+    return table
 
 
 def _streams(report: dict[str, Any]) -> Table:

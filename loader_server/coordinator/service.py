@@ -133,8 +133,8 @@ class Coordinator:
         self._of_graphs.put(event)
         self._waker.wake()
 
-    def run(self) -> None:
-        """Serve until stopped."""
+    def run(self, tell: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
+        """Serve until stopped; `tell` is given each report."""
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
@@ -159,6 +159,7 @@ class Coordinator:
                         instructions += self._state.handle(Excused(), now_s)
                     instructions += self._state.handle(Ticked(), now_s)
                     self.report = self._state.report(now_s)
+                    tell(self.report)
                 self._carry_out(instructions)
         finally:
             self._close()

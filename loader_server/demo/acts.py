@@ -162,19 +162,15 @@ def _plan(job: JobFile, story: Story) -> Stream:
 def _loaders(options: DemoOptions, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
     """Coordinator and workers, which run while the block lasts."""
     supervisor = Supervisor(
-        SupervisorSettings(
-            job_path=job.path,
-            listen="tcp://127.0.0.1:*",
-            workers=options.workers,
-            log_level=options.log_level,
-        ),
+        SupervisorSettings(workers=options.workers, log_level=options.log_level),
         nursery,
     )
     keeper = threading.Thread(target=supervisor.run, name="supervisor")
     try:
-        supervisor.start()
+        supervisor.start([job], listen="tcp://127.0.0.1:*")
         keeper.start()
-        story.act(4, "Run", f"a coordinator and {options.workers} workers serve the job at {supervisor.endpoint}.")
+        endpoint = supervisor.jobs[job.settings.name].endpoint
+        story.act(4, "Run", f"a coordinator and {options.workers} workers serve the job at {endpoint}.")
         yield supervisor
     finally:
         supervisor.stop()
@@ -185,7 +181,8 @@ def _loaders(options: DemoOptions, nursery: Nursery, job: JobFile, story: Story)
 
 def _train(options: DemoOptions, supervisor: Supervisor, stream: Stream, story: Story) -> Training:
     training = Training(story=story, plan=stream.plan, supervisor=supervisor, epochs=options.epochs)
-    with closing(Trainer(options.folder, supervisor.endpoint, options.epochs)) as trainer:
+    (job,) = supervisor.jobs.values()
+    with closing(Trainer(options.folder, job.endpoint, options.epochs)) as trainer:
         story.act(5, "Train", f"a process of its own, {trainer.process.pid}, trains a small CTC model with Keras.")
         training.follow(trainer.events())
     return training

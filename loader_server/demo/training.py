@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from loader_server.demo.audit import Settled
     from loader_server.demo.story import Story
-    from loader_server.machine.supervisor import Child, Supervisor
+    from loader_server.machine.child import Child
+    from loader_server.machine.supervisor import Supervisor
     from loader_server.planning import Plan
 
 __all__ = ["Epoch", "Trainer", "TrainerError", "Training"]

@@ -1,5 +1,5 @@
-"""What our processes have in common: they end with their parent, report on a pipe when they are ready, and keep their
-ports from their children.
+"""What our processes have in common: they end with their parent, report to it on a pipe, and keep their ports from
+their children.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "end_with_parent",
     "how_it_ended",
     "keep_ports_from_children",
+    "say_more",
     "say_ready",
 ]
 
@@ -72,8 +73,19 @@ def _local_port(fd: int) -> int:
 def say_ready(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
     """Tell whoever started us that we are ready; without a pipe nobody is waiting for that."""
     if ready_fd >= 0:
-        os.write(ready_fd, (json.dumps(facts) + "\n").encode())
+        os.write(ready_fd, _line(facts))
         os.close(ready_fd)
+
+
+def say_more(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+    """Tell whoever started us something short and go on; if nobody reads, nobody is told."""
+    with contextlib.suppress(OSError):
+        os.set_blocking(ready_fd, False)
+        os.write(ready_fd, _line(facts))
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    return (json.dumps(facts) + "\n").encode()
 
 
 def how_it_ended(code: int) -> str:

@@ -1,145 +1,127 @@
-"""The parent of one machine's loader side: a coordinator and one worker per core, restarted when they die.
+"""The parent of one machine's loader side: for each job a coordinator, and workers that are shared among the jobs.
 
-Rules: each child keeps its endpoint across restarts, so that trainers find it again; only a worker that can no longer
-start there tries another port. A child that fails before it was ever ready points to a mistake in the set-up, and ends
-everything with its own error; one that dies later is restarted after a growing pause. Children are forked from the
-nursery, and end with this process, even if it is killed. The loop wakes when a child ends, a signal comes or a pause is
-over.
+Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
+job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
+(see `child`), but for what failed before its job was ever served: that points to a mistake in the set-up, and ends the
+job, or everything if it was there from the beginning. Children are forked from the nursery, and end with this process,
+even if it is killed. The loop wakes when a child ends or speaks, somebody asks, a signal comes, or something is due.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import select
-import signal
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from loader_server.job_folder import JobFolder
 from loader_server.machine import deadline
+from loader_server.machine.control import Control
 from loader_server.machine.processes import how_it_ended
-from shared.endpoints import at_any_port
+from loader_server.machine.served_job import ServedJob, Stage, StartError, refuse_conflicts
+from loader_server.machine.shares import Demand, Shares, divide
+from shared.endpoints import check_endpoint
 from shared.errors import StokerError
 from shared.logs import Log
+from shared.metrics.scrape_targets import remove_dead_targets
 from shared.sockets import Waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from loader_server.machine.nursery import Nursery, Nursling
+    from loader_server.machine.child import Child
+    from loader_server.machine.control import Question
+    from loader_server.machine.nursery import Nursery
 
-__all__ = ["Child", "Supervisor", "SupervisorSettings"]
-
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
-
-#: A child that lived this long is started again without a pause.
-_HEALTHY_S = 2.0
+__all__ = ["Supervisor", "SupervisorSettings", "WorkerPlace"]
 
 #: A start takes under a second on an idle machine; this is for one that is not.
 _READY_TIMEOUT_S = 60.0
 
+#: Jobs whose coordinator serves.
+_RUNNING = (Stage.JOINING, Stage.SERVED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """What to run."""
+    """What all jobs have in common."""
 
-    job_path: Path
-    listen: str
     workers: int
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
-    #: The coordinator's port; those of workers follow. 0: any free ports.
-    metrics_port: int = 0
+    #: Is told of each job that is served from now on.
+    announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
 
-class StartError(StokerError):
-    """A child ended before it was ready; its own error is printed above this one."""
+@dataclass(slots=True, eq=False)
+class WorkerPlace:
+    """Where one worker runs; `job` is whose it is to be, `of` whose it is."""
 
-
-@dataclass(slots=True)
-class Child:
-    """One process that is kept running."""
-
-    name: str
-    command: Callable[[str], list[str]]
-    listen: str
-    #: Where else it may listen if it cannot start there any more; empty: nowhere.
-    spare_listen: str = ""
-    process: Nursling | None = None
-    started_s: float = 0.0
-    restarts: int = 0
-    pause_s: float = _FIRST_PAUSE_S
-    again_s: float = 0.0
-    ready: int = field(default=-1)
-    #: Whether it became ready since its last start.
-    served: bool = False
+    number: int
+    job: ServedJob | None = None
+    of: ServedJob | None = None
+    child: Child | None = None
 
 
 class Supervisor:
-    """`start` returns when all are ready; `run` keeps them running until `stop`."""
+    """`start` returns when the first jobs are served; `run` keeps them running until `stop`, or the last job ends."""
 
     def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
         self.settings = settings
         self._nursery = nursery
         self.log = Log("supervisor")
-        self.coordinator = Child("coordinator", self._coordinator_command, settings.listen)
-        anywhere = at_any_port(settings.listen)
-        self.workers = [
-            Child(f"worker-{n}", self._worker_command(n), anywhere, anywhere) for n in range(settings.workers)
-        ]
+        self.jobs: dict[str, ServedJob] = {}
+        self.places: list[WorkerPlace] = []
+        self._shares = Shares(settings.workers)
+        #: Who has come, by whose door, and has not asked yet.
+        self._questions: dict[Question, ServedJob] = {}
         self._waker = Waker()
+        #: Whether the first jobs are still being started.
+        self._starting = False
+        self._failure: StartError | None = None
         self._stopping = False
 
     @property
-    def endpoint(self) -> str:
-        """Where trainers connect."""
-        return self.coordinator.listen
+    def workers(self) -> list[Child]:
+        """The worker in each place that has one."""
+        return [place.child for place in self.places if place.child is not None]
 
-    @property
-    def children(self) -> list[Child]:
-        """The coordinator and the workers."""
-        return [self.coordinator, *self.workers]
+    def _children(self) -> Iterator[Child]:
+        for job in self.jobs.values():
+            yield job.indexer
+            yield job.coordinator
+        yield from self.workers
 
-    def _base(self, role: str, listen: str) -> list[str]:
+    def _command(self, role: str, folder: JobFolder, listen: str) -> list[str]:
+        common = ["--parent", str(self._nursery.pid), "--log-level", self.settings.log_level]
+        if role == "index":
+            return [role, str(folder.path), "--missing", *common]
         insecure = ["--insecure"] if self.settings.insecure else []
-        own = ["--listen", listen, "--parent", str(self._nursery.pid), "--log-level", self.settings.log_level]
-        return [role, str(self.settings.job_path), *own, *insecure]
-
-    def _coordinator_command(self, listen: str) -> list[str]:
-        return [*self._base("coordinator", listen), *self._metrics(0)]
-
-    def _metrics(self, offset: int) -> list[str]:
-        first = self.settings.metrics_port
-        return ["--metrics-port", str(first and first + offset)]
-
-    def _worker_command(self, number: int) -> Callable[[str], list[str]]:
-        def command(listen: str) -> list[str]:
-            name = f"{os.uname().nodename}-{number}"
-            own = ["--name", name, "--coordinator", self.coordinator.listen]
-            return [*self._base("worker", listen), *own, *self._metrics(1 + number)]
-
-        return command
+        return [role, str(folder.path), "--listen", listen, *common, *insecure]
 
     # --- life ---
 
-    def start(self) -> None:
-        """Start all; they are ready when this returns."""
-        self._start(self.coordinator)
-        self._wait_until_ready([self.coordinator])
-        for worker in self.workers:
-            self._start(worker)
-        self._wait_until_ready(self.workers)
+    def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
+        """Start these jobs; they are served when this returns, unless it was stopped."""
+        self._starting = True
+        for folder in folders:
+            self._take_in(folder, listen)
+        while not self._stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
+            self._turn()
+            if self._failure is not None:
+                self.close()
+                raise self._failure
+        self._starting = False
 
     def run(self) -> None:
-        """Keep them running until `stop`, then end them."""
+        """Keep all running until `stop`, then end them."""
         try:
-            while not self._stopping:
-                self._wait_for_events()
-                self._mend()
+            while not self._stopping and self.jobs:
+                self._turn()
         finally:
             self.close()
 
@@ -149,98 +131,279 @@ class Supervisor:
         self._waker.wake()
 
     def close(self) -> None:
-        """Drain the workers, then end the coordinator; kill what does not end in time."""
+        """Drain the workers, then end the coordinators; kill what does not end in time."""
         self._stopping = True
-        for group in (self.workers, [self.coordinator]):
-            for child in group:
-                if child.process is not None:
-                    child.process.send_signal(signal.SIGTERM)
-            until_s = time.monotonic() + self.settings.drain_timeout_s
-            for child in group:
-                self._reap(child, until_s)
+        jobs = list(self.jobs.values())
+        for job in jobs:
+            job.shut()
+        self._end_all([*self.workers, *(job.indexer for job in jobs)])
+        self._end_all(job.coordinator for job in jobs)
+        for job in jobs:
+            self._forget(job)
+        for question in self._questions:
+            question.close()
 
-    def _reap(self, child: Child, until_s: float) -> None:
-        if child.process is None:
-            return
-        if child.process.wait(max(0.0, until_s - time.monotonic())) is None:
-            self.log.warning("killed, for it did not end in time", child=child.name)
-            child.process.kill()
-            child.process.wait()
-        self._forget(child)
+    def _end_all(self, children: Iterable[Child]) -> None:
+        ending = list(children)
+        for child in ending:
+            child.end(self.settings.drain_timeout_s)
+        for child in ending:
+            if child.reap():
+                self.log.warning("killed, for it did not end in time", child=child.name)
 
-    def _start(self, child: Child) -> None:
-        reading, writing = os.pipe()
-        try:
-            child.process = self._nursery.start(child.command(child.listen), keep=writing)
-        finally:
-            os.close(writing)
-        child.ready, child.served = reading, False
-        child.started_s = time.monotonic()
+    # --- jobs ---
 
-    def _wait_until_ready(self, children: Sequence[Child]) -> None:
-        until_s = time.monotonic() + _READY_TIMEOUT_S
-        for child in children:
-            if not self._read_ready(child, until_s):
-                self.close()
-                raise StartError(
-                    expected=f"{child.name} to start",
-                    got="its end before it was ready",
-                    where=str(self.settings.job_path),
-                    remedy="Its own error stands above.",
-                )
+    def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
+        """Begin with a job."""
+        listen = listen or folder.settings.listen
+        where = f"{folder.path}, listen"
+        check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
+        refuse_conflicts(self.jobs.values(), folder, listen, max(self.settings.workers, len(self.jobs) + 1))
+        remove_dead_targets(folder.targets_folder)
+        job = ServedJob(folder, listen, self._command)
+        job.indexer.start(self._nursery)
+        self.jobs[job.name] = job
+        return job
 
-    def _read_ready(self, child: Child, until_s: float) -> bool:
-        """Read what the child says when it is ready: its endpoint, which it keeps across restarts."""
-        readable, _, _ = select.select([child.ready], [], [], max(0.0, until_s - time.monotonic()))
-        line = os.read(child.ready, 4096) if readable else b""
-        os.close(child.ready)
-        child.ready = -1
-        child.served = bool(line)
-        if line:
-            child.listen = json.loads(line)["endpoint"]
-            self.log.info(
-                "ready", child=child.name, endpoint=child.listen, pid=child.process.pid if child.process else 0
+    def _advance(self, job: ServedJob) -> None:
+        """Go on with a job as far as that goes now."""
+        if job.stage is Stage.COORDINATING and job.coordinator.served and self._may_join():
+            self._admit(
+                [one for one in self.jobs.values() if one.stage is Stage.COORDINATING and one.coordinator.served]
             )
-        return child.served
+        elif job.stage is Stage.JOINING and self._has_joined(job):
+            job.stage = Stage.SERVED
+            job.control = self._open_control(job)
+            workers = self._held()[job.name]
+            self.settings.announce(job.name, job.endpoint, workers)
+            for question in job.asking:
+                question.answer(job=job.name, endpoint=job.endpoint, workers=workers)
+            job.asking.clear()
+        elif job.stage is Stage.ENDING and all(place.of is not job for place in self.places):
+            job.indexer.end(self.settings.drain_timeout_s)
+            job.coordinator.end(self.settings.drain_timeout_s)
+            if job.indexer.process is None and job.coordinator.process is None:
+                self._forget(job)
 
-    # --- mending ---
+    def _open_control(self, job: ServedJob) -> Control | None:
+        try:
+            return Control(job.folder.state)
+        except OSError as error:  # a file system without sockets, say
+            self.log.warning("commands cannot reach this job to add or end one", job=job.name, error=str(error))
+            return None
+
+    def _may_join(self) -> bool:
+        """The first jobs join together, so that no worker has to change jobs at once."""
+        return not self._starting or all(job.coordinator.served for job in self.jobs.values())
+
+    def _admit(self, jobs: Sequence[ServedJob]) -> None:
+        """Give places to jobs without: at first equal shares, later one until they say what they need."""
+        for job in jobs:
+            job.stage = Stage.JOINING
+        held = self._held()
+        new = self.settings.workers if self._starting else 1
+        self._assign(divide(self.settings.workers, held, {name: count or new for name, count in held.items()}))
+
+    def _has_joined(self, job: ServedJob) -> bool:
+        own = [place for place in self.places if place.job is job]
+        return all(place.of is job and place.child is not None and place.child.served for place in own)
+
+    def _end(self, job: ServedJob) -> None:
+        """End a job; its places go to the others."""
+        if job.stage is Stage.ENDING:
+            return
+        job.stage = Stage.ENDING
+        job.shut()
+        for place in self.places:
+            place.job = None if place.job is job else place.job
+        held = self._held()
+        if held:
+            self._assign(divide(self.settings.workers, held, {name: max(1, count) for name, count in held.items()}))
+
+    def _forget(self, job: ServedJob) -> None:
+        for question in job.asking:
+            if job.error is not None:
+                question.refuse(job.error)
+            elif job.stage is Stage.ENDING:
+                question.answer(job=job.name)
+            else:
+                question.close()
+        job.asking.clear()
+        self.jobs.pop(job.name, None)
+
+    # --- places ---
+
+    def _held(self) -> dict[str, int]:
+        """How many places each running job has."""
+        counts = Counter(place.job.name for place in self.places if place.job is not None)
+        return {job.name: counts[job.name] for job in self.jobs.values() if job.stage in _RUNNING}
+
+    def _assign(self, targets: Mapping[str, int]) -> None:
+        """Have each job's places be so many."""
+        for name, count in targets.items():
+            for place in [place for place in self.places if place.job is self.jobs[name]][count:]:
+                place.job = None
+        held = self._held()
+        lacking = [self.jobs[name] for name, count in targets.items() for _ in range(count - held[name])]
+        free = [place for place in self.places if place.job is None]
+        for job in lacking:
+            place = next((one for one in free if one.of is job), free[0]) if free else self._new_place()
+            free = [one for one in free if one is not place]
+            place.job = job
+
+    def _new_place(self) -> WorkerPlace:
+        taken = {place.number for place in self.places}
+        place = WorkerPlace(next(number for number in range(len(taken) + 1) if number not in taken))
+        self.places.append(place)
+        return place
+
+    def _may_move(self) -> bool:
+        """Whether workers may change jobs: not while a job begins or ends, which moves some anyway."""
+        return len(self.jobs) > 1 and all(job.stage is Stage.SERVED for job in self.jobs.values())
+
+    def _look_after_places(self, now_s: float) -> None:
+        for place in self.places:
+            self._look_after(place, now_s)
+        self.places = [place for place in self.places if place.job is not None or place.child is not None]
+
+    def _look_after(self, place: WorkerPlace, now_s: float) -> None:
+        """Have the place's worker be that of its job."""
+        child = place.child
+        if child is not None and place.of is not place.job:
+            child.end(self.settings.drain_timeout_s)
+        if child is not None and child.is_ending and child.process is None:
+            place.child = place.of = None
+        if place.child is None and place.job is not None and place.job.stage in _RUNNING:
+            place.of = place.job
+            place.child = place.job.worker(place.number, os.uname().nodename)
+            place.child.start(self._nursery, _READY_TIMEOUT_S if place.job.stage is Stage.JOINING else math.inf)
+        elif place.child is not None and place.of is place.job:
+            self._restart(place.child, now_s)
+
+    def _restart(self, child: Child, now_s: float) -> None:
+        if child.process is None and now_s >= child.again_s:
+            child.restarts += 1
+            child.start(self._nursery)
+
+    # --- turns ---
+
+    def _turn(self) -> None:
+        """Wait until something happens, and do what is due."""
+        self._wait_for_events()
+        now_s = time.monotonic()
+        self._answer_questions()
+        for job in list(self.jobs.values()):
+            self._look_at(job, now_s)
+        for place in self.places:
+            if place.child is not None and place.of is not None:
+                self._look_at_child(place.of, place.child, now_s)
+        if self._may_move() and now_s >= self._shares.due_s():
+            self._assign(self._shares.look(self._held(), now_s))
+        self._look_after_places(now_s)  # what has ended there lets jobs advance
+        for job in list(self.jobs.values()):
+            self._advance(job)
+        self._look_after_places(now_s)
+
+    def _look_at(self, job: ServedJob, now_s: float) -> None:
+        """Take in what its coordinator said and whether a process of its own has ended."""
+        code = job.indexer.look(now_s)
+        if code is not None and job.stage is Stage.INDEXING:
+            if code:
+                self._give_up(job, job.indexer, code)
+            else:
+                job.stage = Stage.COORDINATING
+                job.coordinator.start(self._nursery, _READY_TIMEOUT_S)
+        self._look_at_child(job, job.coordinator, now_s)
+        if job.stage in _RUNNING:
+            self._restart(job.coordinator, now_s)
+
+    def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
+        for said in child.hear():
+            if "endpoint" in said:
+                self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
+            elif child is job.coordinator and isinstance(said.get("busy"), int):
+                self._shares.hear(job.name, Demand(waits=bool(said.get("waits")), busy=said["busy"]))
+        served = child.served
+        code = child.look(now_s)
+        if code is None or child.is_ending:
+            return
+        if not served and (job.stage is Stage.COORDINATING or (job.stage is Stage.JOINING and not child.restarts)):
+            self._give_up(job, child, code)
+        else:
+            child.begin_pause(now_s)
+            cause, restarts = _cause(code), child.restarts + 1
+            self.log.warning(
+                "died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name
+            )
+
+    def _give_up(self, job: ServedJob, child: Child, code: int) -> None:
+        job.error = StartError(
+            expected=f"{child.name} of job {job.name} to start",
+            got=f"{_cause(code)} before it was ready",
+            where=str(job.folder.path),
+            remedy="Its own error is above, in the log of `loader-server run`.",
+        )
+        self._failure = self._failure or job.error if self._starting else None
+        self._end(job)
 
     def _wait_for_events(self) -> None:
-        """Wait until something happens: a child ends or becomes ready, a signal comes, a pause is over."""
-        now_s = time.monotonic()
-        alive = [child.process.fileno() for child in self.children if child.process is not None]
-        starting = [child.ready for child in self.children if child.ready >= 0]
-        pauses = [child.again_s - now_s for child in self.children if child.process is None]
-        select.select([*alive, *starting, self._waker.fileno()], [], [], max(0.0, min(pauses)) if pauses else None)
+        poller = select.poll()
+        controls = [job.control for job in self.jobs.values() if job.control is not None]
+        poller.register(self._waker.fileno(), select.POLLIN)
+        for descriptor in [one.fileno() for one in controls] + [one.fileno() for one in self._questions]:
+            poller.register(descriptor, select.POLLIN)
+        children = list(self._children())
+        for child in children:
+            for descriptor in child.descriptors():
+                poller.register(descriptor, select.POLLIN)
+        due_s = min((child.due_s() for child in children), default=math.inf)
+        if self._may_move():
+            due_s = min(due_s, self._shares.due_s())
+        pause_s = max(0.0, due_s - time.monotonic())
+        poller.poll(None if pause_s == math.inf else math.ceil(1000 * pause_s))
         self._waker.clear()
 
-    def _mend(self) -> None:
-        now_s = time.monotonic()
-        for child in self.children:
-            if child.ready >= 0 and select.select([child.ready], [], [], 0)[0]:
-                self._read_ready(child, now_s)
-            code = child.process.wait(0) if child.process is not None else None
-            if code is not None:
-                self._note_death(child, code, now_s)
-            if child.process is None and now_s >= child.again_s and not self._stopping:
-                child.restarts += 1
-                self._start(child)
+    # --- questions ---
 
-    def _note_death(self, child: Child, code: int, now_s: float) -> None:
-        self._forget(child)
-        healthy = now_s - child.started_s > _HEALTHY_S
-        child.again_s = now_s if healthy else now_s + child.pause_s
-        child.pause_s = _FIRST_PAUSE_S if healthy else min(2 * child.pause_s, _LONGEST_PAUSE_S)
-        if not child.served:  # a child that a transform left behind may hold its port
-            child.listen = child.spare_listen or child.listen
-        self.log.warning("died and is started again", child=child.name, cause=_cause(code), restarts=child.restarts + 1)
+    def _answer_questions(self) -> None:
+        for job in self.jobs.values():
+            for question in job.control.take_in() if job.control is not None else ():
+                self._questions[question] = job
+        for question, job in list(self._questions.items()):
+            request = question.read()
+            if request is not None:
+                del self._questions[question]
+                self._answer(question, job, request)
 
-    @staticmethod
-    def _forget(child: Child) -> None:
-        child.process = None
-        if child.ready >= 0:
-            os.close(child.ready)
-            child.ready = -1
+    def _answer(self, question: Question, job: ServedJob, request: Mapping[str, Any]) -> None:
+        """Do what is asked for; `job` is the one by whose door it came."""
+        wish = request.get("do")
+        if wish == "add":
+            try:
+                self._take_in(JobFolder(str(request.get("job")))).asking.append(question)
+            except StokerError as error:
+                question.refuse(error)
+        elif wish == "end" and job.name in self.jobs:
+            job.asking.append(question)
+            self._end(job)
+        elif wish == "jobs":
+            question.answer(jobs=self._told())
+        else:
+            question.close()
+
+    def _told(self) -> list[dict[str, Any]]:
+        """The jobs, for people and scripts."""
+        held = self._held()
+        return [
+            {
+                "job": job.name,
+                "file": str(job.folder.path),
+                "stage": job.stage.value,
+                "endpoint": job.endpoint if job.stage in _RUNNING else None,
+                "workers": held.get(job.name, 0),
+            }
+            for job in self.jobs.values()
+        ]
 
 
 def _cause(code: int) -> str:

@@ -92,7 +92,7 @@ def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
 
 
 COMMANDS = {
-    "loader_server": "demo index plan show run status coordinator worker forgive keys",
+    "loader_server": "demo index plan show run add end status coordinator worker forgive keys",
     "trainer_client": "evaluate predict load-test",
 }
 

@@ -24,7 +24,7 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["index", "plan", "show", "run", "status", "coordinator", "worker", "forgive", "keys"]
+    "command", ["index", "plan", "show", "run", "add", "end", "status", "coordinator", "worker", "forgive", "keys"]
 )
 def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, _ = _run(capsys, command, "--help")

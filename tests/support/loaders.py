@@ -23,7 +23,7 @@ __all__ = ["JOB", "ROOT", "Loaders", "running", "wait_until", "write_job"]
 
 JOB = """
 [job]
-name = "tones"
+name = "{name}"
 seed = 7
 listen = "tcp://127.0.0.1:*"
 {job}
@@ -61,6 +61,7 @@ def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 20.0) 
 def write_job(
     folder: Path,
     *,
+    name: str = "tones",
     samples: int = 120,
     longest_s: float = 1.0,
     budget: str = "8 s",
@@ -72,7 +73,9 @@ def write_job(
     manifest = make_corpus(folder, samples=samples, longest_s=longest_s)
     path = folder / "job.toml"
     path.write_text(
-        JOB.format(manifest=manifest.name, transforms=list(transforms), budget=budget, job=job, stream=stream)
+        JOB.format(
+            name=name, manifest=manifest.name, transforms=list(transforms), budget=budget, job=job, stream=stream
+        )
     )
     return path
 
@@ -80,21 +83,27 @@ def write_job(
 class Loaders:
     """A running `loader-server run`; its processes can be found and hurt."""
 
-    def __init__(self, job: Path, *, workers: int = 2, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(self, job: Path, *beside: Path, workers: int = 2, arguments: tuple[str, ...] = ()) -> None:
         self.log = job.parent / f"loaders-{time.monotonic_ns()}.log"
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}"}
-        command = ("loader_server", "run", str(job), "--workers", str(workers), *arguments)
+        command = ("loader_server", "run", *map(str, (job, *beside)), "--workers", str(workers), *arguments)
         self.log.touch()
         self.process = start_module(command, folder=job.parent, log=self.log, environment=environment)
         try:
             wait_until(
-                lambda: "is served at" in self.text() or self.process.poll() is not None, "loaders are ready", 100
+                lambda: self.text().count("is served at") > len(beside) or self.process.poll() is not None,
+                "loaders are ready",
+                100,
             )
             assert self.process.poll() is None, self.text()
         except BaseException:
             self.close()
             raise
         self.endpoint = self.text().split("is served at ")[1].split(" ")[0]
+
+    def endpoint_of(self, name: str) -> str:
+        """Where one of several jobs is served."""
+        return self.text().split(f"Job {name} is served at ")[1].split(" ")[0]
 
     def text(self) -> str:
         """All that the processes have said."""
@@ -104,7 +113,7 @@ class Loaders:
         children = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if role in child.cmdline():
+                if role in " ".join(child.cmdline()).split():  # a short title is padded with empty arguments
                     children.append(child)
             except psutil.NoSuchProcess:
                 continue
@@ -130,9 +139,9 @@ class Loaders:
 
 
 @contextmanager
-def running(job: Path, **how: object) -> Iterator[Loaders]:
+def running(job: Path, *beside: Path, **how: object) -> Iterator[Loaders]:
     """Loaders for the length of a block."""
-    loaders = Loaders(job, **how)  # type: ignore[arg-type]
+    loaders = Loaders(job, *beside, **how)  # type: ignore[arg-type]
     try:
         yield loaders
     finally:

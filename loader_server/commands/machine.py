@@ -1,0 +1,26 @@
+"""`loader-server add` and `loader-server end`: jobs that come and go while a machine runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loader_server.job_folder import JobFolder
+from loader_server.machine.control import ask_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["add", "end"]
+
+
+def add(path: Path, *, to: Path) -> None:
+    """Have a job served where another one is."""
+    JobFolder(path)  # what is wrong with it is best said here
+    told = ask_machine(JobFolder(to).state, do="add", job=str(path.resolve()))
+    print(f"Job {told['job']} is served at {told['endpoint']}, for now by {told['workers']} of the workers.")
+
+
+def end(path: Path) -> None:
+    """Have a job end."""
+    told = ask_machine(JobFolder(path).state, do="end")
+    print(f"Job {told['job']} has ended.")

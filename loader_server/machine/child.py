@@ -1,0 +1,167 @@
+"""A process that is forked from the nursery, what it says on its pipe, and its restarts.
+
+Rules: a child says in a line of JSON that it is ready and where, once; a coordinator goes on to say what its job needs.
+It keeps its endpoint across restarts, so that trainers find it again; only one that can no longer start there tries
+another port. One that dies is started again after a pause, which grows while it does not live.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loader_server.machine.nursery import Nursery, Nursling
+
+__all__ = ["Child"]
+
+#: How long the kernel may take to end a process that was killed.
+_PATIENCE_S = 5.0
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+#: A child that lived this long is started again without a pause.
+_HEALTHY_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One process of ours; it is started by `start`, and looked after in turns."""
+
+    name: str
+    command: Callable[[str], list[str]]
+    listen: str = ""
+    #: Where else it may listen if it cannot start there any more; empty: nowhere.
+    spare_listen: str = ""
+    process: Nursling | None = None
+    restarts: int = 0
+    #: Whether it became ready since its last start.
+    served: bool = False
+    #: Whether it was told to end.
+    is_ending: bool = False
+    #: When it is ended by force, if it lives then.
+    kill_s: float = math.inf
+    #: When it is to be started again, if that is so.
+    again_s: float = math.inf
+    _started_s: float = 0.0
+    _pause_s: float = _FIRST_PAUSE_S
+    #: What it says comes here; -1: nothing more will come.
+    _pipe: int = -1
+    #: The beginning of a line.
+    _begun: bytes = b""
+
+    def start(self, nursery: Nursery, within_s: float = math.inf) -> None:
+        """Start it; it is killed if it is not ready within this time."""
+        reading, writing = os.pipe()
+        try:
+            self.process = nursery.start(self.command(self.listen), keep=writing)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._pipe, self._begun, self.served, self.is_ending = reading, b"", False, False
+        self._started_s, self.again_s = time.monotonic(), math.inf
+        self.kill_s = self._started_s + within_s
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while it has none."""
+        return self.process.pid if self.process is not None else 0
+
+    def descriptors(self) -> Iterator[int]:
+        """What is readable once there is something to do."""
+        if self._pipe >= 0:
+            yield self._pipe
+        if self.process is not None:
+            yield self.process.fileno()
+
+    def due_s(self) -> float:
+        """When there is something to do in any case."""
+        return self.kill_s if self.process is not None else self.again_s
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """What it has said since the last call."""
+        while self._pipe >= 0 and _is_readable(self._pipe):
+            came = os.read(self._pipe, 2**16)
+            if not came:
+                self._hang_up()
+            *lines, self._begun = (self._begun + came).split(b"\n")
+            for line in lines:
+                said = _read(line)
+                if "endpoint" in said:
+                    self.listen, self.served = said["endpoint"], True
+                    self.kill_s = self.kill_s if self.is_ending else math.inf
+                yield said
+
+    def look(self, now_s: float) -> int | None:
+        """Its exit code if it has ended just now; kills it if that is due."""
+        if self.process is None:
+            return None
+        if now_s >= self.kill_s:
+            self.process.kill()
+            self.kill_s = now_s + _PATIENCE_S
+        code = self.process.wait(0)
+        if code is not None:
+            self._forget()
+        return code
+
+    def end(self, within_s: float) -> None:
+        """Have it end in good order, or by force after this time; once."""
+        if not self.is_ending:
+            self.is_ending, self.again_s = True, math.inf
+            self.kill_s = time.monotonic() + within_s
+            if self.process is not None:
+                self.process.send_signal(signal.SIGTERM)
+
+    def reap(self) -> bool:
+        """Wait for the end that it was told; whether it had to be killed."""
+        if self.process is None:
+            return False
+        in_time = self.process.wait(max(0.0, self.kill_s - time.monotonic())) is not None
+        if not in_time:
+            self.process.kill()
+            self.process.wait()
+        self._forget()
+        return not in_time
+
+    def begin_pause(self, now_s: float) -> None:
+        """It has died: set when it is to be started again, and where."""
+        healthy = now_s - self._started_s > _HEALTHY_S
+        self.again_s = now_s if healthy else now_s + self._pause_s
+        self._pause_s = _FIRST_PAUSE_S if healthy else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        if not self.served:  # a child that a transform left behind may hold its port
+            self.listen = self.spare_listen or self.listen
+
+    def _forget(self) -> None:
+        self.process, self.kill_s = None, math.inf
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """What a line says; nothing if it is none of ours, for code of the user's may write there."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _is_readable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,130 @@
+"""How commands reach the process that serves a job: a socket in the job's state folder, one request a connection.
+
+Rules: only the user who runs the machine can connect, because whoever adds a job has its code run. The socket is there
+from the time that the job is served; the lock of the job's journal sees to it that nobody else serves it. Nothing here
+waits for whoever asks. An answer comes when what was asked for is done; the end of the connection without one means
+that the machine has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import LostError, StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Control", "Question", "ask_machine"]
+
+_NAME = "machine.sock"
+
+#: The most that crosses at a time: the path of a job file, or a line a job.
+_MOST_BYTES = 2**17
+
+
+class Question:
+    """Somebody who asks for something of one of the machine's jobs."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def fileno(self) -> int:
+        """Readable once the request is here."""
+        return self._connection.fileno()
+
+    def read(self) -> dict[str, Any] | None:
+        """The request; None if it is not here yet, nothing if they hung up or it is none."""
+        try:
+            request = json.loads(self._connection.recv(_MOST_BYTES))
+        except BlockingIOError:
+            return None
+        except (OSError, ValueError):
+            return {}
+        return request if isinstance(request, dict) else {}
+
+    def answer(self, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
+        """Answer it, if they still listen; it is closed then."""
+        with contextlib.suppress(OSError):
+            self._connection.send(json.dumps(facts).encode())
+        self.close()
+
+    def refuse(self, error: StokerError) -> None:
+        """Say why not."""
+        said = {"expected": error.expected, "got": error.got, "where": error.where, "remedy": error.remedy}
+        self.answer(error=said)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+class Control:
+    """The socket of one job."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / _NAME
+        self._path.unlink(missing_ok=True)  # of a process that was killed
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with _short(state) as address:
+            self._listener.bind(address)
+        self._path.chmod(0o600)
+        self._listener.listen()
+        self._listener.settimeout(0.0)
+
+    def fileno(self) -> int:
+        """Readable when somebody comes."""
+        return self._listener.fileno()
+
+    def take_in(self) -> Iterator[Question]:
+        """Those who have come."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # no more, or no descriptor for them
+                return
+            connection.settimeout(0.0)
+            yield Question(connection)
+
+    def close(self) -> None:
+        """Take it away."""
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+
+def ask_machine(state: Path, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - plain JSON values
+    """Ask the process that serves the job with this state folder, and wait for as long as that takes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        try:
+            with _short(state) as address:
+                connection.connect(address)
+            connection.send(json.dumps(request).encode())
+            came = connection.recv(_MOST_BYTES)
+        except (FileNotFoundError, ConnectionError):
+            came = b""
+        if not came:
+            raise LostError(
+                expected="a `loader-server run` on this machine that serves this job, and answers",
+                got="nobody",
+                where=str(state),
+                remedy="Name the job file of a job that is served here; if it was just now, see its log.",
+            )
+        answer: dict[str, Any] = json.loads(came)
+    if "error" in answer:
+        raise StokerError(**answer["error"])
+    return answer
+
+
+@contextlib.contextmanager
+def _short(state: Path) -> Iterator[str]:
+    """The socket's address by way of a descriptor, because an address has room for 107 characters only."""
+    folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{_NAME}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,106 @@
+"""A job as the machine that serves it knows it: its processes but for its workers, and how far it is.
+
+Rules: what the job file names is opened and imported in the job's own processes only, so what one job's code does there
+is no matter of another's.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from loader_server.machine.child import Child
+from shared.endpoints import at_any_port
+from shared.errors import SettingsError, StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from loader_server.job_folder import JobFolder
+    from loader_server.machine.control import Control, Question
+
+__all__ = ["ServedJob", "Stage", "StartError", "refuse_conflicts"]
+
+
+class StartError(StokerError):
+    """A child ended before it was ready; its own error is printed above this one."""
+
+
+class Stage(enum.Enum):
+    """How far a job is."""
+
+    INDEXING = "indexing"
+    COORDINATING = "its coordinator starts"
+    JOINING = "its workers start"
+    SERVED = "served"
+    ENDING = "ending"
+
+
+class ServedJob:
+    """One job; `base_command` makes a command of a role and where it listens."""
+
+    def __init__(
+        self, folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]]
+    ) -> None:
+        self.folder = folder
+        self.name = folder.settings.name
+        self.stage = Stage.INDEXING
+        self._base_command = base_command
+        self.indexer = Child("index", lambda _: base_command("index", folder, ""))
+        self.coordinator = Child("coordinator", self._coordinator_command, listen)
+        self.control: Control | None = None
+        #: Who waits for it to be served, or to end.
+        self.asking: list[Question] = []
+        #: Why it could not be served.
+        self.error: StartError | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where its trainers connect."""
+        return self.coordinator.listen
+
+    def shut(self) -> None:
+        """Let no more commands in: it ends, and another process may serve it next."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+
+    def _metrics_port(self, offset: int) -> list[str]:
+        first = self.folder.settings.metrics_port
+        return ["--metrics-port", str(first and first + offset)]
+
+    def _coordinator_command(self, listen: str) -> list[str]:
+        return [*self._base_command("coordinator", self.folder, listen), *self._metrics_port(0)]
+
+    def worker(self, number: int, host: str) -> Child:
+        """Its worker in a place of this machine."""
+
+        def command(listen: str) -> list[str]:
+            own = ["--name", f"{host}-{number}", "--coordinator", self.endpoint]
+            return [*self._base_command("worker", self.folder, listen), *own, *self._metrics_port(1 + number)]
+
+        anywhere = at_any_port(self.endpoint)
+        return Child(f"worker-{number}", command, anywhere, anywhere)
+
+
+def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:
+    """Refuse a job that would take another's name, endpoint or ports."""
+    for job in jobs:
+        if folder.settings.name == job.name:
+            raise _conflict(folder, "name", job.name, job, 'name = "another"')
+        if listen == job.endpoint and not listen.endswith((":*", ":0")):
+            raise _conflict(folder, "listen", listen, job, 'listen = "tcp://127.0.0.1:7401", say')
+        own, others = folder.settings.metrics_port, job.folder.settings.metrics_port
+        if own and others and abs(own - others) <= workers:
+            raise _conflict(folder, "metrics_port", str(own), job, f"metrics_port = {others + workers + 1}")
+
+
+def _conflict(folder: JobFolder, setting: str, got: str, other: ServedJob, remedy: str) -> SettingsError:
+    return SettingsError(
+        expected=f"another {setting} than that of the other jobs on this machine",
+        got=f"{got}, which is too near to that of job {other.name}"
+        if setting == "metrics_port"
+        else f"that of job {other.name}, {got}",
+        where=f"{folder.path}, [job], {setting}",
+        remedy=f"Write {remedy}, in [job].",
+    )

@@ -1,0 +1,100 @@
+"""How a command reaches the machine that serves a job: over a real socket in a state folder."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loader_server.machine.control import Control, ask_machine
+from shared.errors import LostError, SettingsError, StokerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from loader_server.machine.control import Question
+
+
+def wait_for(one: Control | Question) -> None:
+    assert select.select([one], [], [], 20)[0]
+
+
+@contextmanager
+def asked(control: Control, state: Path, answers: list[Any], **request: Any) -> Iterator[Question]:
+    """Somebody's question, whose answer or error is there after the block."""
+
+    def ask() -> None:
+        try:
+            answers.append(ask_machine(state, **request))
+        except StokerError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(control)
+    (question,) = control.take_in()
+    wait_for(question)
+    assert question.read() == request
+    yield question
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_question_is_answered_when_what_it_asks_for_is_done(tmp_path: Path) -> None:
+    answers: list[Any] = []
+    with closing(Control(tmp_path)) as control:
+        with asked(control, tmp_path, answers, do="add", job="b.toml") as question:
+            assert answers == []
+            question.answer(job="b")
+        assert list(control.take_in()) == []
+    assert answers == [{"job": "b"}]
+
+
+def test_a_refusal_comes_in_the_same_words(tmp_path: Path) -> None:
+    answers: list[Any] = []
+    error = SettingsError(expected="a name", got="none", where="here", remedy="Write one.")
+    with closing(Control(tmp_path)) as control, asked(control, tmp_path, answers, do="add") as question:
+        question.refuse(error)
+    assert str(answers[0]) == str(error)
+    assert not isinstance(answers[0], LostError)
+
+
+def test_the_end_of_the_machine_is_no_answer(tmp_path: Path) -> None:
+    answers: list[Any] = []
+    with closing(Control(tmp_path)) as control, asked(control, tmp_path, answers, do="end") as question:
+        question.close()
+    assert isinstance(answers[0], LostError)
+    with pytest.raises(LostError, match="that serves this job, and answers, got nobody"):
+        ask_machine(tmp_path, do="end")
+    with pytest.raises(LostError):
+        ask_machine(tmp_path / "never", do="end")
+
+
+@pytest.mark.parametrize(
+    ("said", "read"), [(b"", {}), (b"{", {}), (b"\xff", {}), (b"[1]", {}), (b'{"do": 1}', {"do": 1})]
+)
+def test_who_says_something_else_asks_for_nothing(tmp_path: Path, said: bytes, read: dict[str, Any]) -> None:
+    with closing(Control(tmp_path)) as control, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(str(tmp_path / "machine.sock"))
+        (question,) = control.take_in()
+        assert question.read() is None, "nothing was said yet, and nobody waits for it"
+        caller.send(said) if said else caller.close()
+        wait_for(question)
+        assert question.read() == read
+        question.close()
+
+
+def test_a_long_path_and_what_a_killed_process_left_are_no_matter(tmp_path: Path) -> None:
+    state = tmp_path / ("s" * 120)
+    state.mkdir()
+    (state / "machine.sock").write_text("left behind")
+    answers: list[Any] = []
+    with closing(Control(state)) as control, asked(control, state, answers, do="jobs") as question:
+        question.answer(jobs=[])
+    assert answers == [{"jobs": []}]
+    assert list(state.iterdir()) == []

@@ -1,0 +1,117 @@
+"""Who has how many workers: every case of small machines, and histories of what jobs say."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from loader_server.machine.shares import PERIOD_S, Demand, Shares, demand_of, divide
+
+JOBS = "abc"
+
+
+def cases(workers, jobs):
+    """All that so many jobs may hold and need."""
+    for held in product(range(workers + 1), repeat=jobs):
+        if sum(held) <= workers:
+            for needs in product(range(1, workers + 1), repeat=jobs):
+                yield dict(zip(JOBS, held, strict=False)), dict(zip(JOBS, needs, strict=False))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+@pytest.mark.parametrize("workers", range(1, 6))
+def test_every_division_of_a_small_machine_is_fair(workers, jobs):
+    for held, needs in cases(workers, jobs):
+        given = divide(workers, held, needs)
+        said = f"{workers} workers, held {held}, needs {needs}: {given}"
+        assert given.keys() == held.keys()
+        assert sum(given.values()) == max(workers, jobs), said
+        assert min(given.values()) >= 1, said
+        short = [job for job in given if given[job] < needs[job]]
+        for job, other in product(short, given):
+            # Who is short has no less than anybody who has more than one, but for a worker that cannot be halved.
+            assert given[other] <= given[job] + 1 or given[other] == 1, said
+            assert given[other] <= max(1, needs[other]), f"{other} has what {job} needs: {said}"
+
+
+@pytest.mark.parametrize("workers", range(1, 6))
+def test_nobody_loses_a_worker_for_nothing(workers):
+    for held, needs in cases(workers, 2):
+        given = divide(workers, held, needs)
+        if sum(held.values()) == workers and min(held.values()) >= 1:
+            lost = {job: held[job] - given[job] for job in held if given[job] < held[job]}
+            gained = {job for job in held if given[job] > held[job]}
+            assert len(lost) <= 1
+            for job in gained:
+                assert given[job] <= needs[job], f"{job} was given what it does not need: {held}, {needs}, {given}"
+            assert divide(workers, given, needs) == given, "and then all is settled"
+
+
+def test_the_odd_worker_stays_where_it_is():
+    needs = {"a": 3, "b": 3}
+    assert divide(3, {"a": 1, "b": 2}, needs) == {"a": 1, "b": 2}
+    assert divide(3, {"a": 2, "b": 1}, needs) == {"a": 2, "b": 1}
+
+
+def test_what_a_job_leaves_behind_goes_to_the_others():
+    assert divide(4, {"a": 1}, {"a": 1}) == {"a": 4}
+    assert divide(6, {"a": 1, "b": 2}, {"a": 1, "b": 2}) == {"a": 3, "b": 3}
+
+
+def test_a_job_that_waits_gets_what_others_do_not_keep_busy():
+    shares = Shares(8)
+    for busy in (1, 2, 1, 2):
+        shares.hear("idle", Demand(waits=False, busy=busy))
+        shares.hear("hungry", Demand(waits=True, busy=4))
+    assert shares.look({"idle": 4, "hungry": 4}, 10.0) == {"idle": 2, "hungry": 6}
+
+
+def test_two_that_wait_have_equal_shares_whatever_they_had():
+    shares = Shares(8)
+    for job in ("a", "b"):
+        shares.hear(job, Demand(waits=True, busy=0))
+    assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 4, "b": 4}
+
+
+def test_nothing_moves_for_a_job_that_needs_nothing():
+    shares = Shares(8)
+    for job in ("a", "b"):
+        shares.hear(job, Demand(waits=False, busy=0))
+    assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 7, "b": 1}
+
+
+def test_a_job_whose_only_worker_is_always_busy_gets_another_before_it_waits():
+    shares = Shares(8)
+    for job in ("a", "b"):
+        shares.hear(job, Demand(waits=False, busy=1))
+    assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 6, "b": 2}
+
+
+def test_a_silent_job_keeps_what_it_has_and_asks_for_no_more():
+    shares = Shares(4)
+    shares.hear("loud", Demand(waits=True, busy=2))
+    assert shares.look({"loud": 2, "silent": 2}, 10.0) == {"loud": 2, "silent": 2}
+
+
+def test_what_was_said_before_a_look_does_not_count_after_it():
+    shares = Shares(4)
+    shares.hear("a", Demand(waits=False, busy=0))
+    shares.hear("b", Demand(waits=True, busy=1))
+    assert shares.look({"a": 3, "b": 1}, 10.0) == {"a": 1, "b": 3}
+    assert shares.due_s() == 10.0 + PERIOD_S
+    shares.hear("a", Demand(waits=True, busy=1))
+    assert shares.look({"a": 1, "b": 3}, 15.0) == {"a": 2, "b": 2}, "b said nothing, but has no more than its share"
+    shares.hear("a", Demand(waits=True, busy=1))
+    shares.hear("b", Demand(waits=False, busy=1))
+    assert shares.look({"a": 2, "b": 2}, 20.0) == {"a": 2, "b": 2}, "and so it is again, whatever b did before"
+
+
+def test_a_demand_is_what_the_status_says():
+    report = {
+        "streams": {"train": {"limit": "trainers"}, "dev": {"limit": None}},
+        "workers": [{"building": 3}, {"building": 0}, {"building": 1}],
+    }
+    assert demand_of(report) == Demand(waits=False, busy=2)
+    report["streams"]["dev"]["limit"] = "loaders"
+    assert demand_of(report) == Demand(waits=True, busy=2)
