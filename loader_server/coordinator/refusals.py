@@ -34,6 +34,7 @@ __all__ = [
     "no_such_rank",
     "no_such_run",
     "no_such_stream",
+    "nobody",
     "not_a_queue",
     "not_in_lockstep",
     "not_kept",
@@ -125,6 +126,12 @@ def not_in_lockstep(attach: m.Attach, expected: str, got: str) -> m.NotAttached:
         f'Leave that out (a strategy= has several replicas), or write mode = "lockstep" in [streams.{attach.stream}].'
     )
     return _not_attached(attach, "mode", f"{expected}: {attach.stream} is in queue mode", got, remedy)
+
+
+def nobody(attach: m.Attach) -> m.NotAttached:
+    """Its incarnation is the number by which leases name nobody."""
+    remedy = "No trainer of ours says this: draw another incarnation."
+    return _not_attached(attach, "mode", f"an incarnation above 0: {attach.stream} is in queue mode", "0", remedy)
 
 
 def not_a_queue(attach: m.Attach) -> m.NotAttached:

@@ -49,7 +49,7 @@ class NumberOut:
     #: How often somebody failed at it.
     failures: int
     #: Given up, after too many failures.
-    dead: bool = False
+    dead: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,8 +303,7 @@ class LeaseTable:
 
     def _share(self, at: int, wanted: int) -> int:
         """How many a trainer may have, by what is left of the epoch: at its end, no more than it can do soon."""
-        fair = -(-self.epochs[at].left // (2 * max(1, len(self.trainers))))
-        return min(wanted, max(1, fair))
+        return min(wanted, -(-self.epochs[at].left // (2 * len(self.trainers))))
 
     def _out(self) -> int:
         return sum(len(epoch.out) for epoch in self.epochs.values())
@@ -399,13 +398,13 @@ class LeaseTable:
             if now_s - trainer.heard_s > self.settings.gone_s:
                 self.leave(incarnation)
             elif trainer.leases and now_s - trainer.since_s > self._patience_s(trainer):
-                self._expire(incarnation, trainer, now_s)
+                self._expire(incarnation, trainer)
         self._keep_changed()
 
     def _patience_s(self, trainer: LeaseTrainer) -> float:
         return self._pace.deadline_s * (1 if trainer.in_hand else _HOLDS)
 
-    def _expire(self, incarnation: int, trainer: LeaseTrainer, now_s: float) -> None:
+    def _expire(self, incarnation: int, trainer: LeaseTrainer) -> None:
         keys = list(trainer.leases)
         if trainer.in_hand:
             self.counts.expired += 1
@@ -413,7 +412,6 @@ class LeaseTable:
             self._burn(key, self.epochs[key[0]].out[key[1]])
         for key in keys:
             self._give_back(key)
-        self._note_hand(trainer, in_hand=False, now_s=now_s)
         self._call(incarnation, trainer)
 
     def excuse(self, now_s: float) -> None:

@@ -136,6 +136,8 @@ class Queues:
             return refusals.not_in_lockstep(attach, "a checkpoint that holds which batches are done", "a cursor")
         if attach.replicas != 1:
             return refusals.not_in_lockstep(attach, "a trainer of one replica", f"one of {attach.replicas}")
+        if not attach.incarnation:
+            return refusals.nobody(attach)
         if attach.work == "train-end":
             return refusals.not_in_lockstep(attach, "work with batches", attach.work)
         return None

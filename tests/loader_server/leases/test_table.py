@@ -231,8 +231,78 @@ class TestGivingBack:
         desk.wait(11, 1)
         assert desk.table.counts.expired == 1
 
+    def test_any_number_of_empty_epochs_are_passed_over_at_once(self):
+        assert [lease.epoch for lease in Desk(lambda epoch: 5 * (epoch >= 40)).say(wanted=1, before=50).leases] == [40]
+
+    def test_who_got_nothing_is_called_when_the_epoch_is_settled(self):
+        desk = Desk(1)
+        leases = desk.say(1, wanted=1).leases
+        assert numbers(desk.say(2, wanted=1)) == []
+        desk.say(1, done=leases)
+        assert desk.table.calls == [2]
+        assert desk.say(2, wanted=1).unsettled == 1
+
+
+class TestCalls:
+    def test_nobody_is_called_before_there_is_news(self):
+        desk = Desk(1)
+        desk.say(1, wanted=2)
+        assert desk.table.calls == []
+
+    def test_who_wants_no_more_is_not_called(self):
+        desk = Desk(9)
+        for who in (1, 2):
+            desk.say(who, wanted=1)
+        desk.restart()
+        assert not desk.table.hear(1, 0.0)
+        desk.table.leave(1)
+        assert desk.table.calls == []
+
+    def test_news_are_told_once(self):
+        desk = Desk(1)
+        lease = desk.say(1, wanted=1).leases
+        desk.say(2, wanted=1)
+        desk.say(1, failed=lease)
+        assert desk.table.calls == [2]
+        assert numbers(desk.say(2, wanted=2)) == [0]
+        desk.table.calls = []
+        desk.say(1)
+        assert desk.table.calls == []
+
+    def test_all_are_called_when_a_checkpoint_was_restored(self):
+        desk = Desk(9)
+        for who in (1, 2):
+            desk.say(who, wanted=1)
+        desk.table.rewind(DoneSet((EpochDone(0, 0, ()),)), {0: 9}, 1, 5)
+        assert desk.table.calls == [1, 2]
+
+    def test_what_did_not_change_is_not_kept_again(self):
+        desk = Desk(9)
+        desk.say(1, wanted=1)
+        kept = len(desk.kept)
+        desk.say(1, wanted=1)
+        assert len(desk.kept) == kept
+
 
 class TestReports:
+    def test_a_failure_of_who_lost_the_batch_is_late(self):
+        desk = Desk(9)
+        lost = desk.say(1, wanted=1).leases
+        desk.table.leave(1)
+        desk.say(2, wanted=1)
+        desk.say(1, failed=lost)
+        assert (desk.table.counts.late, desk.table.counts.failed) == (1, 0)
+
+    def test_it_is_gone_after_a_longer_silence_than_it_may_have(self):
+        desk = Desk(9)
+        desk.say(1, wanted=1)
+        desk.table.tick(5.0)
+        assert list(desk.table.trainers) == [1]
+        assert desk.table.epochs[0].leased == 1
+        desk.table.tick(5.1)
+        assert desk.table.trainers == {}
+        assert desk.table.epochs[0].leased == 0
+
     def test_a_repeated_report_counts_once_and_gets_the_same_answer(self):
         desk = Desk()
         leases = desk.say(1, wanted=1).leases
@@ -348,6 +418,20 @@ class TestCheckpoints:
 
 
 class TestKilled:
+    def test_a_later_number_that_was_given_up_survives_too(self):
+        desk = Desk(9, LeaseSettings(stream="train", work="train", rules=LeaseRules(floor_s=1.0, tries=1), gone_s=1.0))
+        desk.say(failed=desk.say(wanted=2).leases[1:])
+        desk.restart()
+        assert list(desk.table.dead) == [(0, 1)]
+
+    def test_who_comes_back_has_as_long_again_for_what_waits(self):
+        desk = Desk(9)
+        desk.say(1, wanted=2, after_s=1000.0)
+        desk.restart()
+        desk.wait(90, 1)
+        assert numbers(desk.say(1, wanted=2)) == [0, 1]
+        assert desk.table.counts.returned == 0
+
     def test_leases_failures_and_what_was_given_up_survive(self):
         desk = Desk(9)
         desk.say(failed=desk.say(wanted=1).leases)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shared.wire import messages as m
 from shared.wire.parts import Lease
 from tests.support.lone_core import LoneCore, address
@@ -64,6 +66,8 @@ def test_it_is_repeated_as_it_was_until_it_is_answered():
 def test_what_another_has_is_waited_for_until_it_is_done():
     lone = queue()
     assert answer(lone, ask(lone)) == []
+    timeout_s = lone.core.stream.spec.heartbeat_timeout_s
+    assert lone.core.stream.end.due_s == pytest.approx(lone.now_s + timeout_s / 2)
     lone.wait(1.2)
     (again, *_) = said(lone)
     assert answer(lone, again, unsettled=1) == [(7, False)]
@@ -94,4 +98,6 @@ def test_what_became_of_it_is_told_with_the_generation_of_its_lease():
 
 def test_its_serials_are_not_those_of_batches():
     lone = queue()
-    assert ask(lone).serial > 2**46
+    asked = ask(lone)
+    assert asked.serial > 2**47
+    assert asked.generation == 0, "none of a table's"

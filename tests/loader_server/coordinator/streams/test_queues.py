@@ -56,6 +56,14 @@ class TestAttaching:
         assert refused(queue(), attach(1, 4, replicas=2))[2] == "one of 2"
         assert isinstance(said(queue(), attach(1, 4))[0], m.Attached)
 
+    def test_nobody_comes_in_under_the_number_that_stands_for_nobody(self):
+        """Its leases would count as given back, and go to others as well."""
+        code, expected, got, remedy = refused(queue(), attach(incarnation=0))
+        assert (code, got) == ("mode", "0")
+        assert expected == "an incarnation above 0: train is in queue mode"
+        assert "another incarnation" in remedy
+        assert isinstance(said(coordinator(), attach(incarnation=0))[0], m.Attached)
+
     def test_leases_are_for_queue_mode(self):
         code, expected, got, remedy = refused(coordinator(), attach(work="predict"))
         assert (code, got) == ("mode", "work=predict")
