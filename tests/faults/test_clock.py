@@ -61,7 +61,7 @@ class _Trainer:
 
     def close(self) -> None:
         """Let it end, in good order."""
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
         assert self._process.returncode == 0
 
     def read(self, seconds: float) -> dict[str, Any]:

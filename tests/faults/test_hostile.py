@@ -64,7 +64,7 @@ def test_another_version_is_refused_with_both_named(loaders: Loaders, dealer: zm
     for endpoint in _endpoints(loaders):
         dealer.connect(endpoint)
         dealer.send(msgpack.packb([VERSION + 1, "Hello", {}]))
-        assert dealer.poll(5000)
+        assert dealer.poll(20_000)
         answer = decode(dealer.recv())
         assert isinstance(answer, Refused)
         assert (answer.code, answer.expected, answer.got) == (

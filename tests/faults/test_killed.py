@@ -99,7 +99,7 @@ def test_the_supervisors_end_is_the_end_of_all(tmp_path: Path, number: signal.Si
     assert len(family) == 5  # with the nursery
     assert not any("/dev/shm" in Path(f"/proc/{one.pid}/maps").read_text() for one in family)  # no name to leave behind
     loaders.process.send_signal(number)
-    assert loaders.process.wait(20) == (-9 if number is signal.SIGKILL else 0)
+    assert loaders.process.wait(60) == (-9 if number is signal.SIGKILL else 0)
     wait_until(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), "all have ended")
     with running(tmp_path / "job.toml"):  # and nothing that is left is in the way
         pass

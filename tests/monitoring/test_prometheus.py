@@ -98,7 +98,7 @@ def test_every_target_is_found_and_answers(prometheus: Prometheus) -> None:
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_every_query_of_the_dashboard_returns_data(prometheus: Prometheus, expr: str) -> None:
-    wait_until(lambda: prometheus.values(expr), f"data for {expr}", 15)
+    wait_until(lambda: prometheus.values(expr), f"data for {expr}", 60)
 
 
 def test_every_rule_is_sound_and_returns_data(prometheus: Prometheus) -> None:

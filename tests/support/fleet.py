@@ -116,7 +116,7 @@ class Fleet:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         try:
-            return {name: process.wait(20) for name, process in self.processes.items()}
+            return {name: process.wait(60) for name, process in self.processes.items()}
         finally:
             for process in self.processes.values():
                 process.kill()

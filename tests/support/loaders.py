@@ -47,7 +47,7 @@ order = "sorted"
 """
 
 
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a condition of other processes, which cannot wake us; say what did not come about."""
     event, pause_s = threading.Event(), 0.005
     until_s = time.monotonic() + timeout_s
@@ -132,7 +132,7 @@ class Loaders:
         """End in good order; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

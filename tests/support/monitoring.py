@@ -60,14 +60,14 @@ class Prometheus:
         if not self.address:
             return False
         try:
-            return urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=10).status == HTTPStatus.OK
+            return urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=30).status == HTTPStatus.OK
         except OSError:
             return False
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of its API."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        answer = json.loads(urllib.request.urlopen(url, timeout=10).read())
+        answer = json.loads(urllib.request.urlopen(url, timeout=30).read())
         assert answer["status"] == "success"
         return answer["data"]
 

@@ -24,7 +24,7 @@ Scrape = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def fetch_metrics(address: str) -> Scrape:
     """All samples at an address."""
-    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -34,7 +34,7 @@ RAISED: list[BaseException] = []
 def gate(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Waits until the gate is open, and raises what a test put there: for workers in the test's own process."""
     AT_GATE.set()
-    assert GATE.wait(20)
+    assert GATE.wait(60)
     if RAISED:
         raise RAISED.pop()
 

@@ -51,7 +51,7 @@ class Worker:
         return self.late.look(self._now_s)
 
     def opened(self):
-        assert self.woken.wait(10)
+        assert self.woken.wait(60)
         self.woken.clear()
         return self.late.take_opened()
 

@@ -32,7 +32,7 @@ def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None =
 def test_values_come_across_with_their_labels_and_help() -> None:
     seconds = MetricSamples(names.BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
     with _serve(MetricSamples.one(names.WORKERS, 3), seconds) as server:
-        text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30).read().decode()
         values = fetch_metrics(server.address)
     assert values["stoker_workers", ()] == 3
     assert values["stoker_build_seconds_total", (("phase", "write_and_digest"), ("stream", "train"))] == 1.5

@@ -202,7 +202,7 @@ def test_it_is_known_how_long_a_consumer_has_been_waiting(outbox, reader):
     thread.start()
     wait_until(lambda: outbox.waiting_s(time.monotonic()) > 0, "the consumer waits")
     outbox.offer([offer(0)])
-    thread.join(5)
+    thread.join(60)
     assert outbox.waiting_s(time.monotonic()) == 0.0
 
 
@@ -211,7 +211,7 @@ def test_what_is_delivered_wakes_consumers(outbox, reader):
     thread = threading.Thread(target=lambda: got.append(outbox.take(reader)), daemon=True)
     thread.start()
     outbox.offer([offer(0)])
-    thread.join(5)
+    thread.join(60)
     assert got[0].slot == 0
 
 
@@ -304,9 +304,9 @@ def test_who_waits_for_ever_is_woken_by_the_end(outbox, reader, monkeypatch, end
     monkeypatch.setattr(outbox._waiting, "wait", waited)
     consumer = threading.Thread(target=read, daemon=True)
     consumer.start()
-    assert waits.acquire(timeout=10)
+    assert waits.acquire(timeout=60)
     getattr(outbox, end)(*{"interrupt": [KeyboardInterrupt()], "close": [], "leave": [reader]}[end])
-    consumer.join(10)
+    consumer.join(60)
     assert len(raised) == 1
 
 
@@ -333,12 +333,12 @@ def test_who_is_nudged_looks_up_and_waits_on(outbox, reader, monkeypatch):
     taken = []
     consumer = threading.Thread(target=lambda: taken.append(outbox.take(reader)))
     consumer.start()
-    assert waits.acquire(timeout=10)
+    assert waits.acquire(timeout=60)
     outbox.nudge()
-    assert waits.acquire(timeout=10)
+    assert waits.acquire(timeout=60)
     assert taken == []
     outbox.offer([offer(0)])
-    consumer.join(10)
+    consumer.join(60)
     assert [one.slot for one in taken] == [0]
 
 
@@ -442,7 +442,7 @@ def ring_soon(outbox, reader):
         yield
     finally:
         reader.closed = True
-        thread.join(10)
+        thread.join(60)
 
 
 def end_once_it_waits(outbox, reader):

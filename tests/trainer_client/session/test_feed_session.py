@@ -29,12 +29,12 @@ def test_a_nudge_makes_whoever_waits_look_up_and_wait_on(monkeypatch):
 
             consumer = threading.Thread(target=read)
             consumer.start()
-            assert waits.acquire(timeout=10)
+            assert waits.acquire(timeout=60)
             feed._session.nudge()
-            assert waits.acquire(timeout=10), "it looked up"
+            assert waits.acquire(timeout=60), "it looked up"
             assert raised == [], "it waits on"
             feed.interrupt(KeyboardInterrupt())
-            consumer.join(10)
+            consumer.join(60)
             assert len(raised) == 1
 
 

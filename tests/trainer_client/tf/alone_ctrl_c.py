@@ -106,7 +106,7 @@ def press_and_wait(feed):
     """Ctrl-C, heard before the feed is opened."""
     os.kill(os.getpid(), signal.SIGINT)
     with feed.session.changed:
-        assert feed.session.changed.wait_for(lambda: feed.session.error is not None, 10)
+        assert feed.session.changed.wait_for(lambda: feed.session.error is not None, 60)
 
 
 def feed_behind_a_press(feed):
@@ -257,7 +257,7 @@ class TestWatching:
         try:
             ctrl_c.watch(feed.session)
             signal.raise_signal(signal.SIGUSR1)
-            assert nudged.wait(10)
+            assert nudged.wait(60)
         finally:
             ctrl_c.forget(feed.session)
             signal.signal(signal.SIGUSR1, previous)
