@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-__all__ = ["EXIT_CODES", "Terminated", "allow_many_files", "describe_exit_codes", "run_command"]
+__all__ = [
+    "EXIT_CODES", "Terminated", "allow_many_files", "describe_exit_codes", "run_command", "sigterm_is_ctrl_c",
+]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -86,10 +88,20 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, handle)
+    _handlers.append(handle)
     try:
         yield came
     finally:
+        _handlers.remove(handle)
         signal.signal(signal.SIGTERM, before)
+
+
+_handlers: list[object] = []
+
+
+def sigterm_is_ctrl_c() -> bool:
+    """Whether SIGTERM does what Ctrl-C does, for those who must act before Python gets to a signal's handler."""
+    return signal.getsignal(signal.SIGTERM) in _handlers
 
 
 def allow_many_files() -> None:

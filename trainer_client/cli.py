@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,7 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         epilog=_EVALUATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(run=_evaluate)
+    command.set_defaults(run=_evaluate, refuse_usage=command.error)
     group = _add_model(command)
     group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="another loss than the module's loss")
     group.add_argument(
@@ -70,9 +71,7 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     _add_job(command)
     command.add_argument("--stream", action="append", help="a stream to judge by; may be given several times (dev)")
     command.add_argument("--follow", action="store_true", help="go on with each new checkpoint until training ends")
-    command.add_argument(
-        "--max-time", type=_positive, default=1e6, metavar="S", help="with --follow: end after so many seconds"
-    )
+    command.add_argument("--max-time", type=_positive, metavar="S", help="with --follow: end after so many seconds")
     command.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the values for TensorBoard there")
     command.add_argument("--json", action="store_true", help="print a JSON object for each stream and checkpoint")
     return command
@@ -110,6 +109,8 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    if options.max_time is not None and not options.follow:
+        options.refuse_usage("argument --max-time: expected --follow with it, because without there is no waiting")
     from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
     from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415
 
@@ -123,7 +124,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             keys=options.keys,
             connect_timeout_s=options.timeout_seconds,
             checkpoints=options.checkpoint,
-            follow=Follow(max_time_s=options.max_time) if options.follow else None,
+            follow=Follow(max_time_s=options.max_time or math.inf) if options.follow else None,
             summaries=options.summaries,
             as_json=options.json,
         )

@@ -87,6 +87,8 @@ def test_a_signal_is_128_and_its_number(number: str, code: int, said: str) -> No
 
 def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
     assert ended("loader_server", "index")[0] == 2
+    code, _, complained = ended(*asking("evaluate", "tcp://127.0.0.1:1"), "--max-time", "9")
+    assert (code, "argument --max-time: expected --follow with it" in complained) == (2, True)
     code, _, complained = ended("loader_server", "index", str(tmp_path / "none.toml"))
     assert (code, complained.count("\n")) == (1, 1)
 

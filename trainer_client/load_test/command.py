@@ -1,7 +1,7 @@
 """The command `trainer-client load-test`: runs the test as often as asked, and reports the results.
 
 Rules: figures go to standard output, everything else to standard error; the exit code is 0 only if nothing was lost or
-repeated, no trainer failed, and every limit was kept.
+repeated, no trainer failed, and every limit was kept; it tells a lost server from other failures.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def load_test(asked: Asked) -> int:
     for said in document["broken"]:
         print(f"trainer-client: not kept: {said}", file=sys.stderr)
     print(json.dumps(document["figures"]) if asked.as_json else markdown(document, old), end="\n" * asked.as_json)
-    return 1 if document["broken"] else 0
+    return max([1, *(run["exit_code"] for run in document["runs"])]) if document["broken"] else 0
 
 
 def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,8 @@ def _run(asked: Asked, repeat: int) -> dict[str, Any]:
             job.cpu_s if job else None,
             lambda steps: progress.update(task, completed=steps, description=f"{title}: {steps} batches"),
         )
-        return {"figures": figures_of(measured, asked.trainers), **curves_of(measured)}
+        exit_code = max(measured.exit_codes, default=0)
+        return {"figures": figures_of(measured, asked.trainers), "exit_code": exit_code, **curves_of(measured)}
 
 
 def _expected_steps(asked: Asked) -> float | None:

@@ -66,6 +66,8 @@ class Measured:
     loader_cpu_s: float | None = None
     audit: Discrepancies | None = None
     errors: list[str] = field(default_factory=list)
+    #: What a command that these errors stop ends with.
+    exit_codes: list[int] = field(default_factory=list)
     waits: Histogram = field(default_factory=Histogram)
     by_second: dict[int, Histogram] = field(default_factory=dict)
     #: Compute time over total time of each trainer, by rank; empty if there was no compute.
@@ -229,3 +231,4 @@ def _add(measured: Measured, trainer: dict[str, Any]) -> None:
         measured.utilisations[trainer["rank"]] = trainer["compute_s"] / trainer["total_s"]
     if trainer["error"]:
         measured.errors.append(trainer["error"])
+        measured.exit_codes.append(trainer["exit_code"])

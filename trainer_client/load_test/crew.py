@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from shared.command import allow_many_files
+from shared.errors import LostError
 from shared.logs import start_logging
 from trainer_client.load_test.report.histogram import Histogram
 from trainer_client.load_test.thin_trainer import ThinRun, ThinTrainer
@@ -86,6 +87,7 @@ class _Crew:
             trainer.join(max(0.0, until_s - time.monotonic()))
             if trainer.is_alive():
                 trainer.error = f"rank {trainer.rank}: expected a batch, got none for {_LATE_S:g} s"
+                trainer.exit_code = LostError.exit_code
                 trainer.stop()
 
     def _result(self, cpu_s: float, wall_s: float) -> dict[str, Any]:

@@ -175,6 +175,7 @@ class ThinTrainer(threading.Thread):
         return {
             "rank": self.rank,
             "error": self.error,
+            "exit_code": self.exit_code,
             "steps": tally.steps,
             "rows": tally.rows,
             "nbytes": tally.nbytes,

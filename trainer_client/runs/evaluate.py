@@ -41,6 +41,7 @@ _LOOK_EVERY_S = 1.0
 class Follow:
     """Go on with each new checkpoint, until training ends or `max_time_s` is over."""
 
+    #: Infinite where there is no limit.
     max_time_s: float
 
 

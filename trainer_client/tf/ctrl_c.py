@@ -14,8 +14,8 @@ A user's own handler runs in the main thread if that thread reads batches itself
 just as it begins to wait, so each signal wakes whoever is waiting.
 
 Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler or ours (a
-program that installs another decides alone). The descriptor's bytes are passed on to its previous owner. Whatever was
-replaced is put back when the last feed is closed.
+program that installs another decides alone); SIGTERM counts where a command of ours has it do the same. The
+descriptor's bytes are passed on to its previous owner. Whatever was replaced is put back when the last feed is closed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+
+from shared.command import sigterm_is_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +92,7 @@ class _Watcher:
                 numbers = self._read.recv(64, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            interrupted = signal.SIGINT in numbers and _decides(signal.getsignal(signal.SIGINT))
+            interrupted = _interrupts(numbers) and _decides(signal.getsignal(signal.SIGINT))
             self.pending |= interrupted and signal.getsignal(signal.SIGINT) is _raise_once_outside
         if self._previous != -1:
             with suppress(OSError):
@@ -114,6 +116,10 @@ class _Watcher:
             _raise_on_return_to(_outside(frame) or frame)
         else:
             self._previous_hook(unraisable)
+
+
+def _interrupts(numbers: bytes) -> bool:
+    return signal.SIGINT in numbers or (signal.SIGTERM in numbers and sigterm_is_ctrl_c())
 
 
 def _decides(handler: object) -> bool:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 import psutil
 import pytest
 
+from loader_server.commands import status
 from shared.errors import StokerError
-from tests.support.loaders import ROOT, wait_until
+from tests.support.loaders import ROOT, running, wait_until, write_job
 from trainer_client import cli
 from trainer_client.load_test import conductor
 from trainer_client.load_test.conductor import LoadPlan, conduct
@@ -66,6 +68,21 @@ def test_a_limit_that_is_not_kept_sets_the_exit_code(capsys):
     said = capsys.readouterr()
     assert "not kept: batches_per_s" in said.err
     assert "| batches a second |" in said.out
+
+
+def test_a_server_that_is_lost_in_the_midst_is_no_other_failure(tmp_path, capsys):
+    with running(write_job(tmp_path), workers=1) as loaders:
+
+        def lose():
+            wait_until(lambda: status.ask(loaders.endpoint)["streams"]["train"]["trainers"], "somebody trains", 60)
+            for process in [loaders.process, loaders.coordinator(), *loaders.workers()]:
+                process.kill()
+
+        loss = threading.Thread(target=lose)
+        loss.start()
+        code = run("train", "--feed", loaders.endpoint, "--seconds", "8", "--step-ms", "200", "--prefetch", "1")
+        loss.join()
+    assert (code, "expected a batch, got none for 10 s" in capsys.readouterr().err) == (3, True)
 
 
 def test_help_has_examples(capsys):

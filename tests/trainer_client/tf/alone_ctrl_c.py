@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.command import run_command
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
@@ -76,6 +78,16 @@ def test_it_ends_training_that_waits_for_a_batch(train, starved, tmp_path):
     press_when_starving(feed)
     with pytest.raises(KeyboardInterrupt):
         train(feed, tmp_path)
+
+
+@pytest.mark.parametrize("train", [loop, fit])
+def test_sigterm_of_a_command_ends_it_as_ctrl_c_does(train, starved, tmp_path, capsys):
+    feed, parser = starved(), argparse.ArgumentParser(prog="stoker-command")
+    parser.set_defaults(run=lambda _: train(feed, tmp_path), log_level="warning")
+    press_when_starving(feed, signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        run_command(parser, [])
+    assert capsys.readouterr().err == "stoker-command: terminated\n"
 
 
 @pytest.mark.skipif(dataset.copies_batches(), reason="a thread of TensorFlow's reads, and runs no handler")
@@ -149,6 +161,7 @@ def test_one_that_python_drops_is_raised_behind_the_callback(starved):
 
 PROGRAM = """
 import threading
+from shared.command import run_command
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 from tests.support.tiny_models import FORM, tiny_model
