@@ -87,4 +87,4 @@ class Shares:
             return held
         if said[-1].waits:
             return self.workers
-        return max(1, math.ceil(_MARGIN * sum(one.busy for one in said) / len(said)))
+        return math.ceil(_MARGIN * sum(one.busy for one in said) / len(said))
