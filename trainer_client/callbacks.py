@@ -175,6 +175,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._progress is not None:
             self._progress.stop(self._why_it_ended())
             self._progress.finish()
+            self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=self._step())
 
     def _why_it_ended(self) -> str:
         """Where it was not the target."""

@@ -203,6 +203,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         for work, one in _leases(stream):
             yield from _given_up(name, work, one)
     for name, stream in report["streams"].items():
+        results = stream["results"]
+        if results and results["ended"] and not stream["attached"]:
+            yield f"{name}: the run came to its end after epoch {results['epoch']}: {results['ended']}"
+    for name, stream in report["streams"].items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
 

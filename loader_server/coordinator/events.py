@@ -160,6 +160,8 @@ class ResultsKept:
     values: tuple[tuple[str, float | None], ...]
     #: Who told a part of it, by incarnation and serial.
     told: tuple[tuple[int, int], ...]
+    #: Why the run came to its end; nothing while it goes on.
+    ended: str = ""
 
 
 Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | LeaseFact

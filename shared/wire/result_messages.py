@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many, Maybe, Number
 from shared.wire.declared import Message
-from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, wire
+from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PROSE, wire
 
 __all__ = ["Aggregate", "Results"]
 
@@ -28,6 +28,7 @@ class Results(Message):
     step: int = wire(COUNT)
     rows: int = wire(COUNT)
     values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 64))
+    ended: str = wire(PROSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

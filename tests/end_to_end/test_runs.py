@@ -39,6 +39,7 @@ def test_so_many_more_epochs_than_were_saved(loaders, capsys):
     assert lines[2] == f"STARTING: training train from epoch 1, step {steps}, until 3 epochs"
     assert lines[3].startswith(f"FINISHED: 3 epochs, {run.totals.steps} steps, {3 * SAMPLES} samples, 0:00:")
     assert lines[3].endswith(": 3 epochs are reached")
+    assert status.ask(loaders.endpoint)["streams"]["train"]["results"]["ended"] == "3 epochs are reached"
 
 
 def train_all(endpoint, until, *places):
@@ -85,7 +86,7 @@ def test_status_and_metrics_show_the_mean_over_all_ranks(loaders, capsys):
     assert sum(samples) == SAMPLES
     assert aggregates == ({"rank": 2 / 3},) * 2
     results = status.ask(loaders.endpoint)["streams"]["train"]["results"]
-    assert results == {"epoch": 1, "step": 0, "rows": 3, "values": {"rank": 2 / 3}}
+    assert results == {"epoch": 1, "step": 0, "rows": 3, "values": {"rank": 2 / 3}, "ended": ""}
     ended = capsys.readouterr().out.splitlines()[-1]
     assert ended.startswith("FINISHED: 1 epochs, ")
 

@@ -147,6 +147,7 @@ class FakeSession:
         self.copies = 0
         self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
         self.trained_rows = 0
+        self.ended: list[tuple[str, int, int]] = []
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
         self._let_go: Callable[[], None] | None = None
@@ -179,6 +180,10 @@ class FakeSession:
         """Noted in `told`; a test puts into `shared` what all ranks came to."""
         self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
         return self.shared.get(how["epoch"], dict(values)) if wait else None
+
+    def end_run(self, why: str, *, epoch: int, step: int) -> None:
+        """Noted in `ended`."""
+        self.ended.append((why, epoch, step))
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FakeSession], None]) -> None:
         self._let_go, self._on_close = let_go, on_close

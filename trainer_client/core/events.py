@@ -119,6 +119,8 @@ class ResultsTold:
     step: int
     rows: int
     values: tuple[tuple[str, float | None], ...]
+    #: Why the run came to its end; nothing while it goes on.
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)

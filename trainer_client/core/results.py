@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
+from shared.wire.parts import clipped
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class OpenResults:
             step=told.step,
             rows=told.rows,
             values=told.values,
+            ended=clipped(told.ended),
         )
         self.due_s = now_s
 

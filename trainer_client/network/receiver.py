@@ -164,12 +164,12 @@ class Receiver:
         self._wait_for(answer)
 
     def tell_results(
-        self, epoch: int, step: int, rows: int, values: tuple[tuple[str, float | None], ...], *, whole: bool
+        self, at: tuple[int, int], rows: int, values: tuple[tuple[str, float | None], ...], *, ended: str, whole: bool
     ) -> Future[m.Aggregate]:
-        """Tell what an epoch or evaluation came to; the coordinator's first answer, or the one about all ranks."""
+        """Tell what an epoch or evaluation came to, or the run; the first answer, or the one about all ranks."""
         serial, answer = next(self._serials), Future[m.Aggregate]()
         self._results[serial] = (whole, answer)
-        self.outbox.tell(e.ResultsTold(serial, epoch, step, rows, values))
+        self.outbox.tell(e.ResultsTold(serial, *at, rows, values, ended))
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:

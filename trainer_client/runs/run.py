@@ -72,8 +72,9 @@ class Run:
         )
         while not self.reason:
             yield from self._epoch()
-        self._there = self.totals
+        self._there = totals = self.totals
         self._progress.finish()
+        self._session.end_run(self.reason, epoch=totals.epochs, step=totals.steps)
 
     def _epoch(self) -> Iterator[Batch]:
         session = self._session

@@ -160,6 +160,10 @@ class FeedSession:
         step = 0 if self.in_queue else step
         return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
 
+    def end_run(self, why: str, *, epoch: int, step: int) -> None:
+        """Tell the coordinator that a run came to its end in good order."""
+        self._results.end(why, epoch=epoch, step=0 if self.in_queue else step)
+
     def interrupt(self, error: BaseException) -> None:
         """Raise this error in whoever is waiting for a batch, or will be."""
         self.receiver.outbox.interrupt(error)

@@ -6,6 +6,7 @@ Whoever waits for all ranks gets the same numbers as they do: decisions that all
 
 from __future__ import annotations
 
+import contextlib
 import math
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ class SharedResults:
     ) -> dict[str, float] | None:
         """Tell means over so many rows; the means over all ranks, if that is waited for."""
         timeout_s = self._receiver.settings.core.lost_timeout_s if wait else _MOMENT_S
-        answer = self._receiver.tell_results(epoch, step, rows, _plain(values), whole=wait)
+        answer = self._receiver.tell_results((epoch, step), rows, _plain(values), ended="", whole=wait)
         try:
             said = answer.result(timeout_s)
         except FutureTimeoutError:
@@ -45,6 +46,11 @@ class SharedResults:
                 raise _missing(timeout_s, epoch, step) from None
             return None
         return {name: math.nan if value is None else value for name, value in said.values} if said.whole else None
+
+    def end(self, why: str, *, epoch: int, step: int) -> None:
+        """The run came to its end in good order."""
+        with contextlib.suppress(FutureTimeoutError):  # a coordinator that is away is told as long as we are there
+            self._receiver.tell_results((epoch, step), 0, (), ended=why, whole=False).result(_MOMENT_S)
 
 
 def _plain(values: Mapping[str, Any]) -> Values:

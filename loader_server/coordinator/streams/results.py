@@ -9,7 +9,7 @@ his is counted, and the aggregate grows.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loader_server.coordinator.events import Instruction, Keep, ResultsKept, Send
@@ -66,9 +66,15 @@ class StreamResults:
             return [Send(peer, m.Aggregate(serial=said.serial, whole=False, rows=0, values=()))]
         if world is not None:
             del self._open[key]
-        self.latest = _together(parts.values())
+        self.latest = self._after_latest(_together(parts.values()))
         hearers = parts.values() if world is not None else [mine]
         return [Keep(self.latest), *(Send(one.peer, _answer(self.latest, one.said.serial)) for one in hearers)]
+
+    def _after_latest(self, one: ResultsKept) -> ResultsKept:
+        """The end of a run has no values: the last ones stand."""
+        if one.values or self.latest is None:
+            return one
+        return replace(one, rows=self.latest.rows, values=self.latest.values)
 
     def _parts(self, key: _Key) -> dict[int, _Told]:
         if key not in self._open and len(self._open) >= _MOST_OPEN:
@@ -80,7 +86,13 @@ class StreamResults:
         latest = self.latest
         if latest is None:
             return None
-        return {"epoch": latest.epoch, "step": latest.step, "rows": latest.rows, "values": dict(latest.values)}
+        return {
+            "epoch": latest.epoch,
+            "step": latest.step,
+            "rows": latest.rows,
+            "values": dict(latest.values),
+            "ended": latest.ended,
+        }
 
 
 def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
@@ -102,6 +114,7 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
         sum(one.rows for one in told),
         tuple((name, _mean(of)) for name, of in means.items())[:_MOST_VALUES],
         tuple((one.incarnation, one.serial) for one in told),
+        next((one.ended for one in told if one.ended), ""),
     )
 
 

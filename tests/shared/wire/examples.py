@@ -113,6 +113,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         step=3750,
         rows=64_000,
         values=(("loss", 0.75), ("accuracy", None)),
+        ended="75 epochs are reached",
     ),
     m.Aggregate(serial=5, whole=True, rows=512_000, values=(("loss", 0.625), ("accuracy", None))),
     m.StatusQuery(),

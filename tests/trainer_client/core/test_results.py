@@ -11,7 +11,7 @@ VALUES = (("loss", 0.5),)
 
 
 def told(serial=1, epoch=3):
-    return e.ResultsTold(serial, epoch, 30, 8, VALUES)
+    return e.ResultsTold(serial, epoch, 30, 8, VALUES, "stopped" * 1000)
 
 
 def sent(lone):
@@ -29,7 +29,14 @@ def test_told_at_once_and_again_until_it_is_whole():
     lone.tell(told())
     (said,) = sent(lone)
     assert said == m.Results(
-        stream="train", incarnation=1000, serial=1, epoch=3, step=30, rows=8, values=(("loss", 0.5),)
+        stream="train",
+        incarnation=1000,
+        serial=1,
+        epoch=3,
+        step=30,
+        rows=8,
+        values=(("loss", 0.5),),
+        ended=("stopped" * 1000)[:4000],
     )
     lone.wait(0.9)
     assert sent(lone) == []

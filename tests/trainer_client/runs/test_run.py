@@ -59,10 +59,12 @@ def test_a_stop_waits_for_the_step_in_hand_and_leaving_does_not():
         if batch.number == 1:
             run.stop("enough for today")
     assert (feed.epoch, feed.cursor, run.reason) == (0, 2, "enough for today")
+    assert feed.session.ended == [("enough for today", 0, 2)]
     for batch in Run(feed, Until(epochs=3)):
         if (batch.epoch, batch.number) == (1, 1):
             break
     assert (feed.epoch, feed.cursor) == (1, 1)
+    assert len(feed.session.ended) == 1
 
 
 def test_the_time_is_over_after_the_step_in_hand():

@@ -16,10 +16,10 @@ from tests.support.coordinator import View, attach, coordinator, said
 NOT_YET = (False, 0, ())
 
 
-def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incarnation=None, **values):
+def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incarnation=None, ended="", **values):
     return m.Results(
         stream=stream, incarnation=1000 + rank if incarnation is None else incarnation, serial=serial, epoch=epoch,
-        step=step, rows=rows, values=tuple(values.items()),
+        step=step, rows=rows, values=tuple(values.items()), ended=ended,
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_means_are_weighted_by_rows_and_whole_once_every_rank_has_told():
     assert isinstance(kept, Keep), "before it is told"
     assert sorted(one.peer for one in sent if isinstance(one, Send)) == [b"1000", b"1001", b"1002"]
     assert {(one.message.whole, one.message.rows, one.message.values) for one in sent} == {whole}
-    assert shown(state) == {"epoch": 1, "step": 10, "rows": 40, "values": {"loss": 1.5, "accuracy": 0.625}}
+    assert shown(state) == {"epoch": 1, "step": 10, "rows": 40, "values": {"loss": 1.5, "accuracy": 0.625}, "ended": ""}
 
 
 def test_what_is_no_number_makes_no_number():
@@ -132,3 +132,22 @@ def test_in_whatever_order_they_tell_all_get_the_same_mean(parts, random):
     assert kept[0] == kept[1]
     want = sum(rows * loss for rows, loss in parts) / sum(rows for rows, _ in parts)
     assert math.isclose(kept[0].values[0][1], want, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_the_end_of_a_run_leaves_the_last_values_and_the_next_run_clears_it():
+    state = of_world(2)
+    for rank in range(2):
+        said(state, results(rank, loss=2.0))
+    for rank in range(2):
+        assert shown(state)["ended"] == ""
+        said(state, results(rank, serial=2, rows=0, ended="1 epochs are reached"))
+    assert shown(state) == {"epoch": 1, "step": 10, "rows": 8, "values": {"loss": 2.0}, "ended": "1 epochs are reached"}
+    for rank in range(2):
+        said(state, results(rank, serial=3, epoch=2, loss=1.0))
+    assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 1.0}, "")
+
+
+def test_a_run_that_noted_nothing_comes_to_its_end_as_well():
+    state = of_world(1)
+    said(state, results(rows=0, ended="stopped"))
+    assert shown(state) == {"epoch": 1, "step": 10, "rows": 0, "values": {}, "ended": "stopped"}
