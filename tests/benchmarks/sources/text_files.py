@@ -1,9 +1,9 @@
 """Lines of text to token ids, by a Hugging Face tokenizer and by a SentencePiece model, and JSON lines that hold such
-ids, beside a torch DataLoader.
+ids, beside a torch DataLoader; pairs of lines of two files, beside `tf.data`.
 
 Rules: all sides shuffle, use the same model, and leave padded int batches of about 4 096 tokens; each has one worker.
 The first peer is a Dataset of lines that takes one apart in `__getitem__`, as most people write it; the second reads
-them by the `datasets` library and tokenizes whole batches.
+them by the `datasets` library and tokenizes whole batches, as the one by `tf.data` does, which runs in process.
 """
 
 from __future__ import annotations
@@ -54,6 +54,19 @@ length = "ids"
 budget = "4096 tokens"
 """
 
+_PARALLEL_JOB = """
+[job]
+name = "parallel"
+
+[streams.train]
+source = "parallel"
+paths = { source = "corpus.txt", target = "corpus-2.txt" }
+transforms = ["sentencepiece"]
+sentencepiece.models = { source = "text.model", target = "text.model" }
+length = "target"
+budget = "4096 tokens"
+"""
+
 #: What makes ids of one text, and of several.
 _Encoders = tuple["Callable[[str], list[int]]", "Callable[[list[str]], list[list[int]]]"]
 
@@ -68,6 +81,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
         *_beside(folder, "tokenizers", "tokenizer.json", _tokenizer, rounds),
         *_beside(folder, "sentencepiece", "text.model", _sentencepiece, rounds),
         *_json_lines(folder, lines, rounds),
+        *_pairs(folder, lines, rounds),
     ]
 
 
@@ -94,6 +108,32 @@ def _json_lines(folder: Path, lines: list[str], rounds: int) -> list[Row]:
     with stoker(job) as epoch:
         peer = _passes(lambda: _Lines(written, lambda line: json.loads(line)["ids"]), _padded)
         return interleaved("jsonl", {"stoker": epoch, "torch DataLoader, Dataset of lines": peer}, rounds)
+
+
+def _pairs(folder: Path, lines: list[str], rounds: int) -> list[Row]:
+    (folder / "corpus-2.txt").write_text("\n".join(reversed(lines)) + "\n")
+    job = folder / "parallel.toml"
+    job.write_text(_PARALLEL_JOB)
+    index_streams(JobFile(job), ["train"], processes=1)
+    with stoker(job) as epoch:
+        peer = functools.partial(_zipped, folder, _sentencepiece(folder)[1])
+        return interleaved("parallel", {"stoker": epoch, "tf.data, TextLineDataset": peer}, rounds)
+
+
+def _zipped(folder: Path, encode: Callable[[list[str]], list[list[int]]]) -> Pass:
+    import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
+
+    def ids(texts: Any) -> Any:
+        rows = encode([text.decode() for text in texts])
+        made = np.zeros((len(rows), max(map(len, rows))), np.int32)
+        for place, row in enumerate(rows):
+            made[place, : len(row)] = row
+        return made
+
+    files = (tf.data.TextLineDataset(str(folder / name)) for name in ("corpus.txt", "corpus-2.txt"))
+    pairs = tf.data.Dataset.zip(tuple(files)).shuffle(_LINES).batch(_BATCH)
+    encoded = pairs.map(lambda *pair: tuple(tf.numpy_function(ids, [texts], tf.int32) for texts in pair))
+    return measured(int(source.shape[0]) for source, _ in encoded.prefetch(1))
 
 
 def _lines() -> list[str]:
