@@ -114,7 +114,7 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
         )  # fmt: skip
     if session.producers:
         return feed.pipeline(order.module.require("dataset_pipeline"))
-    return feed.dataset(**order.module.require("feed_keys"))
+    return feed.dataset(**order.module.feed_keys())
 
 
 # --- checkpoints ---

@@ -71,6 +71,18 @@ class ModelModule:
             raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
         return found
 
+    def feed_keys(self) -> dict[str, Any]:
+        """Which keys of a batch are what: arguments of `feed.dataset`."""
+        keys = self.require("feed_keys")
+        known = {"inputs", "targets", "weights", "map"}
+        if not isinstance(keys, dict) or not keys.keys() <= known:
+            got = ", ".join(map(str, keys)) if isinstance(keys, dict) else f"a {type(keys).__name__}"
+            raise SettingsError(
+                expected="feed_keys, a dict with some of inputs, targets, weights and map", got=got, where=self.name,
+                remedy=f"Write, for example:\n{EXAMPLES['feed_keys']}",
+            )  # fmt: skip
+        return keys
+
     def make(self, piece: str) -> Any:  # noqa: ANN401 - what the user's function returns
         """What the piece's function returns, called with its parameters."""
         self.require(piece)

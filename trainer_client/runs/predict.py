@@ -99,7 +99,7 @@ class _Prediction:
         self._sink = sink
         _refuse_stream(order, feed)
         module = order.module
-        structure = ElementStructure(**module.require("feed_keys"))
+        structure = ElementStructure(**module.feed_keys())
         model = module.make("model")
         module.refuse_unknown_parameters()
         with sink.lock():

@@ -67,6 +67,16 @@ def test_a_piece_that_is_missing_is_named_with_an_example(module, text, how, wor
     assert words.format(one.name) in str(caught.value)
 
 
+def test_the_keys_of_the_data_are_what_a_dataset_takes(module):
+    assert module("feed_keys = {'inputs': 'x', 'weights': 'w'}").feed_keys() == {"inputs": "x", "weights": "w"}
+    for text, got in (("{'input': 'x'}", "input"), ("'x'", "a str")):
+        one = module(f"feed_keys = {text}")
+        with pytest.raises(SettingsError) as caught:
+            one.feed_keys()
+        assert f"feed_keys, a dict with some of inputs, targets, weights and map, got {got}. " in str(caught.value)
+        assert "Write, for example:\nfeed_keys = " in str(caught.value)
+
+
 def test_a_model_is_known_by_its_name_and_its_source(module):
     one, other = module("def model(): 1", model=":small"), module("def model(): 2")
     assert (one.full_name, other.full_name) == (f"{one.name}:small", f"{other.name}:model")
