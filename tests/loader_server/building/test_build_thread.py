@@ -125,15 +125,25 @@ def test_jobs_end_in_their_order_built_into_their_places(
         assert tags.tolist() == [4 * number, 4 * number + 1, 4 * number + 2, 4 * number + 3, -1]
 
 
-@pytest.mark.parametrize(("soon_s", "woken"), [(float("inf"), 1), (-1.0, 4)])
-def test_outcomes_of_small_builds_are_told_together_and_those_of_large_ones_alone(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, soon_s: float, woken: int
-) -> None:
+def _bound(monkeypatch: pytest.MonkeyPatch, soon_s: float, later_s: float) -> None:
+    """Say how long builds take that are quick, and how long outcomes of others wait for each other."""
     monkeypatch.setattr("loader_server.building.build_thread._SOON_S", soon_s)
+    monkeypatch.setattr("loader_server.building.build_thread._LATER_S", later_s)
+
+
+@pytest.mark.parametrize(
+    ("bounds_s", "urgent", "woken"),
+    [((1e9, 1e9), -1, 1), ((-1.0, 1e9), -1, 2), ((-1.0, 1e9), 1, 3), ((-1.0, -1.0), -1, 4)],
+    ids=["of quick builds", "of slow ones", "but one that somebody waits for", "and not for long"],
+)
+def test_outcomes_are_told_together(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, bounds_s: tuple[float, float], urgent: int, woken: int
+) -> None:
+    _bound(monkeypatch, *bounds_s)
     gate, begun = threading.Event(), threading.Event()
     made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(20))}))
     for number in range(4):
-        made.thread.submit(made.build(number))
+        made.thread.submit(made.build(number, urgent=number == urgent))
     assert begun.wait(20)
     gate.set()
     while len(made.thread.outcomes) < 4:
@@ -145,11 +155,32 @@ def test_outcomes_of_small_builds_are_told_together_and_those_of_large_ones_alon
     assert woken == 0
 
 
-@pytest.mark.parametrize(("soon_s", "before", "after"), [(10.0, 4, 16), (1e-9, 4, 4)], ids=["quick", "slow"])
-def test_it_is_given_more_at_a_time_of_builds_that_are_quick(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, soon_s: float, before: int, after: int
+@pytest.mark.parametrize("attempt", [0, 1], ids=["read", "tried"])
+def test_no_outcome_waits_until_the_next_samples_are_read_or_tried(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    monkeypatch.setattr("loader_server.building.build_thread._SOON_S", soon_s)
+    _bound(monkeypatch, 1e9, 1e9)
+    submitted, gate = threading.Event(), threading.Event()
+    hang = {} if attempt else {5: lambda: gate.wait(20)}
+    made = bench(MemorySource(on_decode={1: lambda: submitted.wait(20)}, on_read=hang))
+    made.trial.after_each = lambda _: gate.wait(20)
+    for number in range(4):
+        made.thread.submit(made.build(number, attempt=attempt * (number == 1)))
+    submitted.set()
+    assert made.woken.acquire(timeout=20)
+    assert len(made.thread.outcomes) == 1
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    ("bounds_s", "before", "after"),
+    [((10.0, 10.0), 4, 16), ((1e-9, 10.0), 4, 16), ((1e-9, 1e-9), 4, 4)],
+    ids=["quick", "so that some wait for each other", "slow"],
+)
+def test_it_is_given_more_at_a_time_of_builds_that_are_quick(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, bounds_s: tuple[float, float], before: int, after: int
+) -> None:
+    _bound(monkeypatch, *bounds_s)
     gate = threading.Event()
     made = bench(GatheringSource(on_decode={0: lambda: gate.wait(20)}))
     made.outcomes(*[made.build(1)] * (3 if before == after else 0))
