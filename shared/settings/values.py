@@ -32,6 +32,7 @@ __all__ = [
     "number",
     "numbers",
     "setting",
+    "settings_that_count",
     "tables",
     "text",
     "texts",
@@ -51,9 +52,26 @@ class BadValue(Exception):  # noqa: N818 - a verdict that never leaves this room
         super().__init__(expected)
 
 
-def setting(parse: Parser, help_text: str, *, default: Any = dataclasses.MISSING) -> Any:  # noqa: ANN401 - a dataclass field
-    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required)."""
-    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text})
+def setting(
+    parse: Parser,
+    help_text: str,
+    *,
+    default: Any = dataclasses.MISSING,  # noqa: ANN401 - of any type
+    later: bool = False,
+) -> Any:  # noqa: ANN401 - a dataclass field
+    """Declare one setting of a dataclass: its parser, its help text, its default (none: it is required). One that came
+    `later` than others counts only where it is said, so what was made before stays what it was.
+    """
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help_text, "later": later})
+
+
+def settings_that_count(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass of settings
+    """Those by which things are told apart: all but what came later and is not said."""
+    values = dataclasses.asdict(settings)
+    for field in dataclasses.fields(settings):
+        if field.metadata.get("later") and values[field.name] == field.default:
+            del values[field.name]
+    return values
 
 
 def nearest(got: object, known: Iterable[str]) -> str:

@@ -32,7 +32,9 @@ _OVERSHOOT_S = 0.5
 
 def channel_setting(which: str) -> Any:  # noqa: ANN401 - a dataclass field
     """The setting of sources whose recordings may have several channels: of which rows it holds."""
-    return setting(whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED)
+    return setting(
+        whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

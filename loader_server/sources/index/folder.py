@@ -17,6 +17,7 @@ from loader_server.sources.index.columns import mapped, open_strings
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
+from shared.settings.values import settings_that_count
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Index:
 
     def refuse_other_source(self, source: str, settings: Any) -> None:  # noqa: ANN401 - each kind has its own
         """Refuse an index that was made before the stream's source settings were changed."""
-        wanted = json.loads(json.dumps({"source": source, **asdict(settings)}))
+        wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         made = {"source": self.meta.source, **self.meta.settings}
         if made != wanted:
             raise DataError(

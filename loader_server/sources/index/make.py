@@ -37,6 +37,7 @@ from loader_server.sources.source import Indexed
 from loader_server.transforms.own_code import own_code
 from shared.errors import DataError, StokerError
 from shared.hashing import fingerprint
+from shared.settings.values import settings_that_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,7 +91,7 @@ def _made_from(request: IndexRequest, source: Source) -> str:
     """
     stamp = source.stamp()
     code = own_code(source.modules)
-    said = (importlib.metadata.version("stoker"), request.spec.name, str(sorted(asdict(request.spec.settings).items())))
+    said = (importlib.metadata.version("stoker"), *_words_of(request))
     return fingerprint(str(FORMAT), *said, code.sources, _recipe(request, source), stamp) if stamp else ""
 
 
@@ -180,7 +181,7 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
     return Meta(
         format=FORMAT,
         source=request.spec.name,
-        settings=asdict(request.spec.settings),
+        settings=settings_that_count(request.spec.settings),
         origin=inventory.origin,
         folder=draft.folder.name,
         samples=journal.samples,
@@ -196,9 +197,13 @@ def _meta(request: IndexRequest, source: Source, inventory: Inventory, draft: Dr
     )
 
 
+def _words_of(request: IndexRequest) -> tuple[str, str]:
+    return request.spec.name, str(sorted(settings_that_count(request.spec.settings).items()))
+
+
 def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Draft) -> str:
     """What the fingerprint hangs on besides the columns, in the words of format 1."""
-    words = [str(FORMAT), request.spec.name, str(sorted(asdict(request.spec.settings).items()))]
+    words = [str(FORMAT), *_words_of(request)]
     words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in inventory.about.values()]
     return " ".join([*words, str(draft.journal.measured)] if source.measurable else words)
 

@@ -121,6 +121,10 @@ class ArchivedFeatures:
     def _place(self, sample: int) -> tuple[int, int]:
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
+    def _first(self, sample: int) -> int:
+        """The first row of it; an index of before there were ranges does not say."""
+        return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
+
     def _facts(self, sample: int) -> FileFacts:
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
 
@@ -137,12 +141,12 @@ class ArchivedFeatures:
         known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]
         if header is None or (header.kind, header.columns, header.nbytes) != known:
             raise changed("the matrix that was indexed", "another one", self._files.where(self._path_of(sample)))
-        first, rows = int(numbers["first"][sample]), int(numbers["length_features"][sample])
+        first, rows = self._first(sample), int(numbers["length_features"][sample])
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
         """What tells the sample's bytes from others, but for the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        rows = f"{numbers['length_features'][sample]} rows from {numbers['first'][sample]}"
+        rows = f"{numbers['length_features'][sample]} rows from {self._first(sample)}"
         return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}, {rows}"
