@@ -312,7 +312,7 @@ def test_an_index_made_with_other_settings_is_refused(corpus):
 def test_a_setting_that_came_later_changes_no_index_that_does_not_say_it(corpus):
     plain = open_index(make_index(request(corpus)).folder)
     assert plain.meta.settings == {"paths": ["csv.csv"]}
-    said = spec_of("manifest", corpus, paths=["csv.csv"], channel=0)
+    said = spec_of("manifest", corpus.parent, paths=["csv.csv"], channel=0)
     with pytest.raises(DataError, match="channel = 0"):
         plain.refuse_other_source("manifest", said.settings)
     chosen = open_index(make_index(replace(request(corpus), spec=said, folder=corpus.parent / "chosen")).folder)
