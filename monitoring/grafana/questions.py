@@ -68,6 +68,12 @@ _HEALTH = Row(
             ),
         ),
         Panel(
+            title="Does the model learn?",
+            unit="none",
+            about="Loss and metrics of the last epoch, and of evaluations, over all ranks, if the trainers tell them.",
+            queries=(Query('stoker_result{job="$job"}', "{{result}} of {{stream}}"),),
+        ),
+        Panel(
             title="Who is there?",
             unit="none",
             about="Workers and trainers as the coordinator knows them, and processes whose metrics can be scraped.",

@@ -43,6 +43,7 @@ class _Trainer:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._feed.aggregate({"loss": 1.0}, rows=1)
             for _ in self._feed:
                 self._feed.waited(0.001)
                 self._feed.trained()

@@ -70,7 +70,7 @@ class KaldiSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaldiPiece:
     """Consecutive rows of one folder: `start` counts from the first of all folders; `tables` are those that the folder
-    has, the one whose lines are rows first; `columns` are those of all features.
+    has, the one whose lines are rows first; `columns` are those of all features, of which any are a range if `ranged`.
     """
 
     start: int
@@ -78,6 +78,7 @@ class KaldiPiece:
     tables: tuple[str, ...]
     rows: tuple[JoinedLine | BadRow, ...]
     columns: int
+    ranged: bool
 
 
 class KaldiSource(RecordedSource):
@@ -121,9 +122,10 @@ class KaldiSource(RecordedSource):
         listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]
         about: dict[str, Any] = {"first": [folder.tables[0] for folder in folders]}
         about |= {"columns": self._first_columns()} if self._features else {}
+        ranged = self._features and any(folder.has_ranges() for folder in folders)
         return Inventory(
             total=sum(folder.join() for folder in folders),
-            pieces=lambda rows: self._pieces(rows, about.get("columns", 0)),
+            pieces=lambda rows: self._pieces(rows, about.get("columns", 0), ranged=ranged),
             origin=[list_facts(path, self.files, "table") for path in listed],
             about=about,
         )
@@ -150,12 +152,14 @@ class KaldiSource(RecordedSource):
                         return found.header.columns
         return 0
 
-    def _pieces(self, rows: int, columns: int) -> Iterator[KaldiPiece]:
+    def _pieces(self, rows: int, columns: int, *, ranged: bool) -> Iterator[KaldiPiece]:
         start = 0
         for number, folder in enumerate(self._folders):
             left = folder.rows()
             while some := tuple(islice(left, rows)):
-                yield KaldiPiece(start=start, folder=number, tables=folder.tables, rows=some, columns=columns)
+                yield KaldiPiece(
+                    start=start, folder=number, tables=folder.tables, rows=some, columns=columns, ranged=ranged
+                )
                 start += len(some)
 
     def probe(self, piece: KaldiPiece) -> Found:
@@ -198,7 +202,10 @@ class KaldiSource(RecordedSource):
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
         strings = {name: [getattr(one, name) for one in said] for name in names}
         numbers = {"folder": [piece.folder] * len(good), "line": [one.line for one in said]}
-        numbers |= feature_columns(places) if self._features else stretch_columns(places, plain=False)
+        if self._features:
+            numbers |= feature_columns(places, ranged=piece.ranged)
+        else:
+            numbers |= stretch_columns(places, plain=False)
         numbers |= {"length_text": [len(one) for one in strings[TEXT]]} if TEXT in strings else {}
         return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
 

@@ -79,13 +79,13 @@ def features_field(columns: int) -> Field:
     return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
 
 
-def feature_columns(found: Sequence[ArchivePlace]) -> dict[str, list[int]]:
-    """What the index keeps of these."""
+def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
+    """What the index keeps of these; without where they begin if none of all is a range."""
     headers = [one.header for one in found]
     columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
     columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
-    columns |= {"nbytes": [one.nbytes for one in headers], "first": [one.first for one in found]}
-    return columns | {"length_features": [one.rows for one in found]}
+    columns |= {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in found]}
+    return columns | {"first": [one.first for one in found]} if ranged else columns
 
 
 class ArchivedFeatures:
@@ -122,7 +122,7 @@ class ArchivedFeatures:
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
     def _first(self, sample: int) -> int:
-        """The first row of it; an index of before there were ranges does not say."""
+        """The first row of it; nothing says so where all are whole."""
         return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
 
     def _facts(self, sample: int) -> FileFacts:
@@ -148,5 +148,7 @@ class ArchivedFeatures:
         """What tells the sample's bytes from others, but for the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        rows = f"{numbers['length_features'][sample]} rows from {self._first(sample)}"
-        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}, {rows}"
+        rows = (
+            f", {numbers['length_features'][sample]} rows from {numbers['first'][sample]}" if "first" in numbers else ""
+        )
+        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}{rows}"

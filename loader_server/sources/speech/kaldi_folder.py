@@ -67,6 +67,11 @@ class KaldiFolder:
                     yield name
                 before = name
 
+    def has_ranges(self) -> bool:
+        """Whether any features are a range of a matrix."""
+        with self._files.open(self._table(FEATURES)) as table:
+            return any(line.rstrip().endswith(b"]") for line in table)
+
     def rows(self) -> Iterator[JoinedLine | BadRow]:
         """All of them, in order."""
         assert self._joined is not None, "the tables are joined first"

@@ -68,13 +68,15 @@ def measured(batches: Iterable[int]) -> Pass:
 
 
 def _cpu_once_quiet_s() -> float:
-    """CPU used when hardly any more is being used, and nobody is kept from using it by others on the machine."""
-    used_s = _cpu_s()
+    """CPU used when hardly any more is being used, and nobody is kept from using it by others on the machine; without
+    that of looking.
+    """
+    began_s, used_s = time.thread_time(), _cpu_s()
     while True:
         time.sleep(_LOOK_EVERY_S)
         before_s, used_s = used_s, _cpu_s()
         if used_s - before_s < _QUIET * _LOOK_EVERY_S and not any(map(_would_run, _other_threads())):
-            return used_s
+            return used_s - (time.thread_time() - began_s)
 
 
 def _other_threads() -> Iterator[Path]:

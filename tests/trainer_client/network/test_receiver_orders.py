@@ -43,7 +43,7 @@ def test_whoever_waits_to_be_attached_when_the_feed_fails_is_told_once():
     receiver = object.__new__(Receiver)
     receiver.outbox, receiver._offers, receiver._workers, receiver.log = Outbox(lambda: None), [], None, Log("trainer")
     waiting = Future()
-    receiver._attaching = {2: waiting}
+    receiver._attaching, receiver._results = {2: waiting}, {}
     first, second = (LostError(expected="a", got=got, where="c", remedy="d") for got in ("first", "second"))
     receiver._carry_out([i.Fail(first), i.AnswerAttach(2, second)])
     assert waiting.exception(0) is first

@@ -273,6 +273,15 @@ def test_a_range_is_the_rows_that_kaldiio_takes_the_last_one_included(tmp_path):
     assert source.stamp() != before
 
 
+def test_where_all_features_are_whole_the_index_is_as_before_there_were_ranges(tmp_path):
+    write_features(tmp_path / "data", features(10, 7))
+    source, _, _ = indexed(tmp_path, values="features")
+    assert list(source.indexed.numbers) == [
+        *("folder", "line", "bytes", "mtime_ns", "offset", "kind", "nbytes", "length_features")
+    ]
+    assert source.identity(0).endswith(" bytes from 3")
+
+
 def test_ranges_that_are_not_in_their_matrix_are_bad_rows(tmp_path):
     write_features(tmp_path / "data", features(10))
     place = (tmp_path / "data/feats.scp").read_text().split()[1]
