@@ -148,7 +148,7 @@ class ArchivedFeatures:
         """What tells the sample's bytes from others, but for the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        rows = (
-            f", {numbers['length_features'][sample]} rows from {numbers['first'][sample]}" if "first" in numbers else ""
-        )
-        return f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}{rows}"
+        matrix = f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
+        if "first" not in numbers:
+            return matrix
+        return f"{matrix}, {numbers['length_features'][sample]} rows from {numbers['first'][sample]}"
