@@ -214,6 +214,18 @@ def test_what_fails_at_the_end_is_tried_by_another(fresh):
         feed.close()
 
 
+def test_what_failed_for_all_trainers_is_never_said_to_be_done(fresh):
+    """More often than a batch may fail (`tries`)."""
+    feeds = connect(fresh, 3, epochs=1)
+    read_together(feeds, 1)
+    told = finish_together(feeds, lambda: 1 // 0)
+    assert [type(one) for one in told] == [ZeroDivisionError] * 3
+    assert feeds[0].finish(lambda: None)
+    assert finish_together(feeds[1:], print) == [False, False]
+    for feed in feeds:
+        feed.close()
+
+
 @pytest.mark.heritage("D17")
 def test_evaluation_alone_of_one_batch_and_the_next_one_is_given_with_what_is_done(loaders, tmp_path):
     job = write_job(tmp_path, samples=2, budget="20 s", stream=QUEUE)

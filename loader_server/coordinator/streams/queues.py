@@ -2,11 +2,13 @@
 
 Rules: pure. There is a table for each kind of work on a stream. What a checkpoint says is done is compared with the
 plan before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. What is to be done
-once at the end of training is leased as well, when nothing is left of the epochs that the trainer asks about.
+once at the end of training is leased as well, when nothing is left of the epochs that the trainer asks about, for as
+long as it takes and as often as it fails: were it given up, those who ask would be told that it is done.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -31,6 +33,9 @@ __all__ = ["Queues", "needs_leases", "work_of"]
 
 #: A trainer that waits for batches to be counted asks again after this long.
 _COUNTING_MS = 250
+
+#: Tries of what is never given up.
+_ENDLESS = sys.maxsize
 
 #: How many batches that were given up a report names.
 _MOST_NAMED = 100
@@ -80,8 +85,8 @@ class Queues:
         if (stream, work) not in self.tables:
             rules = self._streams[stream].view.leases
             assert rules is not None
-            if work == "train-end":  # a model is exported for as long as it takes, and its trainer is heard meanwhile
-                rules = replace(rules, floor_s=float("inf"))
+            if work == "train-end":
+                rules = replace(rules, floor_s=float("inf"), tries=_ENDLESS)
             settings = LeaseSettings(stream=stream, work=work, rules=rules, gone_s=GONE_AFTER * self._timeout_s)
             self.tables[stream, work] = LeaseTable(settings, partial(self._batches, stream, work), self._keep)
         return self.tables[stream, work]

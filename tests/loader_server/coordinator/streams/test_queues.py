@@ -167,6 +167,17 @@ class TestLeases:
         said(state, outcomes(1, 3, **told, done=mine.leases))
         assert said(state, outcomes(2, 2, **end))[0].unsettled == 1
 
+    def test_what_comes_once_after_training_is_never_given_up_for_that_would_pass_for_done(self):
+        state = joined(1, 2)
+        said(state, attach(incarnation=9, done=DoneSet((EpochDone(1, 0, ()),))))
+        end = {"work": "train-end", "before": 1}
+        for serial in range(1, 6):
+            (mine,) = said(state, outcomes(1, 2 * serial, wanted=1, **end))
+            assert [(lease.epoch, lease.number) for lease in mine.leases] == [(0, 0)]
+            failed = {"wanted": 0, "generation": mine.generation, "failed": mine.leases}
+            assert said(state, outcomes(1, 2 * serial + 1, **end, **failed))[0].unsettled == 0
+        assert state.report(0.0)["streams"]["train"]["queue"]["train-end"]["dead"] == 0
+
 
 def test_what_was_promised_is_known_after_a_kill():
     state, facts = joined(1, 2), []
