@@ -43,29 +43,25 @@ from loader_server.coordinator.graphs.sent_graphs import Graphs
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.streams.queues import Queues, needs_leases, work_of
-from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers, compared, overlap
+from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import LeaseFact
 from shared.endpoints import is_connectable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shared.wire.parts import Cursor
+
 
 __all__ = ["CoordinatorState"]
-
-#: A rank that disagrees with the others may wait for so many heartbeat timeouts before it is refused.
-_PATIENCE_TIMEOUTS = 2
 
 _NO_GRAPH = (
     "a trainer has to send the data set of this stream (trainer_client.distribute), and its first epoch to be run"
 )
-
-#: A trainer that waits for batches to be counted asks again after this long.
-_COUNTING_MS = 250
 
 
 class CoordinatorState:
@@ -76,6 +72,7 @@ class CoordinatorState:
     ) -> None:
         self._settings = settings
         self._timeout_s = settings.heartbeat_timeout_s
+        self._rules = WorldRules(settings.group, self._timeout_s)
         self._streams = {name: StreamTrainers(view) for name, view in streams.items()}
         self._graphs = Graphs(settings.job, settings.graphs, settings.graphs.keys() & streams.keys(), self._timeout_s)
         self._workers = Workers(first_version)
@@ -149,7 +146,7 @@ class CoordinatorState:
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
         if self._graphs.awaits(attach.stream):
-            self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=_NO_GRAPH, retry_ms=_COUNTING_MS)))
+            self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=_NO_GRAPH, retry_ms=COUNTING_MS)))
             return
         problem = self._check_belongs(attach, stream)
         if problem is not None:
@@ -165,9 +162,10 @@ class CoordinatorState:
             self._attach_in_lockstep(peer, attach, stream, now_s)
 
     def _attach_in_lockstep(self, peer: bytes, attach: m.Attach, stream: StreamTrainers, now_s: float) -> None:
-        cursor = self._cursor(attach, stream)
+        rules = self._rules
+        cursor = rules.cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
-        answer = self._check_fits(attach, cursor, batches, stream) or self._check_agrees(attach, cursor, stream, now_s)
+        answer = rules.check_fits(attach, cursor, batches, stream) or rules.check_agrees(attach, cursor, stream, now_s)
         if isinstance(answer, m.NotAttached):
             self._refuse(peer, answer)
         elif answer is not None:
@@ -206,55 +204,6 @@ class CoordinatorState:
         if stream.succession.is_superseded(attach.incarnation):
             self.counts.stale += 1
             return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
-        return None
-
-    def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Where it says that it starts, or the beginning; the group changes only where an epoch starts."""
-        # Readers of an evaluation stream need not fit together: each one's group is its own world.
-        group = self._settings.group or (0 if stream.view.evaluation else stream.group) or attach.world
-        if attach.cursor is None:
-            return Cursor(0, 0, group, stream.view.digest)
-        said = attach.cursor
-        return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
-
-    def _check_fits(
-        self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
-    ) -> m.NotAttached | m.Wait | None:
-        if cursor.plan_digest != stream.view.digest:
-            return refusals.another_plan(attach, cursor, stream.view.digest)
-        if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:
-            return misfit
-        group = self._settings.group or stream.group or cursor.group
-        if (objection := refusals.objection(stream.view, {cursor.group, group})) is not None:
-            return refusals.group_misfit(attach, objection)
-        if batches is None:
-            reason = f"counting the batches of epoch {cursor.epoch}"
-            return m.Wait(serial=attach.serial, reason=reason, retry_ms=_COUNTING_MS)
-        if cursor.number > batches:
-            return refusals.no_such_batch(attach, cursor, batches)
-        return None
-
-    def _check_agrees(
-        self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
-    ) -> m.Wait | m.NotAttached | None:
-        """If a rank that is alive has another world or position, wait first, because it may be on its way out."""
-        if stream.view.evaluation:
-            return None
-        mine = range(attach.rank, attach.rank + attach.replicas)
-        for other in stream.trainers.values():
-            if now_s - other.heard_s > self._timeout_s or overlap(mine, other.ranks):
-                continue
-            problem = compared(attach, cursor, other)
-            if problem is not None:
-                since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
-                if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
-                    return problem
-                return m.Wait(
-                    serial=attach.serial,
-                    reason=f"expected {problem.expected}, got {problem.got}",
-                    retry_ms=int(self._timeout_s * 250),
-                )
-        stream.waiting_since_s.pop(attach.incarnation, None)
         return None
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:

@@ -1,0 +1,83 @@
+"""Where a trainer in lockstep may begin: its cursor fits the plan, its world the group, and both those of other ranks.
+
+Rules: pure; nothing is changed but since when a rank waits. Ranks of one world hold equal cursors; one with another
+cursor waits a while, because the others may just be restarting, and is then refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.streams.stream_trainers import compared, overlap
+from shared.wire import messages as m
+from shared.wire.parts import Cursor
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.streams.stream_trainers import StreamTrainers
+
+__all__ = ["COUNTING_MS", "WorldRules"]
+
+#: A rank that disagrees with the others may wait for so many heartbeat timeouts before it is refused.
+_PATIENCE_TIMEOUTS = 2
+
+#: A trainer that waits for batches to be counted asks again after this long.
+COUNTING_MS = 250
+
+
+class WorldRules:
+    """`group` is the job's, 0 if it says none."""
+
+    def __init__(self, group: int, timeout_s: float) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+
+    def cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
+        """Where it says that it starts, or the beginning; the group changes only where an epoch starts."""
+        # Readers of an evaluation stream need not fit together: each one's group is its own world.
+        group = self._group or (0 if stream.view.evaluation else stream.group) or attach.world
+        if attach.cursor is None:
+            return Cursor(0, 0, group, stream.view.digest)
+        said = attach.cursor
+        return Cursor(said.epoch, said.number, said.group if said.number else group, said.plan_digest)
+
+    def check_fits(
+        self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
+    ) -> m.NotAttached | m.Wait | None:
+        """Whether there are such batches, in a world of such a size; a wait until they are counted."""
+        if cursor.plan_digest != stream.view.digest:
+            return refusals.another_plan(attach, cursor, stream.view.digest)
+        if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:
+            return misfit
+        group = self._group or stream.group or cursor.group
+        if (objection := refusals.objection(stream.view, {cursor.group, group})) is not None:
+            return refusals.group_misfit(attach, objection)
+        if batches is None:
+            reason = f"counting the batches of epoch {cursor.epoch}"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=COUNTING_MS)
+        if cursor.number > batches:
+            return refusals.no_such_batch(attach, cursor, batches)
+        return None
+
+    def check_agrees(
+        self, attach: m.Attach, cursor: Cursor, stream: StreamTrainers, now_s: float
+    ) -> m.Wait | m.NotAttached | None:
+        """If a rank that is alive has another world or position, wait first, because it may be on its way out."""
+        if stream.view.evaluation:
+            return None
+        mine = range(attach.rank, attach.rank + attach.replicas)
+        for other in stream.trainers.values():
+            if now_s - other.heard_s > self._timeout_s or overlap(mine, other.ranks):
+                continue
+            problem = compared(attach, cursor, other)
+            if problem is not None:
+                since_s = stream.waiting_since_s.setdefault(attach.incarnation, now_s)
+                if now_s - since_s > _PATIENCE_TIMEOUTS * self._timeout_s:
+                    return problem
+                return m.Wait(
+                    serial=attach.serial,
+                    reason=f"expected {problem.expected}, got {problem.got}",
+                    retry_ms=int(self._timeout_s * 250),
+                )
+        stream.waiting_since_s.pop(attach.incarnation, None)
+        return None
