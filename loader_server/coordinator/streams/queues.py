@@ -160,6 +160,8 @@ class Queues:
         if not epochs or epochs != sorted(set(epochs)):
             return refusals.no_such_leases(attach, None, 0)
         table.rewind(done, batches, attach.incarnation, attach.serial)
+        if table.settings.work == "train":
+            self._streams[attach.stream].results.begin_anew()
         self._rewind_the_end(attach, table)
         return None
 

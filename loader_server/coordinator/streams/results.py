@@ -3,11 +3,13 @@
 Rules: pure. Ranks in step tell theirs for the same epoch and step, and the aggregate is whole once every rank of the
 world has; all are given the same numbers, also those who ask again after a restart, for a whole aggregate is kept
 before it is told. Who tells it anew has trained anew, and begins another. In queue mode there is no world: whoever told
-his is counted, and the aggregate grows.
+his is counted, and the aggregate grows; in training a slow one's older epoch does not take the place of a newer one.
+The end of a run is told for the epoch and step of its last results, and stands beside them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,22 +35,34 @@ class _Told:
     peer: bytes
     ranks: range
     said: m.Results
+    #: What was told of it, by incarnation and serial: several, if it is a kept aggregate.
+    told: tuple[tuple[int, int], ...]
 
     def overlaps(self, other: _Told) -> bool:
         """Whether they have a rank in common."""
         return self.ranks.start < other.ranks.stop and other.ranks.start < self.ranks.stop
 
 
-#: Epoch, step, and in lockstep the world.
-_Key = tuple[int, int, int | None]
+#: Epoch, step, in lockstep the world, and whether it is the end of a run.
+_Key = tuple[int, int, int | None, bool]
+#: In the place of the one who told it, for what was kept before a restart: trainers' own are below 2**64.
+_KEPT = -1
 
 
 class StreamResults:
     """The latest whole aggregate of one stream, and those that are awaited."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, evaluation: bool = False) -> None:
         self.latest: ResultsKept | None = None
+        self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
+        #: Whether the latest is of a training that was left for an earlier checkpoint.
+        self._is_left = False
+
+    def begin_anew(self) -> None:
+        """Training goes back to a checkpoint: nothing is added to what was told before, and epochs come again."""
+        self._open.clear()
+        self._is_left = True
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """A trainer tells its part, perhaps again; what it, or all of them, are told, and what is kept of it. Ranks in
@@ -56,25 +70,59 @@ class StreamResults:
         """
         if self.latest is not None and (said.incarnation, said.serial) in self.latest.told:
             return [Send(peer, _answer(self.latest, said.serial))]
-        key, mine = (said.epoch, said.step, world), _Told(peer, ranks, said)
+        key, mine = _key_of(said, world), _Told(peer, ranks, said, ((said.incarnation, said.serial),))
         parts = self._parts(key)
-        for other in [one for one, part in parts.items() if world is not None and part.overlaps(mine)]:
+        if world is None:
+            return self._add_in_queue(mine, parts)
+        for other in [one for one, part in parts.items() if part.overlaps(mine)]:
             del parts[other]
-        if len(parts) < _MOST_PARTS:
-            parts[said.incarnation] = mine
-        if world is not None and sum(len(part.ranks) for part in parts.values()) < world:
+        parts[said.incarnation] = mine
+        if sum(len(part.ranks) for part in parts.values()) < world:
             return [Send(peer, m.Aggregate(serial=said.serial, whole=False, rows=0, values=()))]
-        if world is not None:
-            del self._open[key]
-        self.latest = self._after_latest(_together(parts.values()))
-        hearers = parts.values() if world is not None else [mine]
+        del self._open[key]
+        return self._keep(parts.values(), hearers=parts.values())
+
+    def _add_in_queue(self, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
+        if not parts and self._is_of_latest(mine.said):
+            parts[_KEPT] = self._kept_part()
+        if len(parts) < _MOST_PARTS:
+            parts[mine.said.incarnation] = mine
+        if self._is_late(mine.said):
+            return [Send(mine.peer, _answer(_together(parts.values()), mine.said.serial))]
+        return self._keep(parts.values(), hearers=[mine])
+
+    def _is_of_latest(self, said: m.Results) -> bool:
+        """Whether what was kept before a restart is of the same epoch, and not this trainer's alone."""
+        latest = self.latest
+        if latest is None or self._is_left or said.ended or (said.epoch, said.step) != (latest.epoch, latest.step):
+            return False
+        return bool(latest.rows) and any(incarnation != said.incarnation for incarnation, _ in latest.told)
+
+    def _kept_part(self) -> _Told:
+        kept = self.latest
+        assert kept is not None
+        said = m.Results(
+            stream=kept.stream, incarnation=0, serial=0, epoch=kept.epoch, step=kept.step, rows=kept.rows,
+            values=kept.values, ended="",
+        )  # fmt: skip
+        return _Told(b"", range(0), said, kept.told)
+
+    def _is_late(self, said: m.Results) -> bool:
+        if self.latest is None or self._is_left or self._evaluation:
+            return False
+        return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
+
+    def _keep(self, parts: Collection[_Told], *, hearers: Collection[_Told]) -> list[Instruction]:
+        self.latest = self._after_latest(_together(parts))
+        self._is_left = False
         return [Keep(self.latest), *(Send(one.peer, _answer(self.latest, one.said.serial)) for one in hearers)]
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
-        """The end of a run has no values: the last ones stand."""
+        """The end of a run has no values: the last ones stand, and so does who told them."""
         if one.values or self.latest is None:
             return one
-        return replace(one, rows=self.latest.rows, values=self.latest.values)
+        told = tuple(dict.fromkeys((*self.latest.told, *one.told)))
+        return replace(one, rows=self.latest.rows, values=self.latest.values, told=told)
 
     def _parts(self, key: _Key) -> dict[int, _Told]:
         if key not in self._open and len(self._open) >= _MOST_OPEN:
@@ -95,13 +143,18 @@ class StreamResults:
         }
 
 
+def _key_of(said: m.Results, world: int | None) -> _Key:
+    return said.epoch, said.step, world, bool(said.ended)
+
+
 def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
     return m.Aggregate(serial=serial, whole=True, rows=kept.rows, values=kept.values)
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:
     """In the order of ranks, so that the same parts give the same sums."""
-    told = [part.said for part in sorted(parts, key=lambda part: (part.ranks.start, part.said.incarnation))]
+    parts = sorted(parts, key=lambda part: (part.ranks.start, part.said.incarnation))
+    told = [part.said for part in parts]
     means: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
     for one in told:
         for name, value in one.values:
@@ -113,16 +166,16 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
         first.step,
         sum(one.rows for one in told),
         tuple((name, _mean(of)) for name, of in means.items())[:_MOST_VALUES],
-        tuple((one.incarnation, one.serial) for one in told),
+        tuple(dict.fromkeys(pair for part in parts for pair in part.told)),
         next((one.ended for one in told if one.ended), ""),
     )
 
 
 def _mean(of: list[tuple[int, float | None]]) -> float | None:
-    """Weighted by rows; None, which is no number, if one of those with rows is none."""
+    """Weighted by rows; None, which is no number, if one of those with rows is none, or their sum is too large."""
     total, rows = 0.0, 0
     for weight, value in of:
         if weight and value is None:
             return None
         total, rows = total + weight * (value or 0.0), rows + weight
-    return total / rows if rows else None
+    return total / rows if rows and math.isfinite(total) else None

@@ -84,8 +84,11 @@ class StreamTrainers:
     succession: Succession = field(default_factory=Succession)
     #: Since when each trainer that disagrees with the others has been waiting.
     waiting_since_s: dict[int, float] = field(default_factory=dict)
-    results: StreamResults = field(default_factory=StreamResults)
+    results: StreamResults = field(init=False)
     _positions: Counter[Position] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.results = StreamResults(evaluation=self.view.evaluation)
 
     def holder(self, rank: int) -> AttachedTrainer | None:
         """Who is attached with this rank."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loader_server.coordinator.events import Keep, Received, ResultsKept, Send
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
+from shared.wire.parts import DoneSet, EpochDone
 from tests.support.coordinator import View, attach, coordinator, said
 
 NOT_YET = (False, 0, ())
@@ -151,3 +152,77 @@ def test_a_run_that_noted_nothing_comes_to_its_end_as_well():
     state = of_world(1)
     said(state, results(rows=0, ended="stopped"))
     assert shown(state) == {"epoch": 1, "step": 10, "rows": 0, "values": {}, "ended": "stopped"}
+
+
+def in_queue(*incarnations, view=None):
+    state = coordinator(view or View(leases=LeaseRules(floor_s=1.0, tries=3)))
+    for one in incarnations:
+        said(state, attach(incarnation=one))
+    return state
+
+
+def test_a_rank_that_ends_first_leaves_its_results_for_the_others():
+    state = of_world(2)
+    assert answers(state, results(0, loss=1.0)) == [NOT_YET]
+    assert answers(state, results(0, serial=2, rows=0, ended="1 epochs are reached")) == [NOT_YET]
+    assert answers(state, results(1, loss=3.0)) == [(True, 8, (("loss", 2.0),))]
+    said(state, results(1, serial=2, rows=0, ended="1 epochs are reached"))
+    assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 2.0}, "1 epochs are reached")
+
+
+def test_in_queue_mode_too_a_trainer_that_ends_leaves_its_results():
+    state = in_queue(1, 2, 3)
+    said(state, results(incarnation=1, rows=1, loss=1.0))
+    said(state, results(incarnation=2, rows=1, loss=3.0))
+    said(state, results(incarnation=1, serial=2, rows=0, ended="1 epochs are reached"))
+    assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 2.0}, "1 epochs are reached")
+    assert answers(state, results(incarnation=3, rows=2, loss=4.0)) == [(True, 4, (("loss", 3.0),))]
+
+
+def test_after_a_restart_a_queue_adds_to_what_was_kept():
+    state = in_queue(1, 2)
+    said(state, results(incarnation=1, rows=1, loss=1.0))
+    said(state, results(incarnation=2, rows=1, loss=3.0))
+    orders = state.handle(Received(b"", results(incarnation=1, serial=2, rows=0, ended="over")), 0.0)
+    again = in_queue(1, 2, 3)
+    again.recover(orders[0].fact)
+    whole = (True, 4, (("loss", 3.0),))
+    assert answers(again, results(incarnation=3, rows=2, loss=4.0)) == [whole]
+    assert answers(again, results(incarnation=2, rows=1, loss=3.0)) == [whole], "told again, counted once"
+
+
+def test_after_a_restart_who_alone_told_an_epoch_is_not_counted_twice():
+    orders = in_queue(1).handle(Received(b"", results(incarnation=1, rows=1, loss=1.0)), 0.0)
+    again = in_queue(1)
+    again.recover(orders[0].fact)
+    assert answers(again, results(incarnation=1, serial=2, rows=1, loss=5.0)) == [(True, 1, (("loss", 5.0),))]
+
+
+def test_in_a_queue_a_slow_trainer_is_answered_and_the_newer_epoch_stays():
+    state = in_queue(1, 2)
+    said(state, results(incarnation=1, epoch=1, rows=1, loss=1.0))
+    said(state, results(incarnation=1, epoch=2, serial=2, rows=1, loss=9.0))
+    assert answers(state, results(incarnation=2, epoch=1, rows=1, loss=3.0)) == [(True, 2, (("loss", 2.0),))]
+    assert (shown(state)["epoch"], shown(state)["values"]) == (2, {"loss": 9.0})
+
+
+def test_a_queue_that_goes_back_to_a_checkpoint_shows_its_epochs_again():
+    state = in_queue(1)
+    for epoch in (1, 2):
+        said(state, results(incarnation=1, epoch=epoch, serial=epoch, rows=1, loss=9.0))
+    said(state, attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),))))
+    assert answers(state, results(incarnation=1, epoch=1, serial=3, rows=1, loss=1.0)) == [(True, 1, (("loss", 1.0),))]
+    assert (shown(state)["epoch"], shown(state)["values"]) == (1, {"loss": 1.0})
+
+
+def test_an_older_model_may_be_judged_after_a_newer_one():
+    state = in_queue(1, view=View(leases=LeaseRules(floor_s=1.0, tries=3), evaluation=True))
+    for serial, epoch in enumerate((2, 1)):
+        said(state, results(incarnation=1, epoch=epoch, serial=serial, loss=float(epoch)))
+    assert shown(state)["epoch"] == 1
+
+
+def test_a_sum_that_is_too_large_is_no_number():
+    state = of_world(2)
+    said(state, results(0, loss=1e308))
+    assert answers(state, results(1, loss=1e308)) == [(True, 8, (("loss", None),))]
