@@ -99,14 +99,14 @@ class CheckpointFolder:
             raise _none_is_whole(self._folder, reasons)
         return None
 
-    def read(self, name: str) -> tuple[Arrays, dict[str, Any]]:
-        """The checkpoint of this name."""
+    def read(self, name: str, *, otherwise: str) -> tuple[Arrays, dict[str, Any]]:
+        """The checkpoint of this name; `otherwise` is what a user may do who has it no more."""
         try:
             return _read(self._folder / name)
         except (OSError, _DamagedError) as error:
             raise DataError(
                 expected="the checkpoint that was begun with", got=str(error), where=str(self._folder / name),
-                remedy="Put it back from a copy, or begin anew.",
+                remedy=f"Put it back from a copy, or {otherwise}.",
             ) from error  # fmt: skip
 
     def newest(self) -> str:

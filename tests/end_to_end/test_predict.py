@@ -157,6 +157,20 @@ def test_parquet_has_the_same_rows_and_what_is_done_already_is_not_done_again(fo
     assert parquet.read_table(output).to_pylist() == expected(5.0)
 
 
+def test_a_checkpoint_that_is_gone_says_what_to_remove(folder: Path, endpoint: str) -> None:
+    output = folder / "gone.jsonl"
+    parts = folder / "gone.jsonl.parts"
+    write_checkpoint(folder, 4.0)
+    with start(folder, endpoint, "--output", output.name, STUCK="yes") as victim:
+        wait_until(lambda: leased(endpoint), "the victim has batches", 60)
+        victim.kill()
+    of = json.loads((parts / "prediction.json").read_text())["of"]
+    (folder / "checkpoints" / of["checkpoint"]["file"]).unlink()
+    code, _, complained = ended(start(folder, endpoint, "--output", output.name))
+    assert (code, "expected the checkpoint that was begun with" in complained) == (1, True), complained
+    assert "Put it back from a copy, or remove gone.jsonl.parts to begin anew." in complained
+
+
 def test_a_processor_of_the_users_gets_each_sample_and_none_is_a_warning(folder: Path, endpoint: str) -> None:
     write_checkpoint(folder, 2.0)
     code, said, complained = ended(start(folder, endpoint))

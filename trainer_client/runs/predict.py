@@ -213,7 +213,7 @@ class _Parts:
         begun = self._parts.begun()
         if begun and self._parts.finished() is None:
             name = begun["checkpoint"]["file"]
-            return name, *folder.read(name)
+            return name, *folder.read(name, otherwise=f"remove {self._parts.folder} to begin anew")
         return _newest(folder)
 
     def begin(self, of: dict[str, Any]) -> None:

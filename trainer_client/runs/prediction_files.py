@@ -1,8 +1,8 @@
 """The output of a prediction as a file: JSON lines or Parquet, a line for each sample, in the order of the source.
 
 Rules: the columns are the sample's number, its name and the model's outputs; samples that could not be used are
-counted and left out. A sample that comes twice is an error: it would be a defect of ours. Nothing is held but some
-rows at a time. It must not know how the rows came about.
+counted and left out. A sample that comes twice is an error. A number that JSON does not have (NaN, an infinite one) is
+null there. Nothing is held but some rows at a time. It must not know how the rows came about.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import DataError
+import numpy as np
+
 from shared.extras import library
-from trainer_client.runs.prediction_parts import MASKED, SAMPLE
+from trainer_client.runs.prediction_parts import MASKED, SAMPLE, came_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from trainer_client.runs.prediction_parts import Finished
@@ -43,30 +43,23 @@ def write_rows(path: Path, rows: Iterable[NDArray[np.void]]) -> Finished:
     finished, last = {"samples": 0, MASKED: 0}, -1
     with FORMATS[path.suffix](path) as write:
         for row in rows:
-            last = _checked(int(row[SAMPLE]), last)
+            if row[SAMPLE] <= last:
+                raise came_again(int(row[SAMPLE]), "the parts of a prediction")
+            last = int(row[SAMPLE])
             finished[MASKED if row[MASKED] else "samples"] += 1
             if not row[MASKED]:
                 write(row)
     return finished
 
 
-def _checked(sample: int, last: int) -> int:
-    if sample <= last:
-        raise DataError(
-            expected="each sample once", got=f"sample {sample} again", where="the parts of a prediction",
-            remedy="Predict on a stream whose samples come once an epoch: one that is neither mixed nor packed.",
-        )  # fmt: skip
-    return sample
-
-
-def _plain(row: NDArray[np.void]) -> _Row:
+def _plain(row: NDArray[np.void], value_of: Callable[[Any], Any]) -> _Row:
     assert row.dtype.names is not None
-    return {name: _plain_value(row[name]) for name in row.dtype.names if name != MASKED}
+    return {name: value_of(row[name]) for name in row.dtype.names if name != MASKED}
 
 
 def _plain_value(value: Any) -> Any:  # noqa: ANN401 - numbers, texts, lists of them
     if value.dtype.kind == "S":
-        value = value.astype("U") if value.ndim else value.decode("utf-8", "replace")
+        value = np.char.decode(value, "utf-8", "replace")
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -78,9 +71,17 @@ def _json_lines(path: Path) -> Iterator[Callable[[NDArray[np.void]], None]]:
     with path.open("w", encoding="utf-8") as file:
 
         def write(row: NDArray[np.void]) -> None:
-            file.write(json.dumps(_plain(row), ensure_ascii=False) + "\n")
+            file.write(json.dumps(_plain(row, _json_value), ensure_ascii=False, allow_nan=False) + "\n")
 
         yield write
+
+
+def _json_value(value: Any) -> Any:  # noqa: ANN401 - as above
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        plain = np.array(value, object)
+        plain[~np.isfinite(value)] = None
+        return plain.tolist()
+    return _plain_value(value)
 
 
 # --- Parquet ---
@@ -105,7 +106,7 @@ class _ParquetRows:
     def add(self, row: NDArray[np.void]) -> None:
         if self._schema is None:
             self._schema = _schema(row.dtype)
-        self._rows.append(_plain(row))
+        self._rows.append(_plain(row, _plain_value))
         if len(self._rows) == _ROWS:
             self.flush()
 

@@ -6,6 +6,8 @@ Rules, so that any number of trainers may write here, and be killed at any momen
 - The folder alone says which batches are done. Leases only share the work out, so a coordinator that forgot them, or
   that gave some to another prediction, costs time and no sample.
 - The record says what the outputs come of: a prediction of anything else into the same output is refused.
+- Whoever ends it removes what others are still writing: that is no error, and what they wrote later they remove.
+- A sample is in one batch only; whoever gets it in a second one refuses that, before all is predicted in vain.
 - Whoever begins or ends something holds the lock, which the kernel releases when its holder dies.
 
 It must not know TensorFlow, feeds, or the format of the output.
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts"]
+__all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts", "came_again"]
 
 #: The columns that each part has beside the outputs: the sample's number and its name in the source, and whether it
 #: could not be used.
@@ -53,6 +55,8 @@ class PredictionParts:
         self.folder = output.with_name(output.name + ".parts")
         #: Of the prediction that was begun or joined: parts of an earlier one are none.
         self._id = ""
+        #: By sample: one more than the number of the batch that it was in here; 0: it was in none.
+        self._batch_of = np.zeros(0, np.int32)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -132,12 +136,36 @@ class PredictionParts:
 
     def write(self, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
         """A batch is predicted: each column has a value for each of its samples."""
+        self._refuse_repeated(number, columns[SAMPLE])
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
         rows = np.empty(len(columns[SAMPLE]), dtype)
         for name, column in columns.items():
             rows[name] = column
-        with self._replacing(self._part(number).name) as path, path.open("wb") as file:
-            np.save(file, rows, allow_pickle=False)
+        part = self._part(number)
+        try:
+            with self._replacing(part.name) as path, path.open("wb") as file:
+                np.save(file, rows, allow_pickle=False)
+        except FileNotFoundError:  # removed meanwhile
+            if not self._is_over():
+                raise
+        if self._is_over():
+            part.unlink(missing_ok=True)
+
+    def _is_over(self) -> bool:
+        """Whether nobody reads its parts any more."""
+        record = self._read()
+        return record.get("id") != self._id or "finished" in record
+
+    def _refuse_repeated(self, number: int, samples: NDArray[np.int64]) -> None:
+        """The same batch may come again, when a lease expired; a sample of it in another may not."""
+        more = int(samples.max(initial=-1)) + 1 - len(self._batch_of)
+        if more > 0:
+            self._batch_of = np.pad(self._batch_of, (0, max(more, len(self._batch_of))))
+        before, ordered = self._batch_of[samples], np.sort(samples)
+        elsewhere = samples[(before != 0) & (before != number + 1)]
+        for sample in (*elsewhere[:1], *ordered[1:][np.diff(ordered) == 0][:1]):
+            raise came_again(int(sample), f"batch {number}")
+        self._batch_of[samples] = number + 1
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:08d}-{self._id}.npy"
@@ -178,6 +206,14 @@ class PredictionParts:
     def _remove_parts(self) -> None:
         for path in [*self.folder.glob("*.npy"), *self.folder.glob("*.tmp*")]:
             path.unlink(missing_ok=True)
+
+
+def came_again(sample: int, where: str) -> DataError:
+    """The stream's epoch is not each sample once."""
+    return DataError(
+        expected="each sample once", got=f"sample {sample} again", where=where,
+        remedy="Predict on a stream whose samples come once an epoch: one that is neither mixed nor packed.",
+    )  # fmt: skip
 
 
 def _load(path: Path) -> NDArray[np.void]:

@@ -85,6 +85,43 @@ def test_parquet_has_types_and_takes_some_rows_at_a_time(tmp_path: Path, monkeyp
     assert [str(one) for one in table.schema.types] == ["int64", "string", "list<element: float>", "string"]
 
 
+def special() -> dict[str, np.ndarray]:
+    """Texts of two axes that are no ASCII or no text at all, and numbers that JSON does not have."""
+    columns = part(0, 1)
+    columns["output"] = np.array([[np.nan, 1.5], [np.inf, -np.inf]], np.float32)
+    columns["loss"] = np.array([np.nan, 0.25], np.float64)
+    columns["text"] = np.array([["ü".encode(), b"a"], ["é𝄞".encode(), b"\xff"]], "S")
+    return columns
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_texts_of_several_axes_are_utf_8(tmp_path: Path, suffix: str) -> None:
+    parts = PredictionParts(tmp_path / f"out.{suffix}")
+    begin(parts)
+    for number, columns in enumerate([special(), part(), part()]):
+        parts.write(number, columns)
+    finish(parts)
+    if suffix == "parquet":
+        rows = parquet.read_table(parts.output).to_pylist()
+        assert np.isnan(rows[0]["loss"])
+    else:
+        rows = [json.loads(line) for line in parts.output.read_text("utf-8").splitlines()]
+    assert [one["text"] for one in rows] == [["ü", "a"], ["é𝄞", "\ufffd"]]
+
+
+def test_numbers_that_json_does_not_have_are_null(parts: PredictionParts) -> None:
+    for number, columns in enumerate([special(), part(), part()]):
+        parts.write(number, columns)
+    finish(parts)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    lines = parts.output.read_text("utf-8").splitlines()
+    rows = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert [(one["output"], one["loss"]) for one in rows] == [([None, 1.5], None), ([None, None], 0.25)]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_nothing_at_all_is_a_file_as_well(tmp_path: Path, suffix: str) -> None:
     parts = PredictionParts(tmp_path / f"out.{suffix}")
@@ -140,6 +177,53 @@ def test_a_part_that_comes_after_the_end_is_not_asked_for(parts: PredictionParts
     assert late.finished() == {"samples": 3, "masked": 0}
 
 
+@pytest.mark.parametrize("is_written_first", [False, True])
+def test_a_part_that_is_being_written_at_the_end_is_no_error_and_does_not_stay(
+    parts: PredictionParts, monkeypatch: pytest.MonkeyPatch, is_written_first: bool
+) -> None:
+    """Another trainer ends the prediction before or after the bytes are on disk."""
+    for number in range(3):
+        parts.write(number, part(number))
+    late = PredictionParts(parts.output)
+    begin(late)
+    save, ended = np.save, []
+
+    def save_while_another_finishes(*arguments: Any, **settings: Any) -> None:
+        if is_written_first:
+            save(*arguments, **settings)
+        ended.append(finish(parts))
+        if not is_written_first:
+            save(*arguments, **settings)
+
+    monkeypatch.setattr(prediction_parts.np, "save", save_while_another_finishes)
+    late.write(1, part(1))
+    assert ended == [late.finished()]
+    assert sorted(path.name for path in parts.folder.iterdir()) == ["lock", "prediction.json"]
+
+
+def test_a_part_that_is_written_after_the_end_does_not_stay(parts: PredictionParts) -> None:
+    for number in range(3):
+        parts.write(number, part(number))
+    late = PredictionParts(parts.output)
+    begin(late)
+    finish(parts)
+    late.write(1, part(1))
+    assert sorted(path.name for path in parts.folder.iterdir()) == ["lock", "prediction.json"]
+
+
+def test_a_part_that_cannot_be_written_is_an_error(parts: PredictionParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = np.save
+
+    def save_and_lose(*arguments: Any, **settings: Any) -> None:
+        save(*arguments, **settings)
+        for path in parts.folder.glob("*.tmp*"):
+            path.unlink()
+
+    monkeypatch.setattr(prediction_parts.np, "save", save_and_lose)
+    with pytest.raises(FileNotFoundError):
+        parts.write(1, part(1))
+
+
 def test_a_file_of_somebody_elses_stays(tmp_path: Path) -> None:
     parts = PredictionParts(tmp_path / "out.jsonl")
     parts.output.write_text("precious")
@@ -163,9 +247,23 @@ def test_one_at_a_time_has_the_lock(parts: PredictionParts) -> None:
     assert got.is_set()
 
 
+def test_a_sample_that_comes_again_is_refused_when_it_comes(parts: PredictionParts) -> None:
+    parts.write(0, part(4, 2))
+    parts.write(2, part(2000))
+    parts.write(0, part(4, 2))  # this batch again, as another's lease expired
+    with pytest.raises(DataError, match="expected each sample once, got sample 2 again") as caught:
+        parts.write(1, part(3, 2, 2000))
+    assert "neither mixed nor packed" in str(caught.value)
+    with pytest.raises(DataError, match="got sample 5 again"):
+        parts.write(1, part(5, 6, 5))
+    assert parts.missing() == [1]
+
+
 def test_a_sample_twice_is_an_error_and_so_is_a_damaged_part(parts: PredictionParts) -> None:
-    for number in range(3):
-        parts.write(number, part(7))
+    for number in range(3):  # each by another trainer
+        other = PredictionParts(parts.output)
+        begin(other)
+        other.write(number, part(7))
     with pytest.raises(DataError, match="expected each sample once, got sample 7 again"):
         finish(parts)
     parts._part(1).write_bytes(b"\x93NUMPY")
