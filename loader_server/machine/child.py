@@ -44,7 +44,7 @@ class Child:
     spare_listen: str = ""
     process: Nursling | None = None
     restarts: int = 0
-    #: Whether it became ready since its last start.
+    #: Whether it became ready, and has not died since.
     served: bool = False
     #: Whether it was told to end.
     is_ending: bool = False
@@ -141,6 +141,7 @@ class Child:
         self._pause_s = _FIRST_PAUSE_S if healthy else min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if not self.served:  # a child that a transform left behind may hold its port
             self.listen = self.spare_listen or self.listen
+        self.served = False
 
     def _forget(self) -> None:
         self.process, self.kill_s = None, math.inf

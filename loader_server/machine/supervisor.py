@@ -314,8 +314,7 @@ class Supervisor:
                 job.stage = Stage.COORDINATING
                 job.coordinator.start(self._nursery, _READY_TIMEOUT_S)
         self._look_at_child(job, job.coordinator, now_s)
-        if job.stage in _RUNNING:
-            self._restart(job.coordinator, now_s)
+        self._restart(job.coordinator, now_s)
 
     def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
         for said in child.hear():
@@ -327,7 +326,9 @@ class Supervisor:
         code = child.look(now_s)
         if code is None or child.is_ending:
             return
-        if not served and (job.stage is Stage.COORDINATING or (job.stage is Stage.JOINING and not child.restarts)):
+        if job.stage is Stage.ENDING:
+            child.end(self.settings.drain_timeout_s)
+        elif not served and not child.restarts and job.stage is not Stage.SERVED:
             self._give_up(job, child, code)
         else:
             child.begin_pause(now_s)

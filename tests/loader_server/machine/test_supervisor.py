@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from typing import TYPE_CHECKING
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 import trainer_client
-from tests.support.loaders import running, wait_until, write_job
+from loader_server.commands.status import ask_all
+from loader_server.job_folder import JobFolder
+from loader_server.machine.control import ask_machine
+from tests.support.forked import start_module
+from tests.support.loaders import ROOT, running, wait_until, write_job
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+#: A module whose import ends once there is a file.
+_SLOW = """
+import pathlib, threading
+from loader_server.transforms import transform
+
+while not pathlib.Path({gate!r}).exists():
+    threading.Event().wait(0.05)
+
+@transform()
+def unchanged(sample, rng):
+    pass
+"""
+
+
+def make(folder: Path, name: str, **how: Any) -> Path:
+    """A job file in a folder of its own."""
+    (folder / name).mkdir()
+    return write_job(folder / name, name=name, samples=20, **how)
+
+
+def coordinators(of: Path, parent: int) -> list[psutil.Process]:
+    """The processes of this job's coordinator."""
+    found = []
+    for child in psutil.Process(parent).children(recursive=True):
+        try:
+            words = " ".join(child.cmdline()).split()
+        except psutil.NoSuchProcess:
+            continue
+        if "coordinator" in words and str(of) in words:
+            found.append(child)
+    return found
+
+
+def stages(of: Path) -> list[str]:
+    """How far each job of a machine is."""
+    return [one["stage"] for one in ask_machine(JobFolder(of).state, do="jobs")["jobs"]]
+
+
+@contextmanager
+def beginning(*jobs: Path, workers: int) -> Iterator[tuple[int, Path]]:
+    """Loaders that need not be ready yet, for the length of a block: process id and log."""
+    log = jobs[0].parent / "beginning.log"
+    log.touch()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{jobs[-1].parent}"}
+    command = ("loader_server", "run", *map(str, jobs), "--workers", str(workers))
+    process = start_module(command, folder=jobs[0].parent, log=log, environment=environment)
+    try:
+        yield process.pid, log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
 
 
 def test_a_child_that_a_nameless_signal_ends_is_started_again(tmp_path: Path) -> None:
@@ -20,3 +82,43 @@ def test_a_child_that_a_nameless_signal_ends_is_started_again(tmp_path: Path) ->
         wait_until(lambda: cause in loaders.text(), "the supervisor says how it ended")
         with trainer_client.connect(loaders.endpoint) as feed:
             assert len(list(feed)) > 0
+
+
+def test_a_coordinator_that_dies_while_another_job_still_begins_is_started_again(tmp_path: Path) -> None:
+    quick, slow = make(tmp_path, "quick"), make(tmp_path, "slow", transforms=("slow:unchanged", "logmel"))
+    gate = tmp_path / "gate"
+    (tmp_path / "slow" / "slow.py").write_text(_SLOW.format(gate=str(gate)))
+    with beginning(quick, slow, workers=2) as (pid, log):
+
+        def ready() -> int:
+            return sum('"ready"' in line and '"coordinator"' in line for line in log.read_text().splitlines())
+
+        wait_until(ready, "one job's coordinator is ready")
+        (coordinator,) = coordinators(quick, pid)
+        coordinator.kill()
+        wait_until(lambda: ready() == 2, "it is there again, before the other one")
+        assert "is served at" not in log.read_text()
+        gate.touch()
+        wait_until(lambda: log.read_text().count("is served at") == 2, "both are served")
+
+
+def test_a_coordinator_that_dies_while_its_job_ends_is_not_started_again(tmp_path: Path) -> None:
+    stays, ends = make(tmp_path, "stays"), make(tmp_path, "ends")
+    with running(stays, ends, workers=2) as loaders:
+        pid = loaders.process.pid
+        workers, (coordinator,) = loaders.workers(), coordinators(ends, pid)
+        for worker in workers:
+            worker.suspend()  # so that the job takes a while to end
+        ending = threading.Thread(target=lambda: ask_machine(JobFolder(ends).state, do="end"))
+        ending.start()
+        wait_until(lambda: "ending" in stages(stays), "it ends")
+        coordinator.kill()
+        wait_until(lambda: not psutil.pid_exists(coordinator.pid), "its coordinator is gone")
+        for _ in range(3):  # the first answers may have been given before the end was told
+            ask_machine(JobFolder(stays).state, do="jobs")
+        for worker in workers:
+            worker.resume()
+        ending.join(60)
+        assert not ending.is_alive()
+        assert "is started again" not in loaders.text()
+        assert [one["job"] for one in ask_all(stays)["jobs"]] == ["stays"]
