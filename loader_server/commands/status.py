@@ -51,7 +51,7 @@ def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> 
 
 def ask_all(path: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
     """The jobs of the machine that serves this one, each with its coordinator's report, if that answers."""
-    jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, do="jobs")["jobs"]
+    jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import LostError, StokerError
+from shared.errors import LostError, SettingsError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,9 +98,10 @@ class Control:
         self._path.unlink(missing_ok=True)
 
 
-def ask_machine(state: Path, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - plain JSON values
-    """Ask the process that serves the job with this state folder, and wait for as long as that takes."""
+def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - plain JSON values
+    """Ask the process that serves the job with this state folder; without a timeout wait for as long as that takes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(timeout_s if timeout_s < math.inf else None)
         try:
             with _short(state) as address:
                 connection.connect(address)
@@ -107,6 +109,20 @@ def ask_machine(state: Path, **request: Any) -> dict[str, Any]:  # noqa: ANN401 
             came = connection.recv(_MOST_BYTES)
         except (FileNotFoundError, ConnectionError):
             came = b""
+        except (TimeoutError, BlockingIOError):
+            raise LostError(
+                expected=f"the `loader-server run` that serves this job to answer within {timeout_s:g} s",
+                got="no answer",
+                where=str(state),
+                remedy="See whether its process runs: it may be stopped, or this machine overloaded.",
+            ) from None
+        except OSError as error:
+            raise SettingsError(
+                expected="to reach the `loader-server run` that serves this job",
+                got=str(error),
+                where=str(state),
+                remedy="Give this command as the user who runs it; nobody else may.",
+            ) from None
         if not came:
             raise LostError(
                 expected="a `loader-server run` on this machine that serves this job, and answers",

@@ -24,7 +24,7 @@ from loader_server.machine.processes import how_it_ended
 from loader_server.machine.served_job import ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
 from shared.endpoints import check_endpoint
-from shared.errors import StokerError
+from shared.errors import MachineError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets
 from shared.sockets import Waker
@@ -159,9 +159,17 @@ class Supervisor:
         where = f"{folder.path}, listen"
         check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, listen, max(self.settings.workers, len(self.jobs) + 1))
-        remove_dead_targets(folder.targets_folder)
         job = ServedJob(folder, listen, self._command)
-        job.indexer.start(self._nursery)
+        try:
+            remove_dead_targets(folder.targets_folder)
+            job.indexer.start(self._nursery)
+        except OSError as error:
+            raise MachineError(
+                expected="to begin with the job",
+                got=str(error),
+                where=str(folder.path),
+                remedy="Look at the permissions of its state folder, and at this machine's limit of open files.",
+            ) from error
         self.jobs[job.name] = job
         return job
 

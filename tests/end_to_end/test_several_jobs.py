@@ -205,6 +205,12 @@ def test_a_job_that_cannot_be_served_is_refused_and_changes_nothing(tmp_path: Pa
         assert "expected index of job broken to start, got exit 1 before it was ready" in complained
         assert "no_such_transform" in loaders.text(), "its own error is in the log"
 
+        odd = make(tmp_path, "odd", samples=20)
+        (tmp_path / "odd" / ".stoker" / "odd" / "targets" / "folder.json").mkdir(parents=True)
+        code, _, complained = command("add", odd, "--to", served)
+        assert code == 1
+        assert "expected to begin with the job, got [Errno 21] Is a directory: " in complained
+
         assert shares(served) == {"served": 2}
         assert len(read(loaders.endpoint)) > 0
 

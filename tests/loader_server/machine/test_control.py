@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import tempfile
 import threading
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,6 @@ from shared.errors import LostError, SettingsError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from loader_server.machine.control import Question
 
@@ -73,6 +75,43 @@ def test_the_end_of_the_machine_is_no_answer(tmp_path: Path) -> None:
         ask_machine(tmp_path, do="end")
     with pytest.raises(LostError):
         ask_machine(tmp_path / "never", do="end")
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root is let in everywhere; everybody else to where the mode says so."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["state/machine.sock", "."])
+def test_another_user_is_told_who_may_ask(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as above:  # pytest's own folders are closed to others
+        Path(above).chmod(0o755)
+        state = Path(above) / "parent" / "state"
+        state.mkdir(parents=True)
+        with closing(Control(state)):
+            shut = state.parent / closed
+            shut.chmod(0)
+            try:
+                with (
+                    as_another_user(),
+                    pytest.raises(SettingsError, match=r"Permission denied.* as the user who runs it"),
+                ):
+                    ask_machine(state, do="jobs")
+            finally:
+                shut.chmod(0o700)
+
+
+def test_a_machine_that_is_stopped_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
+    with closing(Control(tmp_path)), pytest.raises(LostError, match=r"answer within 0\.05 s, got no answer"):
+        ask_machine(tmp_path, timeout_s=0.05, do="jobs")
 
 
 @pytest.mark.parametrize(
