@@ -49,6 +49,40 @@ def eval_metrics():
 
 feed_keys = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
 """
+#: Two inputs and no targets.
+PAIRS = """
+import keras
+
+
+class Frames(keras.layers.Layer):
+    def call(self, inputs):
+        audio, length = inputs
+        return keras.ops.sum(keras.ops.ones_like(audio[:, :, 0]), axis=1) + 0.0 * keras.ops.cast(length, "float32")
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+    def update_state(self, targets, outputs, sample_weight=None):
+        assert targets is None
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(outputs)))
+
+    def result(self):
+        return self.value
+
+
+def model():
+    return keras.Sequential([Frames()])
+
+
+def eval_metrics():
+    return [Largest()]
+
+
+feed_keys = {"inputs": ("audio", "audio_length")}
+"""
 SAMPLES = 40
 
 
@@ -57,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate")
     write_job(folder, samples=SAMPLES, longest_s=0.5)
     (folder / "levels.py").write_text(MODULE)
+    (folder / "pairs.py").write_text(PAIRS)
     with (folder / "job.toml").open("a") as job:
         job.write('\n[streams.test]\nlike = "train"\norder = "sorted"\n')
     return folder
@@ -166,6 +201,17 @@ def test_once_it_says_what_it_found_or_what_is_missing(folder: Path, endpoint: s
     assert first.startswith("dev at step ")
     assert first.endswith(f", after 2 epochs: loss {want['loss']:.4f}, error {want['error']:.4f} ({SAMPLES} samples)")
     assert last.startswith(f"FINISHED: 1 checkpoints, {SAMPLES} samples, 0:00:")
+
+
+def test_several_inputs_without_targets_are_all_inputs(folder: Path, endpoint: str) -> None:
+    """Keras would take the second for the targets."""
+    CheckpointFolder(folder / "pairs", 1).write({}, {"epoch": 1, "step": 3, "model_variables": 0})
+    with start(folder, endpoint, "--model", "pairs", "--checkpoint", str(folder / "pairs"), "--json") as process:
+        said, complained = process.communicate(timeout=90)
+    assert process.returncode == 0, complained
+    (line,) = map(json.loads, said.splitlines())
+    assert line["values"]["rows"] >= SAMPLES
+    assert line["values"]["largest"] > 0
 
 
 def test_a_stream_that_is_trained_on_refuses_and_goes_on(folder: Path, endpoint: str) -> None:

@@ -19,6 +19,7 @@ from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, judged_line, starting_line
+from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,8 @@ def evaluate(order: EvaluateOrder) -> None:
         for arrays, record in _versions(order, began_s):
             checkpoints += 1
             for stream, dataset in data.items():
-                values = evaluator.evaluate(dataset, models_own(arrays, record))
+                own = models_own(arrays, record)
+                values = evaluator.evaluate(dataset, own, inputs_alone=_inputs_alone(order, feeds[stream]))
                 samples += int(values["rows"])
                 _tell(order, stream, record, values)
                 _share(feeds[stream], record, values)
@@ -115,6 +117,11 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
     if session.producers:
         return feed.pipeline(order.module.require("dataset_pipeline"))
     return feed.dataset(**order.module.feed_keys())
+
+
+def _inputs_alone(order: EvaluateOrder, feed: Feed) -> bool:
+    session = feed._session  # noqa: SLF001 - as above
+    return not session.producers and ElementStructure(**order.module.feed_keys()).inputs_alone
 
 
 # --- checkpoints ---

@@ -51,6 +51,11 @@ class ElementStructure:
                 remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
             )
 
+    @property
+    def inputs_alone(self) -> bool:
+        """Elements are inputs and nothing else: Keras would take a tuple of them for inputs and targets."""
+        return self.inputs is not None and self.targets is None and self.weights is None
+
     def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
         """The element with these values in its places, before `map`."""
         if self.inputs is None:

@@ -26,6 +26,9 @@ from trainer_client.tf import ctrl_c
 from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
+#: What waits inside TensorFlow runs no handler of an alarm, so a thread has to end it; sooner than who runs this file.
+pytestmark = pytest.mark.timeout(60, method="thread")
+
 
 @pytest.fixture
 def starved():

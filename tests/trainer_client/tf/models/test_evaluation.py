@@ -59,6 +59,23 @@ def test_without_weights_every_row_counts_and_without_a_loss_there_is_none():
     assert got == pytest.approx({"error": float(errors.mean()), "rows": 11.0}, rel=1e-5)
 
 
+def test_two_inputs_are_not_taken_for_inputs_and_targets():
+    class Difference(keras.layers.Layer):
+        def call(self, inputs):
+            rows, targets = inputs
+            return targets - rows[:, :1]
+
+    class MeanOutput(keras.metrics.Mean):
+        def update_state(self, targets, outputs):
+            assert targets is None
+            super().update_state(outputs)
+
+    whole = tf.data.Dataset.from_tensors((ROWS, TARGETS))
+    evaluator = Evaluator(keras.Sequential([Difference()]), None, [MeanOutput(name="mean")])
+    got = evaluator.evaluate(whole, [], inputs_alone=True)
+    assert got == pytest.approx({"mean": float((TARGETS - ROWS[:, :1]).mean()), "rows": 11.0}, rel=1e-4)
+
+
 def test_another_models_checkpoint_is_refused():
     evaluator = Evaluator(keras.Sequential([keras.layers.Dense(2)]), None, [])
     with pytest.raises(DataError, match="expected the model's 2 variables, got 2 of other shapes"):
