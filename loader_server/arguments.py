@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.errors import StokerError
 from shared.quick_import import quick_import
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
 
-__all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job"]
+__all__ = ["add_index", "add_plan", "add_show", "command_named", "read_job", "tells_its_error"]
 
 
 def command_named(
@@ -30,6 +31,21 @@ def command_named(
     command = commands.add_parser(name, help=about, description=about, epilog=f"example: {example}")
     command.set_defaults(run=run)
     return command
+
+
+def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Have a command tell its error to the process that started it, too."""
+
+    def told(options: argparse.Namespace) -> int:
+        try:
+            return run(options)
+        except StokerError as error:
+            from loader_server.machine.processes import say_error
+
+            say_error(options.ready_fd, error)
+            raise
+
+    return told
 
 
 def read_job(path: Path) -> JobFile:
@@ -47,7 +63,9 @@ def read_job(path: Path) -> JobFile:
 def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """`loader-server index`."""
     about = "Make the index of each stream's source: where each sample is, and how long it is."
-    command = command_named(commands, "index", _make_indexes, about, "loader-server index job.toml --strict")
+    command = command_named(
+        commands, "index", tells_its_error(_make_indexes), about, "loader-server index job.toml --strict"
+    )
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job
+from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
 from shared.command import allow_many_files, describe_exit_codes, run_command
 from shared.errors import SettingsError
 from shared.quick_import import quick_import
@@ -134,6 +134,7 @@ def _run_machine(options: argparse.Namespace) -> int:
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     from loader_server.job_folder import JobFolder
+    from loader_server.machine.served_job import PrintedError
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
     jobs = [JobFolder(path) for path in options.job]
@@ -152,6 +153,8 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery) -> int:
     try:
         supervisor.start(jobs, options.listen)
         supervisor.run()
+    except PrintedError as error:
+        return error.exit_code
     finally:
         supervisor.close()
     return 0
@@ -209,7 +212,7 @@ def _add_coordinator(commands: argparse._SubParsersAction[argparse.ArgumentParse
     command = command_named(
         commands,
         "coordinator",
-        _run_coordinator,
+        tells_its_error(_run_coordinator),
         about,
         "loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
     )
@@ -224,7 +227,7 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command = command_named(
         commands,
         "worker",
-        _run_worker,
+        tells_its_error(_run_worker),
         about,
         "loader-server worker job.toml --coordinator tcp://loader-1:7400 --listen tcp://0.0.0.0:7410",
     )
@@ -311,6 +314,7 @@ def _run_worker(options: argparse.Namespace) -> int:
     with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder) as served:
         keep_ports_from_children([*worker.ports, port_of(served.address)])
         say_ready(options.ready_fd, endpoint=worker.endpoint)
+        options.ready_fd = -1
         worker.run()
     return 0
 

@@ -45,6 +45,10 @@ class StokerError(Exception):
         self.remedy = remedy
         super().__init__(f"{where}: expected {expected}, got {got.rstrip('.')}. {remedy}")
 
+    def words(self) -> dict[str, str]:
+        """What it says, to be said by another process."""
+        return {"expected": self.expected, "got": self.got, "where": self.where, "remedy": self.remedy}
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
 

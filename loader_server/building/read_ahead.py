@@ -171,7 +171,7 @@ def read_patiently(
                     expected="to read the sample",
                     got=f"{type(error).__name__}: {error}",
                     where=str(error.filename or f"sample {samples[len(raw)]}"),
-                    remedy="Check the disk or mount on every loader machine; the job goes on from its checkpoint.",
+                    remedy="Check the disk or mount on all loader machines; a running job goes on from its checkpoint.",
                 ) from error
             time.sleep(pause_s)
     return raw

@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Child:
     restarts: int = 0
     #: Whether it became ready, and has not died since.
     served: bool = False
+    #: Its own error, in the words of a `StokerError`, which it has printed; empty if it said none.
+    error: dict[str, str] = field(default_factory=dict)
     #: Whether it was told to end.
     is_ending: bool = False
     #: When it is ended by force, if it lives then.
@@ -70,6 +72,7 @@ class Child:
         finally:
             os.close(writing)
         self._pipe, self._begun, self.served, self.is_ending = reading, b"", False, False
+        self.error = {}
         self._started_s, self.again_s = time.monotonic(), math.inf
         self.kill_s = self._started_s + within_s
 
@@ -101,6 +104,7 @@ class Child:
                 if "endpoint" in said:
                     self.listen, self.served = said["endpoint"], True
                     self.kill_s = self.kill_s if self.is_ending else math.inf
+                self.error = _error_in(said) or self.error
                 yield said
 
     def look(self, now_s: float) -> int | None:
@@ -112,6 +116,8 @@ class Child:
             self.kill_s = now_s + _PATIENCE_S
         code = self.process.wait(0)
         if code is not None:
+            for _ in self.hear():  # its last words
+                pass
             self._forget()
         return code
 
@@ -160,6 +166,14 @@ def _read(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _error_in(said: dict[str, Any]) -> dict[str, str]:
+    """The words of an error, if that is what it says."""
+    error = said.get("error")
+    if not isinstance(error, dict) or set(error) != {"expected", "got", "where", "remedy"}:
+        return {}
+    return {key: str(words) for key, words in error.items()}
 
 
 def _is_readable(descriptor: int) -> bool:

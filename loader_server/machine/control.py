@@ -57,8 +57,7 @@ class Question:
 
     def refuse(self, error: StokerError) -> None:
         """Say why not."""
-        said = {"expected": error.expected, "got": error.got, "where": error.where, "remedy": error.remedy}
-        self.answer(error=said)
+        self.answer(error=error.words())
 
     def close(self) -> None:
         """Hang up."""

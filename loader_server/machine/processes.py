@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from shared.errors import StokerError
+
 __all__ = [
     "descriptors_by_port",
     "end_with_parent",
     "how_it_ended",
     "keep_ports_from_children",
+    "say_error",
     "say_more",
     "say_ready",
 ]
@@ -82,6 +85,11 @@ def say_more(ready_fd: int, **facts: Any) -> None:  # noqa: ANN401 - plain JSON 
     with contextlib.suppress(OSError):
         os.set_blocking(ready_fd, False)
         os.write(ready_fd, _line(facts))
+
+
+def say_error(ready_fd: int, error: StokerError) -> None:
+    """Tell whoever started us why we end."""
+    say_more(ready_fd, error=error.words())
 
 
 def _line(facts: dict[str, Any]) -> bytes:

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from loader_server.job_folder import JobFolder
     from loader_server.machine.control import Control, Question
 
-__all__ = ["ServedJob", "Stage", "StartError", "refuse_conflicts"]
+__all__ = ["PrintedError", "ServedJob", "Stage", "StartError", "refuse_conflicts"]
 
 
 class StartError(StokerError):
-    """A child ended before it was ready; its own error is printed above this one."""
+    """A child ended before it was ready."""
+
+
+class PrintedError(StartError):
+    """The own error of a child that ended before it was ready, which it has printed."""
 
 
 class Stage(enum.Enum):

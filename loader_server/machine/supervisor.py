@@ -21,7 +21,7 @@ from loader_server.job_folder import JobFolder
 from loader_server.machine import deadline
 from loader_server.machine.control import Control
 from loader_server.machine.processes import how_it_ended
-from loader_server.machine.served_job import ServedJob, Stage, StartError, refuse_conflicts
+from loader_server.machine.served_job import PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
 from shared.endpoints import check_endpoint
 from shared.errors import MachineError, StokerError
@@ -346,11 +346,15 @@ class Supervisor:
             )
 
     def _give_up(self, job: ServedJob, child: Child, code: int) -> None:
-        job.error = StartError(
-            expected=f"{child.name} of job {job.name} to start",
-            got=f"{_cause(code)} before it was ready",
-            where=str(job.folder.path),
-            remedy="Its own error is above, in the log of `loader-server run`.",
+        job.error = (
+            PrintedError(**child.error)
+            if child.error
+            else StartError(
+                expected=f"{child.name} of job {job.name} to start",
+                got=f"{_cause(code)} before it was ready",
+                where=str(job.folder.path),
+                remedy="What it printed is above, in the log of `loader-server run`.",
+            )
         )
         self._failure = self._failure or job.error if self._starting else None
         self._end(job)

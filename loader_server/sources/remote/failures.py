@@ -86,7 +86,7 @@ def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -
         expected="to read the file",
         got=_said(error) + (f", at each of {attempts} attempts" if _may_pass(error) and attempts > 1 else ""),
         where=where,
-        remedy="Check the store, and the network on every loader machine; the job goes on from its checkpoint.",
+        remedy="Check the store, and the network on all loader machines; a running job goes on from its checkpoint.",
     )
 
 

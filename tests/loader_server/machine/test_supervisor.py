@@ -122,3 +122,10 @@ def test_a_coordinator_that_dies_while_its_job_ends_is_not_started_again(tmp_pat
         assert not ending.is_alive()
         assert "is started again" not in loaders.text()
         assert [one["job"] for one in ask_all(stays)["jobs"]] == ["stays"]
+
+
+def test_a_process_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
+    job = make(tmp_path, "mute", transforms=("mute:unchanged", "logmel"))
+    (tmp_path / "mute" / "mute.py").write_text("import os\nos._exit(7)\n")
+    with beginning(job, workers=1) as (_, log):
+        wait_until(lambda: "expected index of job mute to start, got exit 7" in log.read_text(), "it is named")
