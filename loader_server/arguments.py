@@ -187,7 +187,7 @@ def _number(text: str) -> int:
 
 
 def _show_batch(options: argparse.Namespace) -> int:
-    from loader_server.commands import show
+    from loader_server.commands.showing import show
 
     show.show(
         read_job(options.job),

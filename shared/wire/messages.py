@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.lease_work import MOST_LEASES, WORK
 from shared.wire.parts import (
     COUNT,
@@ -38,7 +37,8 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
-from shared.wire.result_messages import Aggregate, Results
+from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
+from shared.wire.topics.result_messages import Aggregate, Results
 
 __all__ = [
     "KINDS",

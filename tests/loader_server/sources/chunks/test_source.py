@@ -9,7 +9,7 @@ import pytest
 
 from loader_server.commands.index import index_missing
 from loader_server.commands.plan_report import facts
-from loader_server.commands.shown_batch import BatchNumber, built_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, built_batch
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import SettingsError

@@ -14,9 +14,9 @@ import pytest
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
-from loader_server.commands.batch_picture import draw
 from loader_server.commands.index import index_missing
-from loader_server.commands.shown_batch import BatchNumber, ShownBatch, built_batch
+from loader_server.commands.showing.batch_picture import draw
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, built_batch
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
@@ -72,7 +72,7 @@ def test_what_is_seen_is_what_a_worker_builds(job: JobFile, capsys: Any) -> None
     facts = _facts(capsys, job.path, "train", "--epoch", 3, "--batch", 1)
     stream = Stream(job, "train")
     builder = Builder(stream, Quarantine(job.base / "q.jsonl"), Deadline(9.0, lambda _: None))
-    from loader_server.commands.shown_batch import _want  # noqa: PLC0415 - a want is a want
+    from loader_server.commands.showing.shown_batch import _want  # noqa: PLC0415 - a want is a want
 
     want = _want(stream, BatchNumber(epoch=3, number=1, group=1))
     prepared = builder.prepare(want)

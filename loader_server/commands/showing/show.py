@@ -19,10 +19,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from loader_server.commands.batch_picture import draw
 from loader_server.commands.plan import found, open_stream, places_table
 from loader_server.commands.recall import recall
-from loader_server.commands.shown_batch import BatchNumber, ShownBatch, ShownSample, built_batch
+from loader_server.commands.showing.batch_picture import draw
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, built_batch
 from shared.errors import SettingsError
 from shared.wire.layout import RESET
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.commands.shown_batch import ShownBatch, ShownSample
+    from loader_server.commands.showing.shown_batch import ShownBatch, ShownSample
     from shared.wire.layout import Field
 
 __all__ = ["draw"]
