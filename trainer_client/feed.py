@@ -22,6 +22,7 @@ from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.roles import ranks_said
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
 from trainer_client.session.lease_account import only_in_queue
+from trainer_client.session.shared_results import refuse_what_cannot_be_told
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ class Feed:
         (how many are trained on; the cursor's if it is left out) and `step`. In queue mode the means are over what was
         told so far. `loader-server status` shows the latest.
         """
+        refuse_what_cannot_be_told(values)
         at = self.epoch if epoch is None else epoch
         shared = self._session.share_results(values, rows=rows, epoch=at, step=step, wait=True)
         assert shared is not None

@@ -243,3 +243,10 @@ def test_in_lockstep_nobody_is_asked_who_finishes(tmp_path):
     refused = pytest.raises(SettingsError, match="is_master")
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed, refused:
         feed.finish(print)
+
+
+def test_an_epoch_that_there_is_not_is_refused_instead_of_waited_for(fresh):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        assert len([batch.number for batch in feed]) > 0
+        with pytest.raises(SettingsError, match=r"expected to read one of the 1 epochs .* got epoch 1"):
+            next(iter(feed))

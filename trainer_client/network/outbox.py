@@ -284,6 +284,13 @@ class Outbox:
         with self._lock:
             self._waiting.ring()
 
+    def raise_if_over(self) -> None:
+        """Raise what stopped the feed, if anything did."""
+        if self.error is not None:
+            raise self.error
+        if self._closed:
+            raise _closed()
+
     def forget_interrupt(self) -> None:
         """A Ctrl-C that was dealt with must not keep the feed from being read again."""
         with self._lock:

@@ -7,6 +7,7 @@ again where the user is waiting.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -147,21 +148,21 @@ class Receiver:
         serial, answer = next(self._serials), Future[DoneSet]()
         self._states[serial] = answer
         self.outbox.tell(e.StateAsked(serial))
-        return self._wait_for(answer)
+        return self.wait_for(answer)
 
     def ask_end(self) -> bool:
         """In queue mode: wait until what is to be done once after training is ours, or done by another (False)."""
         serial, answer = next(self._serials), Future[bool]()
         self._ends[serial] = answer
         self.outbox.tell(e.EndAsked(serial))
-        return self._wait_for(answer)
+        return self.wait_for(answer)
 
     def settle_end(self, *, done: bool) -> None:
         """It is done, or the user failed at it; returns when that is on the coordinator's disk."""
         serial, answer = next(self._serials), Future[bool]()
         self._ends[serial] = answer
         self.outbox.tell(e.EndSettled(serial, done))
-        self._wait_for(answer)
+        self.wait_for(answer)
 
     def tell_results(
         self, at: tuple[int, int], rows: int, values: tuple[tuple[str, float | None], ...], *, ended: str, whole: bool
@@ -186,10 +187,10 @@ class Receiver:
         """The source's names for some samples; waits for workers' answers, which come all at once."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
-        return [self._wait_for(answer) for answer in [self._put(query) for query in queries]]
+        return [self.wait_for(answer) for answer in [self._put(query) for query in queries]]
 
     def _ask(self, question: m.EpochQuery) -> Any:  # noqa: ANN401 - whatever the answer holds
-        return self._wait_for(self._put(question))
+        return self.wait_for(self._put(question))
 
     def _put(self, question: m.EpochQuery | m.NameQuery) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -197,13 +198,12 @@ class Receiver:
         self.outbox.tell(e.QuestionAsked(question))
         return answer
 
-    def _wait_for(self, answer: Future[_T]) -> _T:
+    def wait_for(self, answer: Future[_T]) -> _T:
+        """The answer, however long it takes, unless the feed fails or is closed meanwhile."""
         while True:
-            try:
+            with contextlib.suppress(FutureTimeoutError):
                 return answer.result(_LOOK_S)
-            except FutureTimeoutError:
-                if self.outbox.error is not None:
-                    raise self.outbox.error from None
+            self.outbox.raise_if_over()
 
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still reference stay valid."""

@@ -37,7 +37,9 @@ class Run:
             )  # fmt: skip
         check_time_limit(until, self._session)
         self._progress = RunProgress(until, prints=self._session.rank == 0)
+        #: What was done before the loop began, or until it was left.
         self._there = RunTotals()
+        self._is_running = False
         self._noted = NotedMeans()
         self._in_hand_rows = 0
         #: Batches of the step in hand, and the rows that were trained on before it.
@@ -52,7 +54,7 @@ class Run:
     @property
     def totals(self) -> RunTotals:
         """Epochs, steps, samples and seconds since it began from nothing; samples are those of this trainer."""
-        return self._progress.totals
+        return self._progress.totals if self._is_running else self._there
 
     def note(self, **values: float) -> None:
         """Note means over the rows of the batch in hand. Those of an epoch go to the coordinator, which shows them over
@@ -70,14 +72,21 @@ class Run:
             f"training {self._session.stream}",
             RunTotals(epochs=self._feed.epoch, steps=there.steps, samples=there.samples, seconds=there.seconds),
         )
-        while not self.reason:
-            yield from self._epoch()
-        self._there = totals = self.totals
+        self._is_running = True
+        try:
+            while not self.reason:
+                yield from self._epoch()
+        finally:
+            self._there, self._is_running = self._progress.totals, False
         self._progress.finish()
-        self._session.end_run(self.reason, epoch=totals.epochs, step=totals.steps)
+        self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
 
     def _epoch(self) -> Iterator[Batch]:
         session = self._session
+        if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
+            self.stop(f"all {session.most_epochs} epochs of the feed are over")
+            return
+        self._in_hand = 0
         with session.open() as batches:
             for batch in batches:
                 self._in_hand += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import SettingsError
 from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
@@ -103,6 +104,11 @@ class FeedSession:
         return self.leases is not None
 
     @property
+    def most_epochs(self) -> int | None:
+        """In queue mode: how many epochs there are for all trainers, if `connect` was told."""
+        return self.receiver.settings.core.epochs
+
+    @property
     def trained_rows(self) -> int:
         """How many rows that hold a sample this trainer has trained on."""
         return self.accounts.counts.trained_rows
@@ -136,7 +142,15 @@ class FeedSession:
         """
         if not keep_interrupt:
             self.receiver.outbox.forget_interrupt()
-        return BatchIterator(self.receiver, self.maker, self.accounts, self.cursor.begin_reading(), self.leases)
+        start = self.cursor.begin_reading()
+        if self.most_epochs is not None and start.epoch >= self.most_epochs:
+            raise SettingsError(
+                expected=f"to read one of the {self.most_epochs} epochs that connect(epochs=) says there are",
+                got=f"epoch {start.epoch}, counted from 0",
+                where=f"stream {self.stream}",
+                remedy="Read while feed.epoch is below that, or pass more epochs to connect, in all trainers.",
+            )
+        return BatchIterator(self.receiver, self.maker, self.accounts, start, self.leases)
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
         """A framework reads from now on; `let_go` makes it drop batches that it has finished with."""

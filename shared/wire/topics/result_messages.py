@@ -11,7 +11,11 @@ from shared.wire.bounds import FixedList, Many, Maybe, Number
 from shared.wire.declared import Message
 from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, PROSE, wire
 
-__all__ = ["Aggregate", "Results"]
+__all__ = ["LONGEST_NAME", "MOST_MEANS", "Aggregate", "Results"]
+
+#: What a trainer may tell at a time, and the characters of a name.
+MOST_MEANS = 64
+LONGEST_NAME = NAME.longest
 
 #: The name of a mean, and the mean; null: not a number.
 _MEAN = FixedList((NAME, Maybe(Number())))
@@ -27,7 +31,7 @@ class Results(Message):
     epoch: int = wire(EPOCH)
     step: int = wire(COUNT)
     rows: int = wire(COUNT)
-    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 64))
+    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, MOST_MEANS))
     ended: str = wire(PROSE)
 
 

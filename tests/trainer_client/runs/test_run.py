@@ -67,6 +67,38 @@ def test_a_stop_waits_for_the_step_in_hand_and_leaving_does_not():
     assert len(feed.session.ended) == 1
 
 
+def test_a_loop_that_was_left_is_gone_on_with_and_its_totals_stay():
+    run = Run(FakeFeed(epochs=EPOCHS, replicas=1), Until(steps=5))
+    for batch in run:
+        if batch.number == 2:
+            break
+    assert (run.totals.steps, run.totals.samples, run.state()["run"]["steps"]) == (2, 6, 2)
+    assert places(run) == [(0, 2), (1, 0), (1, 1)]
+    assert (run.totals.steps, run.totals.samples) == (5, 16)
+
+
+def test_half_a_step_that_was_left_is_no_step():
+    feed = FakeFeed(epochs=EPOCHS, replicas=2)
+    run = Run(feed, Until(steps=2))
+    next(iter(run))
+    assert places(run) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert feed.cursor == 4
+
+
+def test_what_was_restored_is_there_before_the_loop_begins():
+    run = Run(FakeFeed(epochs=EPOCHS), Until(steps=5))
+    run.restore(run.state() | {"run": RunTotals(steps=3, samples=10).state()})
+    assert (run.totals.steps, run.state()["run"]["samples"]) == (3, 10)
+
+
+def test_a_run_ends_with_the_last_epoch_of_the_feed():
+    feed = FakeFeed(epochs=EPOCHS)
+    feed.session.most_epochs = 1
+    run = Run(feed, Until(epochs=2))
+    assert places(run) == [(0, 0), (0, 1), (0, 2)]
+    assert run.reason == "all 1 epochs of the feed are over"
+
+
 def test_the_time_is_over_after_the_step_in_hand():
     now_s = [100.0]
     progress = RunProgress(Until(max_time_s=60), prints=False, clock=lambda: now_s[0])

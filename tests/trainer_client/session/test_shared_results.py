@@ -1,0 +1,93 @@
+"""What a trainer tells of its epochs, and how it waits for what others tell."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import trainer_client
+from shared.errors import ClosedError, LostError, SettingsError
+from shared.wire import messages as m
+from tests.support.ends import Ends
+
+LOGS = {"loss": np.float32(0.5), "bad": math.inf, "one": np.array(1)}
+ODD = {"confusion": np.eye(2), "word": "1.5", "non": None}
+AT = {"rows": 4, "epoch": 1, "step": 2}
+
+
+def whole(said):
+    return [m.Aggregate(serial=said.serial, whole=True, rows=said.rows, values=said.values)]
+
+
+@pytest.fixture
+def told():
+    with Ends() as ends:
+        ends.answers[m.Results] = whole
+        with trainer_client.connect(ends.endpoint) as feed:
+            yield ends, feed
+
+
+def test_numbers_are_told_and_what_is_none_is_left_out_and_said_once(told, caplog):
+    ends, feed = told
+    for _ in range(2):
+        feed._session.share_results(LOGS | ODD, **AT)
+    assert ends.wait_for(m.Results).values == (("loss", 0.5), ("bad", None), ("one", 1.0))
+    (line,) = (record for record in caplog.records if "results are not shared" in record.getMessage())
+    assert line.fields["names"] == sorted(ODD)
+
+
+def test_no_more_is_told_than_a_message_holds(told):
+    _, feed = told
+    many = {"n" * 201: 1.0, **{f"n{one}": float(one) for one in range(65)}}
+    shared = feed._session.share_results(many, **AT, wait=True)
+    assert shared == {f"n{one}": float(one) for one in range(64)}
+
+
+@pytest.mark.parametrize(
+    "values", [{f"n{one}": 1.0 for one in range(65)}, {"n" * 201: 1.0}, {"loss": np.zeros(2)}, {"loss": "0.5"}]
+)
+def test_aggregate_refuses_what_it_cannot_tell(told, values):
+    ends, feed = told
+    with pytest.raises(SettingsError, match="aggregate: expected at most 64 numbers, with names of at most 200"):
+        feed.aggregate(values, rows=1)
+    assert not any(isinstance(one, m.Results) for one in ends.heard)
+
+
+def waits(error, end):
+    """Others tell nothing; `end` ends the feed while this one waits."""
+    with (
+        Ends() as ends,
+        ThreadPoolExecutor(1) as thread,
+        trainer_client.connect(ends.endpoint, lost_timeout_s=0.5) as feed,
+    ):
+        answer = thread.submit(feed.aggregate, {"loss": 1.0}, rows=1)
+        ends.wait_for(m.Results, 3)  # said each second, so its time as a lost server would be over
+        assert not answer.done()
+        end(feed)
+        with pytest.raises(error):
+            answer.result(60)
+
+
+def test_others_are_waited_for_until_the_feed_is_closed():
+    waits(ClosedError, lambda feed: feed.close())
+
+
+def test_whoever_waits_gets_the_error_of_the_feed():
+    error = LostError(expected="an answer", got="none", where="worker w1", remedy="Start a worker.")
+    waits(LostError, lambda feed: feed.interrupt(error))
+
+
+def test_who_does_not_wait_gets_no_error_of_a_feed_that_fails(told):
+    ends, feed = told
+    heard = threading.Event()
+    ends.answers[m.Results] = lambda _: heard.set() or []
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(feed._session.share_results, {"loss": 1.0}, **AT)
+        assert heard.wait(60)
+        feed._session.receiver._fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
+        assert answer.result(60) is None
+    feed._session.end_run("over", epoch=1, step=2)
