@@ -98,7 +98,9 @@ class SampleStore:
                 os.pwrite(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
 
     def close(self) -> None:
-        """Give back what is open, and the rest of the segment."""
+        """Give back what is open, and the rest of the segment; once, for its descriptors may be others' by then."""
+        if self._mapped.closed:
+            return
         self._end_segment()
         self._mapped.close()  # it has a descriptor of its own, which holds the lock
         for handle in (*self._segments.values(), self._table):

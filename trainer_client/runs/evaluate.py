@@ -7,7 +7,6 @@ us in, so that whoever mistyped their address need not wait for it.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from shared.errors import DataError, SettingsError
 from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
-from trainer_client.runs.lines import finished_line, judged_line, starting_line
+from trainer_client.runs.lines import finished_line, judged_json, judged_line, starting_line
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
@@ -178,6 +177,6 @@ def _tell(order: EvaluateOrder, stream: str, record: dict[str, Any], values: dic
 
         write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})
     if order.as_json:
-        print(json.dumps({"stream": stream, "step": step, "epoch": epoch, "values": values}), flush=True)
+        print(judged_json(stream, step, epoch, values), flush=True)
         return
     print(judged_line(stream, step, epoch, values), flush=True)

@@ -5,12 +5,14 @@ Rules: pure. Hours may be more than 24.
 
 from __future__ import annotations
 
+import json
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["finished_line", "judged_line", "spell_time", "starting_line"]
+__all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
 
 
 def starting_line(what: str) -> str:
@@ -22,6 +24,12 @@ def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]
     """A model was judged by a stream: loss and metrics, and `rows`, over how many samples."""
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples)"
+
+
+def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
+    """The same for scripts; what is no finite number is null, as JSON has no other."""
+    numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers})
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:

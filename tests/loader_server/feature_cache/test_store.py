@@ -67,6 +67,15 @@ def test_a_sample_that_became_another_is_not_found(store) -> None:
         assert one.get(3, "a.wav, 101 bytes") == blob(4)
 
 
+def test_closing_again_closes_no_descriptor_of_others(store) -> None:
+    with store() as one:
+        one.put(1, "id", blob(1))
+        one.close()
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    for other in others:
+        os.close(other)
+
+
 def test_another_key_finds_nothing(store) -> None:
     with store("one") as one, store("other") as other:
         one.put(1, "id", blob(1))

@@ -30,9 +30,7 @@ class Predictor:
         self._model = model
         self._structure = structure
         self._values: Sequence[NDArray[Any]] | None = values
-        self._step = tf.function(
-            lambda arrays: self._model(self._inputs(arrays), training=False), reduce_retracing=True
-        )
+        self._step = tf.function(self._outputs, reduce_retracing=True)
 
     def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
         """The outputs for a batch of so many rows."""
