@@ -57,7 +57,8 @@ def test_a_hundred_attaches_and_crashes_leave_nothing_open(tmp_path: Path) -> No
         gc.collect()
         wait_until(lambda: _slot_maps(worker.pid) == 0, "the worker lets go of their slots")
         wait_until(lambda: worker.num_fds() <= before[0], "the worker's files are closed")
-        assert (own.num_fds(), _slot_maps(own.pid)) == before[1:]
+        assert own.num_fds() <= before[1]
+        assert _slot_maps(own.pid) == before[2]
         assert not any("stoker" in path.name for path in Path("/dev/shm").iterdir())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -15,11 +14,13 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
+from tests.support.descriptors import open_descriptors
 from tests.support.loaders import ROOT, wait_until, write_job
 from tests.support.sources import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ORDERS = ("abort", "segv", "exit", "hang", "close", "leave", "kill", "quit", "print")
 NUMBER = {order: 1 + place for place, order in enumerate(ORDERS)}
@@ -210,7 +211,8 @@ def test_a_child_that_does_not_start_is_the_machines_failure(
     stream: Stream, monkeypatch: pytest.MonkeyPatch, python: str, said: str
 ) -> None:
     monkeypatch.setattr("sys.executable", python)
-    before, open_files = children(), len(list(Path("/proc/self/fd").iterdir()))
+    before, descriptors = children(), open_descriptors()
     with pytest.raises(MachineError, match=said):
         convicted(CrashTrial(stream.path, 1.0), stream, 0)
-    assert (children(), len(list(Path("/proc/self/fd").iterdir()))) == (before, open_files)
+    assert children() == before
+    assert not open_descriptors() - descriptors

@@ -18,6 +18,7 @@ from loader_server.coordinator import journal as journal_module
 from loader_server.coordinator.events import Advanced, CulpritFound, Forgot, GroupFixed, RankTaken
 from loader_server.coordinator.journal import HeldError, Journal, JournalWriter, WriteError
 from shared.errors import DataError
+from tests.support.descriptors import open_descriptors
 from tests.support.disk import small_disk
 
 ROOT = Path(__file__).parents[3]
@@ -224,10 +225,10 @@ def test_a_second_coordinator_on_one_journal_is_refused(tmp_path):
     assert "Stop the other" in caught.value.remedy
     assert caught.value.endpoint == ""
     first.say_where("tcp://127.0.0.1:7400")
-    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     with pytest.raises(HeldError, match=r"got another one at tcp://127.0.0.1:7400 that holds the journal") as caught:
         Journal(path)
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    assert not open_descriptors() - before
     assert caught.value.endpoint == "tcp://127.0.0.1:7400"
     first.write([GroupFixed("train", 4)])
     first.close()

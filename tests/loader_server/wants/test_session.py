@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from shared.memory import SlotMemory
 from shared.wire import messages as m
 from shared.wire.parts import Seal, Ticket
 from tests.shared.wire.examples import EXAMPLES
+from tests.support.descriptors import open_descriptors
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))
 
@@ -172,7 +172,7 @@ def test_batches_by_tcp_get_memory_of_the_workers_own(sessions, memory):
 
 
 def test_sessions_cost_no_descriptors(sessions, memory):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     for incarnation in range(50):
         assert sessions.welcome(b"%d" % incarnation, hello(incarnation, offer=memory.offer(16 + incarnation))).shared
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not open_descriptors() - before
