@@ -82,3 +82,14 @@ def test_amounts_come_back(value, unit):
 
 def test_an_amount_reads_as_it_was_written():
     assert str(values.amount("s")("300 s")) == "300 s"
+
+
+def test_what_came_later_counts_only_where_it_is_said():
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        path: str = values.setting(values.text, "where")
+        rate: int = values.setting(values.whole(0), "how fast", default=3)
+        channel: int = values.setting(values.whole(-1), "which", default=-1, later=True)
+
+    assert values.settings_that_count(Settings("a")) == {"path": "a", "rate": 3}
+    assert values.settings_that_count(Settings("a", channel=0)) == {"path": "a", "rate": 3, "channel": 0}
