@@ -160,13 +160,8 @@ class JobFile(JobFolder):
         settings, chunks, plan, *asked = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
         sources = self._sources(name, settings, asked, where)
-        if settings.evaluation and plan.epoch_parts > 1:
-            raise SettingsError(
-                expected="an evaluation stream without parts, as it gives the same epoch each time",
-                got=f"epoch_parts = {plan.epoch_parts}",
-                where=where,
-                remedy="Leave epoch_parts out; to evaluate on less, name less data.",
-            )
+        if settings.evaluation:
+            _refuse_changing(plan, where)
         rule = RowFilter.read(settings.filter, where) if settings.filter else None
         return StreamRecipe(
             name=name,
@@ -255,3 +250,21 @@ def _named_transforms(table: Mapping[str, Any]) -> set[str]:
     """What the sub-tables of a stream's transforms may be called; nothing, where its list of them is none."""
     names = table.get("transforms", ())
     return table_names(map(str, names)) if isinstance(names, list) else set()
+
+
+def _refuse_changing(plan: PlanSettings, where: str) -> None:
+    """An evaluation gives the same epoch each time: what later ones would have could never be read."""
+    if plan.epoch_parts > 1:
+        raise SettingsError(
+            expected="an evaluation stream without parts, as it gives the same epoch each time",
+            got=f"epoch_parts = {plan.epoch_parts}",
+            where=where,
+            remedy="Leave epoch_parts out; to evaluate on less, name less data.",
+        )
+    if len(plan.max_lengths) > 1:
+        raise SettingsError(
+            expected="one max_length for an evaluation stream, as it gives the same epoch each time",
+            got=f"one for each of {len(plan.max_lengths)} epochs",
+            where=where,
+            remedy='Write max_length = "16 s", for example, or leave it out.',
+        )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.planning import EpochPlan, Plan
+    from loader_server.planning.epoch import Recipe
+    from loader_server.planning.stages import PlanStage
 
     Integers = NDArray[np.int64]
 
@@ -60,7 +62,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     """Everything that a plan amounts to in one epoch, for groups of `group`."""
     if objection := plan.objection(group):
         raise objection
-    recipe = plan.recipe
+    recipe = plan.stage(epoch).recipe
     opened = plan.epoch(epoch, group)
     counted = recipe.counted and recipe.fixed_shapes
     blocks = _blocks_of_counts(plan, group, epoch) if counted else _blocks_of_windows(opened)
@@ -75,19 +77,33 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
         "epoch": epoch,
         "group": group,
         "samples": int(plan.window_counts(epoch).sum()),
-        "dropped": dict(plan.dropped),
-        "above_budget": _above_budget(plan, blocks),
+        "dropped": recipe.survey.dropped_by_reason(),
+        "above_budget": _above_budget(recipe, blocks),
         "buckets": _buckets(plan, blocks),
         "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),
         "batches": opened.batches,
         "most_batches": plan.most_batches(group),
         "batches_ratio": batches * recipe.limits.budget / total,
         "padding": blocks.padding(total, filled if unspilled is None else unspilled),
+    } | ({"curriculum": [_stage(plan, stage, group) for stage in plan.stages]} if len(plan.stages) > 1 else {})
+
+
+def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
+    """What the first epoch of a stage amounts to; a stage begins with a pass over the data."""
+    parts = plan.recipe.settings.epoch_parts
+    epoch = -(-stage.first_epoch // parts) * parts
+    recipe = plan.stage(epoch).recipe
+    return {
+        "epoch": epoch,
+        "max_length": recipe.limits.max_length,
+        "samples": int(plan.window_counts(epoch).sum()),
+        "shapes": len(recipe.shapes),
+        "batches": plan.epoch(epoch, group).batches,
     }
 
 
-def tables(of: Facts) -> tuple[Table, Table]:
-    """The facts, with the stream's `digest`, for people: one table of buckets and one of totals."""
+def tables(of: Facts) -> tuple[Table, ...]:
+    """The facts, with the stream's `digest`, for people: tables of buckets, of a curriculum's stages, and of totals."""
     keys = list(of["buckets"][0]["lengths"])
     buckets = Table("bucket", *keys, "rows", "samples", "batches", title=f"Plan {of['digest'][:8]}: buckets")
     for number, bucket in enumerate(of["buckets"]):
@@ -97,7 +113,14 @@ def tables(of: Facts) -> tuple[Table, Table]:
     totals = Table("", "", title="Totals", show_header=False, caption=advice, caption_justify="left")
     for name, value in _totals(of).items():
         totals.add_row(name, value)
-    return buckets, totals
+    return (buckets, *([_curriculum(of["curriculum"])] if "curriculum" in of else []), totals)
+
+
+def _curriculum(stages: list[Facts]) -> Table:
+    table = Table("from epoch", "up to", "samples", "shapes", "batches", title="Curriculum")
+    for stage in stages:
+        table.add_row(*(f"{stage[name]:,}" for name in ("epoch", "max_length", "samples", "shapes", "batches")))
+    return table
 
 
 def _totals(of: Facts) -> dict[str, str]:
@@ -172,15 +195,16 @@ def plot(plan: Plan, path: Path) -> None:
 
 def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
     """One block for each bucket of each window: no sample is looked at."""
-    counts, rows = plan.window_counts(epoch), plan.recipe.rows
-    subs = plan.recipe.limits.subs
+    recipe = plan.stage(epoch).recipe
+    counts, rows = plan.window_counts(epoch), recipe.rows
+    subs = recipe.limits.subs
     groups = groups_needed(counts, rows, group, subs)
     windows, buckets = counts.shape
     return _Blocks(
         samples=samples_taken(counts, groups * rows * group, subs).ravel(),
         batches=groups.ravel() * group,
         rows=np.tile(rows, windows),
-        lengths=np.tile(plan.recipe.survey.edges, windows),
+        lengths=np.tile(recipe.survey.edges, windows),
         buckets=np.tile(np.arange(buckets), windows),
     )
 
@@ -208,9 +232,9 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
     ]
 
 
-def _above_budget(plan: Plan, blocks: _Blocks) -> Facts:
+def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
     """Batches that exceed the budget because even one row is too long for it, and what to do about them."""
-    limits, survey = plan.recipe.limits, plan.recipe.survey
+    limits, survey = recipe.limits, recipe.survey
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     found = {
         "batches": int(blocks.batches[used > limits.budget].sum()),
@@ -218,15 +242,15 @@ def _above_budget(plan: Plan, blocks: _Blocks) -> Facts:
         "longest": int(survey.lengths[-1]),
         "budget": limits.budget,
     }
-    return found | {"advice": _advice(plan, found, int(used.max())) if found["batches"] else ""}
+    return found | {"advice": _advice(recipe, found, int(used.max())) if found["batches"] else ""}
 
 
-def _advice(plan: Plan, found: Facts, most: int) -> str:
+def _advice(recipe: Recipe, found: Facts, most: int) -> str:
     """What to do about batches above the budget, the largest of which needs a budget of `most`."""
-    budget, raised = f"the budget of {plan.recipe.settings.budget}", f'budget = "{most} steps"'
+    budget, raised = f"the budget of {recipe.settings.budget}", f'budget = "{most} steps"'
     if not found["samples"]:
         return f"The longest shape is above {budget}: shorten it, or write {raised}."
-    within = plan.recipe.limits.longest_within
+    within = recipe.limits.longest_within
     drop = f'max_length = "{within} steps" to drop them, or ' if within else ""
     return (
         f"Samples longer than {budget}: {found['samples']:,}, the longest of {found['longest']:,} steps. Each makes a "

@@ -8,9 +8,6 @@ not know sockets, clocks or disks: what took long to work out goes to a `Keeper`
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +15,11 @@ import numpy as np
 from loader_server.planning.epoch import EpochPlan, Recipe
 from loader_server.planning.keeper import Nowhere
 from loader_server.planning.mixing import mixture_of
-from loader_server.planning.order import Arrangement, DataPass, arranged, window_count
-from loader_server.planning.settings import limits_of
+from loader_server.planning.order import Arrangement, DataPass, arranged
+from loader_server.planning.settings import limits_by_epoch, limits_of
+from loader_server.planning.stages import stages_of
 from loader_server.planning.survey import Survey, surveyed
-from loader_server.planning.windows.fill import groups_needed, spills_into
-from loader_server.planning.windows.packing import BLOCK
+from loader_server.planning.windows.fill import groups_needed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.layout import BucketShape
@@ -34,21 +31,13 @@ if TYPE_CHECKING:
 
     from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
+    from loader_server.planning.stages import PlanStage
     from loader_server.planning.survey import LengthTable, Progress
 
 __all__ = ["PLANNER_VERSION", "Plan"]
 
 #: Raised whenever the same inputs would give other batches than before: it is part of every digest.
 PLANNER_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
-    """What a pass holds: planned samples by bucket, the sum of their lengths, and how many samples there are in all."""
-
-    counts: NDArray[np.int64]
-    length: int
-    samples: int
 
 
 class Plan:
@@ -80,7 +69,8 @@ class Plan:
         if settings.packing is not None and len(table.keys) > 1:
             raise _not_packable(table, key)
         mixture = mixture_of(settings, sources, table.segments)
-        digest = _digest(table, settings, limits, (seed, *sources))
+        by_epoch = limits_by_epoch(settings, key=key, per_second=per_second)
+        digest = _digest(table, settings, (limits, *(of for _, of in by_epoch if of != limits)), (seed, *sources))
         keeper = keeper or Nowhere()
         kept = keeper.load("survey", digest)
         survey = Survey.of_arrays(kept) if kept is not None else surveyed(table, settings, limits, progress)
@@ -91,71 +81,39 @@ class Plan:
         recipe = Recipe(
             table=table, settings=settings, limits=limits, survey=survey, shapes=shapes, rows=rows, mixture=mixture
         )
-        plan = cls(recipe, digest, seed, keeper)
+        stages = stages_of(recipe, by_epoch, keeper, digest)
+        plan = cls(recipe, stages, digest, seed, keeper)
         if objection := plan.objection(group=1):
             raise objection
         return plan
 
-    def __init__(self, recipe: Recipe, digest: str, seed: int, keeper: Keeper) -> None:
+    def __init__(self, recipe: Recipe, stages: tuple[PlanStage, ...], digest: str, seed: int, keeper: Keeper) -> None:
+        #: That of all samples which take part in any epoch.
         self.recipe = recipe
+        #: From which epoch on which of them do: several with a curriculum.
+        self.stages = stages
         #: Planner version, index, settings, key and seed in one word; not the group. A cursor's digest is the stream's.
         self.digest = digest
         #: All shapes that batches may have, or their bounds where batches are padded to their longest sample.
         self.buckets = recipe.shapes
-        #: How many samples are dropped, by reason.
+        #: How many samples are dropped in all epochs, by reason.
         self.dropped = recipe.survey.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
         self._sizes = np.diff(recipe.table.segments)
-        self._least, self._most = self._totals_of_passes()
-
-    def _totals_of_passes(self) -> tuple[_Totals, _Totals]:
-        """The least and the most that a pass may hold."""
-        survey, mixture, sizes = self.recipe.survey, self.recipe.mixture, self._sizes
-        if mixture is None:
-            counts = survey.counts.sum(axis=0, dtype=np.int64)
-            everything = _Totals(counts=counts, length=int(survey.sums.sum()), samples=int(sizes.sum()))
-            return everything, everything
-        least, most = (
-            _Totals(counts=times @ survey.counts, length=int(times @ survey.sums), samples=int(times @ sizes))
-            for times in (mixture.fewest_turns(sizes), mixture.most_turns(sizes))
-        )
-        return least, most
 
     def most_batches(self, group: int) -> int:
         """An upper bound on the batches of an epoch; exact where all samples are one window."""
-        recipe, counts, samples = self.recipe, self._most.counts, self._most.samples
-        rows = recipe.rows * group
-        windows = window_count(samples, recipe.settings.window, recipe.settings.order)
-        if recipe.packed:
-            # At most one row of each block is less than half full.
-            most_rows = 2 * self._most.length // int(recipe.survey.edges[0])
-            groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
-        elif recipe.settings.carry:
-            # No lane holds more than its share and one recording.
-            groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.survey.run[0]))
-        elif not recipe.counted:
-            longest = {key: np.array([length]) for key, length in self.buckets[-1].lengths.items()}
-            groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
-        elif windows == 1 and recipe.mixture is None:
-            groups = int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
-        else:
-            larger = [spills_into(bucket, recipe.limits.subs) for bucket in range(len(rows) - 1)]
-            spilled = float((1 - rows[larger] / rows[:-1]).sum())
-            groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
-        return -(-groups // recipe.settings.epoch_parts) * group
+        return max(stage.most_batches(group) for stage in self.stages)
 
     def fewest_groups(self, group: int) -> int:
         """A lower bound on the groups of a pass; exact where bucket counts tell and all samples are one window."""
-        recipe, counts = self.recipe, self._least.counts
-        if recipe.counted:  # the same samples in several windows never make fewer
-            return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
-        if recipe.packed:
-            cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
-            return -(-self._least.length // cells)
-        # A sample takes at least its share of a batch of its length.
-        shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
-        return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)
+        return min(stage.fewest_groups(group) for stage in self.stages)
+
+    def stage(self, epoch: int) -> PlanStage:
+        """What is planned for an epoch: a pass keeps the stage of its first epoch."""
+        parts = self.recipe.settings.epoch_parts
+        return [one for one in self.stages if one.first_epoch <= epoch // parts * parts][-1]
 
     def objection(self, group: int) -> SettingsError | None:
         """Why batches cannot come in groups of `group`: some epoch might have none. None where they can."""
@@ -164,11 +122,12 @@ class Plan:
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
         """The batches of one epoch, in groups of `group`."""
+        recipe = self.stage(epoch).recipe
         data_pass, part, arrangement = self._pass_of(epoch)
-        opened = EpochPlan(self.recipe, data_pass, arrangement, group)
-        if self.recipe.counted:
-            counts = self._counts(arrangement)
-            groups = groups_needed(counts, self.recipe.rows, group, self.recipe.limits.subs).sum(axis=1)
+        opened = EpochPlan(recipe, data_pass, arrangement, group)
+        if recipe.counted:
+            counts = self.window_counts(epoch)
+            groups = groups_needed(counts, recipe.rows, group, recipe.limits.subs).sum(axis=1)
         else:
             groups = self._find_groups(opened, f"{self.digest}-{data_pass.number}-{group}")
         return opened.schedule(groups, part)
@@ -183,11 +142,13 @@ class Plan:
 
     def total(self, epoch: int) -> int:
         """The sum of all lengths in an epoch's pass."""
-        return int(self.recipe.survey.sums[self._pass_of(epoch)[2].turns.segments].sum())
+        return int(self.stage(epoch).recipe.survey.sums[self._pass_of(epoch)[2].turns.segments].sum())
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
         """How many samples of each bucket each window of an epoch's pass has."""
-        return self._counts(self._pass_of(epoch)[2])
+        arrangement = self._pass_of(epoch)[2]
+        counts = self.stage(epoch).recipe.survey.counts[arrangement.turns.segments]
+        return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
 
     def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
         """The pass that an epoch belongs to, which part of it the epoch is, and the windows of the pass."""
@@ -196,10 +157,6 @@ class Plan:
             number=number, order=self._order(number), seed=self._seed, stream=self.recipe.table.fingerprint
         )
         return data_pass, part, arranged(data_pass, self._sizes, self.recipe.settings.window, self.recipe.mixture)
-
-    def _counts(self, arrangement: Arrangement) -> NDArray[np.int64]:
-        counts = self.recipe.survey.counts[arrangement.turns.segments]
-        return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
 
     def _order(self, number: int) -> str:
         """The order of a pass: sorted while the curriculum lasts."""
@@ -242,12 +199,12 @@ def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsErro
     )
 
 
-def _digest(table: LengthTable, settings: PlanSettings, limits: Limits, more: tuple[int, ...]) -> str:
+def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ...], more: tuple[int, ...]) -> str:
     """Settings count as they were written and in steps too: a key's rate may change while the text stays."""
     # The plans of those who do not carry state are what they were before one could.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
     said = [f"{name}={getattr(settings, name)!r}" for name in fields]
-    meant = [f"{field.name}={getattr(limits, field.name)!r}" for field in dataclasses.fields(limits)]
+    meant = [f"{field.name}={getattr(of, field.name)!r}" for of in limits for field in dataclasses.fields(of)]
     return fingerprint(
         f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *said, *meant, f"seed and sources={more}"
     )

@@ -7,6 +7,7 @@ steps of the key. Must not know tables, samples or epochs.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping  # noqa: TC003 - dataclasses look at it
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from shared.settings.values import Amount, amount, choice, flag, setting, whole
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "length_amount", "limits_of"]
+__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "length_amount", "limits_by_epoch", "limits_of"]
 
 #: The most shapes that `shapes = "auto"` tries: each one costs a compilation.
 MOST_SHAPES = 32
 
 Shapes = Literal["auto", "none"] | int | tuple[Amount, ...]
+#: An amount from each of these epochs on, ascending, the first from epoch 0.
+Stages = tuple[tuple[int, Amount], ...]
 
 #: A length or an amount of any key.
 length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes", "steps")
@@ -44,6 +47,21 @@ def _shapes(value: object) -> Shapes:
         where="shapes",
         remedy='Write shapes = "auto", shapes = 16, or shapes = ["5 s", "10 s", "20 s"].',
     )
+
+
+def _max_length(value: object) -> Amount | Stages:
+    if not isinstance(value, dict):
+        limit: Amount = length_amount(value)
+        return limit
+    epochs = [str(key) for key in value]
+    if "0" not in epochs or not all(one.isascii() and one.isdecimal() and one == str(int(one)) for one in epochs):
+        raise SettingsError(
+            expected="a length, or a table of epochs and lengths that begins with epoch 0",
+            got=f"a table of {', '.join(epochs) or 'nothing'}",
+            where="max_length",
+            remedy='Write max_length = { 0 = "4 s", 2 = "8 s", 5 = "16 s" }: up to 8 s from epoch 2 on, for example.',
+        )
+    return tuple(sorted((int(epoch), length_amount(limit)) for epoch, limit in value.items()))
 
 
 def _limits(value: object) -> Mapping[str, Amount]:
@@ -110,7 +128,11 @@ class PlanSettings:
     window: int = setting(whole(1), "samples that are shuffled and bucketed together", default=262_144)
     max_rows: int = setting(whole(0), "the most rows of a batch; 0: as many as the budget allows", default=0)
     min_length: Amount | None = setting(length_amount, "shorter samples are dropped, and counted", default=None)
-    max_length: Amount | None = setting(length_amount, "longer samples are dropped, and counted", default=None)
+    max_length: Amount | Stages | None = setting(
+        _max_length,
+        'longer samples are dropped, and counted; or a curriculum: { 0 = "4 s", 2 = "8 s" } from epochs 0 and 2 on',
+        default=None,
+    )
     objective: str = setting(
         choice("steps", "area"), "what automatic shapes make least: batches, or padded cells", default="steps"
     )
@@ -149,6 +171,11 @@ class PlanSettings:
     laplace_samples: int = setting(
         whole(1), 'with order = "laplace": samples in one run of rising or falling length', default=1000
     )
+
+    @property
+    def max_lengths(self) -> tuple[tuple[int, Amount | None], ...]:
+        """The longest sample from each of these epochs on."""
+        return self.max_length if isinstance(self.max_length, tuple) else ((0, self.max_length),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +244,11 @@ class Limits:
 
 
 def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]) -> Limits:
-    """Turn the settings' amounts into integers; an amount whose unit the key does not have is refused."""
+    """Turn the settings' amounts into integers; an amount whose unit the key does not have is refused.
+
+    With a curriculum, those of all epochs together: samples take part that do so in any.
+    """
+    limits = [limit for _, limit in settings.max_lengths]
 
     def steps(name: str, given: Amount | None, of: str = key, *, up: bool = False) -> int:
         if given is None:
@@ -248,11 +279,21 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         length_multiple=settings.length_multiple,
         quadratic=steps("quadratic_length", settings.quadratic_length),
         min_length=steps("min_length", settings.min_length, up=True),
-        max_length=None if settings.max_length is None else steps("max_length", settings.max_length),
+        max_length=max((steps("max_length", limit) for limit in limits if limit is not None), default=None),
         boundaries=tuple(sorted({int(length) for length in rounded})),
         sub_key=next(iter(settings.sub_buckets or {}), None),
         subs=next(iter((settings.sub_buckets or {}).values()), 1),
         budgets={other: steps(f"limits.{other}", most, other) for other, most in (settings.limits or {}).items()},
+    )
+
+
+def limits_by_epoch(
+    settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]
+) -> tuple[tuple[int, Limits], ...]:
+    """The limits from each of these epochs on, of which there are several with a curriculum."""
+    return tuple(
+        (epoch, limits_of(dataclasses.replace(settings, max_length=limit), key=key, per_second=per_second))
+        for epoch, limit in settings.max_lengths
     )
 
 

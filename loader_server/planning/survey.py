@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["LEFT_OUT", "LengthTable", "Progress", "Survey", "bucket_of", "surveyed"]
+__all__ = ["LEFT_OUT", "LengthTable", "Progress", "Survey", "bucket_of", "narrowed", "surveyed"]
 
 Progress = Callable[[int, int], None]
 
@@ -129,6 +129,60 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         if progress is not None:
             progress(number * size + done, passes * size)
 
+    found = _looked_over(table, limits, lambda done: tell(0, done))
+    edges = _edges(found, settings, limits, size)
+    subs: dict[str, Integers] = {}
+    if limits.sub_key is not None:
+        subs[limits.sub_key] = _sub_edges(table, limits, edges, lambda done: tell(1, done))
+        edges = np.repeat(edges, limits.subs)
+    counts, sums, others = _tally(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
+    return Survey(
+        edges=edges,
+        others=others,
+        counts=counts,
+        dropped=found.dropped,
+        lengths=found.lengths,
+        samples=found.samples,
+        sums=sums,
+        above=found.above,
+        run=_longest_run(table) if settings.carry else np.zeros(1, np.int64),
+    )
+
+
+def narrowed(table: LengthTable, limits: Limits, survey: Survey) -> Survey:
+    """The survey of those samples alone that are within narrower limits, in the same buckets, up to the last that has
+    any: so what is left over of short samples does not spill into shapes that are none of theirs.
+    """
+    found = _looked_over(table, limits, _tell_nobody)
+    subs = {} if limits.sub_key is None else {limits.sub_key: survey.others[limits.sub_key]}
+    counts, sums, _ = _tally(table, limits, (survey.edges, subs), _tell_nobody)
+    last = int(np.flatnonzero(counts.any(axis=0))[-1])
+    used = (last // limits.subs + 1) * limits.subs
+    return Survey(
+        edges=survey.edges[:used],
+        others={key: longest[:used] for key, longest in survey.others.items()},
+        counts=counts[:, :used],
+        dropped=found.dropped,
+        lengths=found.lengths,
+        samples=found.samples,
+        sums=sums,
+        above=found.above,
+        run=survey.run,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FirstLook:
+    """What the first pass over all lengths found, as a survey has it; `total` is the sum of planned lengths."""
+
+    lengths: Integers
+    samples: Integers
+    dropped: Integers
+    above: Integers
+    total: int
+
+
+def _looked_over(table: LengthTable, limits: Limits, tell: Callable[[int], None]) -> _FirstLook:
     histogram, dropped, total = LengthHistogram(), np.zeros(len(_REASONS) + 1, np.int64), 0
     above = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
@@ -139,27 +193,15 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
         histogram.add(kept)
         total += int(kept.sum())
         above += (kept > limits.longest_within).sum()
-        tell(0, stop)
-    lengths_found, samples = histogram.table()
+        tell(stop)
+    found, samples = histogram.table()
     if not samples.size:
-        raise _nothing_left(table, dropped)
-    edges = _edges(lengths_found, samples, total, (settings, limits, size))
-    subs: dict[str, Integers] = {}
-    if limits.sub_key is not None:
-        subs[limits.sub_key] = _sub_edges(table, limits, edges, lambda done: tell(1, done))
-        edges = np.repeat(edges, limits.subs)
-    counts, sums, others = _tally(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
-    return Survey(
-        edges=edges,
-        others=others,
-        counts=counts,
-        dropped=dropped[:-1],
-        lengths=lengths_found,
-        samples=samples,
-        sums=sums,
-        above=above,
-        run=_longest_run(table) if settings.carry else np.zeros(1, np.int64),
-    )
+        raise _nothing_left(table, dropped, limits)
+    return _FirstLook(lengths=found, samples=samples, dropped=dropped[:-1], above=above, total=total)
+
+
+def _tell_nobody(_done: int) -> None:
+    pass
 
 
 def _longest_run(table: LengthTable) -> Integers:
@@ -209,9 +251,9 @@ def _reason(lengths: Mapping[str, Integers], limits: Limits) -> Integers:
     return np.asarray(found, np.int64)
 
 
-def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSettings, Limits, int]) -> Integers:
+def _edges(found: _FirstLook, settings: PlanSettings, limits: Limits, size: int) -> Integers:
     """The buckets' padded lengths: those asked for, or chosen."""
-    settings, limits, size = asked
+    lengths, samples = found.lengths, found.samples
     if limits.boundaries:
         if lengths[-1] > limits.boundaries[-1]:
             raise _too_long(int(lengths[-1]), limits)
@@ -222,7 +264,7 @@ def _edges(lengths: Integers, samples: Integers, total: int, asked: tuple[PlanSe
         below=np.cumsum(samples)[len(samples) - 1 - last],
         rows=limits.rows({limits.key: padded}),
         used=limits.used(padded),
-        total=total,
+        total=found.total,
         budget=limits.budget,
         windows=window_count(size, settings.window, settings.order),
         objective=settings.objective,
@@ -281,12 +323,12 @@ def _tally(
     return counts, sums, subs | {key: np.maximum.accumulate(longest) for key, longest in others.items()}
 
 
-def _nothing_left(table: LengthTable, dropped: Integers) -> DataError:
+def _nothing_left(table: LengthTable, dropped: Integers, limits: Limits) -> DataError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in zip(_REASONS, dropped, strict=False) if count)
     return DataError(
         expected="at least one sample to plan",
         got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
-        where="plan",
+        where="plan" if limits.max_length is None else f"plan, samples of at most {limits.max_length} steps",
         remedy="Check min_length, max_length, limits and filter, and that the source is the right one.",
     )
 

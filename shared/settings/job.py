@@ -221,6 +221,13 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value
-    if merged["evaluation"] and "epoch_parts" not in own:
-        merged.pop("epoch_parts", None)  # each epoch is the same, so with parts only the first part would ever be read
+    if merged["evaluation"]:  # each epoch is the same, so only the first part or stage would ever be read
+        if "epoch_parts" not in own:
+            merged.pop("epoch_parts", None)
+        if "max_length" not in own and _is_curriculum(merged.get("max_length")):
+            merged["max_length"] = merged["max_length"][max(merged["max_length"], key=int)]
     return merged
+
+
+def _is_curriculum(said: object) -> bool:
+    return isinstance(said, dict) and bool(said) and all(epoch.isdecimal() for epoch in said)

@@ -68,6 +68,8 @@ def test_more_ranks_than_the_parts_have_batches_for_are_refused_before_training(
     [
         ("epoch_parts = 40", "expected a group of batches for each of the 40 parts of the data"),
         ("epoch_parts = 4\nevaluation = true", "expected an evaluation stream without parts"),
+        ('max_length = { 0 = "0.5 s", 2 = "1 s" }\nevaluation = true', "got one for each of 2 epochs"),
+        ('max_length = { 0 = "0.01 s", 2 = "1 s" }', "samples of at most 1 steps: expected at least one sample"),
     ],
 )
 def test_parts_that_nobody_could_train_on_are_refused_at_the_start(tmp_path: Path, stream: str, words: str) -> None:

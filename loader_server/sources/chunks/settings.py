@@ -70,9 +70,9 @@ class ChunkRule:
             raise _overlap_carried(step, where)
         if plan.carry and stream.mode != "lockstep":
             raise _leased_carried(where)
-        longest = plan.max_length
-        if longest is not None and longest.unit == length.unit and longest.value < length.value:
-            raise _all_dropped(length, longest, where)
+        for _, longest in plan.max_lengths:
+            if longest is not None and longest.unit == length.unit and longest.value < length.value:
+                raise _all_dropped(length, longest, where)
         return ChunkRule(key=stream.length, length=length, step=step or length, where=where)
 
     @property

@@ -114,6 +114,26 @@ def test_a_group_that_leaves_epochs_without_batches_is_refused():
         facts(plan_of(SPEECH, epoch_parts=40), 64)
 
 
+def test_each_stage_of_a_curriculum_has_a_line():
+    plan = plan_of(SPEECH, max_length={"0": "8 s", "3": "16 s", "6": "100 s"}, epoch_parts=2)
+    for epoch, longest in ((0, 800), (6, 10_000)):
+        found = facts(plan, 2, epoch)
+        assert found["samples"] == (longest >= SPEECH).sum()
+        assert found["dropped"].get("too_long", 0) == (longest < SPEECH).sum()
+        assert sum(bucket["samples"] for bucket in found["buckets"]) == found["samples"]
+        assert len(found["buckets"]) == len(plan.buckets)
+        first, second, third = found["curriculum"]
+        assert [one["epoch"] for one in (first, second, third)] == [0, 4, 6]
+        assert [one["max_length"] for one in (first, second, third)] == [800, 1_600, 10_000]
+        assert [one["samples"] for one in (first, third)] == [(SPEECH <= 800).sum(), 2_000]
+        assert [one["batches"] for one in (first, second)] == [plan.epoch(number, 2).batches for number in (0, 4)]
+        assert first["shapes"] < second["shapes"] < third["shapes"] == len(plan.buckets)
+    text = shown(*tables({"digest": ""} | facts(plan, 2)))
+    assert "Curriculum" in text
+    assert "1,600" in text
+    assert "curriculum" not in facts(plan_of(SPEECH), 2)
+
+
 def test_a_sample_is_found_with_its_batch():
     found = find(plan_of(SPEECH), 77, 4)
     (seat,) = found["seats"]

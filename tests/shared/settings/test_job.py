@@ -79,6 +79,16 @@ def test_an_evaluation_takes_no_part_of_the_data_from_the_stream_that_it_is_like
         assert parse_job(model + own, "here").streams["b"]["epoch_parts"] == 4
 
 
+def test_an_evaluation_takes_the_last_stage_of_the_curriculum_of_the_stream_that_it_is_like():
+    curriculum = 'max_length = { 0 = "4 s", 10 = "16 s", 9 = "8 s" }\n'
+    model = f'[job]\nname = "x"\n[streams.a]\n{curriculum}[streams.b]\nlike = "a"\n'
+    assert parse_job(model, "here").streams["b"]["max_length"] == "16 s"
+    assert parse_job(model + 'max_length = "1 s"', "here").streams["b"]["max_length"] == "1 s"
+    assert len(parse_job(model + "evaluation = false", "here").streams["b"]["max_length"]) == 3
+    wrong = '[job]\nname = "x"\n[streams.a]\nmax_length = { two = "4 s" }\n[streams.b]\nlike = "a"\n'
+    assert parse_job(wrong, "here").streams["b"]["max_length"] == {"two": "4 s"}, "to be refused with its reason"
+
+
 @pytest.mark.parametrize("model", ['"tarin"', '"b"', '""', "5", "[1]", '"c"'])
 def test_like_names_a_stream_that_is_like_no_other(model):
     said = refused(f'[job]\nname="x"\n[streams.a]\n[streams.b]\nlike = {model}\n[streams.c]\nlike = "a"\n')

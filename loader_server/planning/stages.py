@@ -1,0 +1,121 @@
+"""The stages of a plan: from which epoch on which samples take part, and how many batches an epoch may then have.
+
+Rules: pure; without a curriculum there is one stage, from epoch 0. All stages share the shapes that are best for all
+samples; a stage has those up to its longest sample, so nothing meets another shape than those known from the beginning.
+Must not know the order of samples or batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.planning.order import window_count
+from loader_server.planning.survey import Survey, narrowed
+from loader_server.planning.windows.fill import groups_needed, spills_into
+from loader_server.planning.windows.packing import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from loader_server.planning.epoch import Recipe
+    from loader_server.planning.keeper import Keeper
+    from loader_server.planning.settings import Limits
+
+__all__ = ["PlanStage", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What a pass holds: planned samples by bucket, the sum of their lengths, and how many samples there are in all."""
+
+    counts: NDArray[np.int64]
+    length: int
+    samples: int
+
+
+class PlanStage:
+    """What is planned from one epoch on."""
+
+    def __init__(self, first_epoch: int, recipe: Recipe) -> None:
+        self.first_epoch = first_epoch
+        self.recipe = recipe
+        self._least, self._most = _totals_of_passes(recipe)
+
+    def most_batches(self, group: int) -> int:
+        """An upper bound on the batches of an epoch; exact where all samples are one window."""
+        recipe, counts, samples = self.recipe, self._most.counts, self._most.samples
+        rows = recipe.rows * group
+        windows = window_count(samples, recipe.settings.window, recipe.settings.order)
+        if recipe.packed:
+            # At most one row of each block is less than half full.
+            most_rows = 2 * self._most.length // int(recipe.survey.edges[0])
+            groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
+        elif recipe.settings.carry:
+            # No lane holds more than its share and one recording.
+            groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.survey.run[0]))
+        elif not recipe.counted:
+            longest = {key: np.array([length]) for key, length in recipe.shapes[-1].lengths.items()}
+            groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
+        elif windows == 1 and recipe.mixture is None:
+            groups = int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
+        else:
+            larger = [spills_into(bucket, recipe.limits.subs) for bucket in range(len(rows) - 1)]
+            spilled = float((1 - rows[larger] / rows[:-1]).sum())
+            groups = int((-(-counts // rows)).sum()) + math.ceil(windows * (1 + spilled))
+        return -(-groups // recipe.settings.epoch_parts) * group
+
+    def fewest_groups(self, group: int) -> int:
+        """A lower bound on the groups of a pass; exact where bucket counts tell and all samples are one window."""
+        recipe, counts = self.recipe, self._least.counts
+        if recipe.counted:  # the same samples in several windows never make fewer
+            return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
+        if recipe.packed:
+            cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
+            return -(-self._least.length // cells)
+        # A sample takes at least its share of a batch of its length.
+        shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
+        return math.ceil(sum(Fraction(samples, rows) for samples, rows in shares) / group)
+
+
+def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
+    """The least and the most that a pass may hold."""
+    survey, mixture, sizes = recipe.survey, recipe.mixture, np.diff(recipe.table.segments)
+    if mixture is None:
+        counts = survey.counts.sum(axis=0, dtype=np.int64)
+        everything = _Totals(counts=counts, length=int(survey.sums.sum()), samples=int(sizes.sum()))
+        return everything, everything
+    least, most = (
+        _Totals(counts=times @ survey.counts, length=int(times @ survey.sums), samples=int(times @ sizes))
+        for times in (mixture.fewest_turns(sizes), mixture.most_turns(sizes))
+    )
+    return least, most
+
+
+def stages_of(
+    recipe: Recipe, by_epoch: Iterable[tuple[int, Limits]], keeper: Keeper, digest: str
+) -> tuple[PlanStage, ...]:
+    """The stages, first one first, of a plan with this recipe for all of its samples."""
+    return tuple(PlanStage(epoch, _recipe_within(limits, recipe, keeper, digest)) for epoch, limits in by_epoch)
+
+
+def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
+    """The same recipe for those samples alone that are within these limits."""
+    if limits == recipe.limits:
+        return recipe
+    name = f"{digest}-{limits.max_length}"
+    kept = keeper.load("survey", name)
+    survey = Survey.of_arrays(kept) if kept is not None else narrowed(recipe.table, limits, recipe.survey)
+    if kept is None:
+        keeper.save("survey", name, survey.arrays())
+    used = len(survey.edges)
+    return dataclasses.replace(
+        recipe, limits=limits, survey=survey, shapes=recipe.shapes[:used], rows=recipe.rows[:used]
+    )
