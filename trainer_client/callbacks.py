@@ -145,7 +145,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
         if self._early_stop is not None and not stopped_inside:
             self.model.stop_training |= self._early_stop.note(epoch, told)
-        self._save(next_epoch=epoch if stopped_inside else epoch + 1)
+        self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
         """Tell what the epoch came to; what early stopping goes by is what it came to over all ranks."""
@@ -234,18 +234,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def _save_inside(self) -> None:
         """Save before the epoch's end is told. What early stop goes by is only known then: its last step waits."""
-        at_end = self._session.cursor.at.epoch != self._feed_epoch
+        feed = self._session.cursor.state()
+        at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
         if not at_end or self._early_stop is None:
-            self._save(next_epoch=self._epoch + at_end)
+            self._save(self._epoch + at_end, feed)
 
-    def _save(self, next_epoch: int) -> None:
+    def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
         """Every process reads its variables, because reading may need all processes; one of them writes."""
         if self._pending is not None:
             return
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
         record = {
             "epoch": next_epoch,
-            "feed": self._session.cursor.state(),
+            "feed": feed,
             "step": self._step(),
             "model_variables": len(self.model.variables),
         }

@@ -105,6 +105,9 @@ class FakeCursor:
     def most_rounds(self) -> int:
         return max(self.session.epochs)
 
+    def epoch_of(self, state: Mapping[str, Any]) -> int:
+        return int(state["epoch"])
+
     def state(self) -> dict[str, Any]:
         return {"stream": "fake", "epoch": self.at.epoch, "number": self.at.number, "plan": "p"}
 
@@ -147,6 +150,7 @@ class FakeSession:
         self.copies = 0
         self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
         self.trained_rows = 0
+        self.leases = None
         self.most_epochs: int | None = None
         self.ended: list[tuple[str, int, int]] = []
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []

@@ -73,7 +73,8 @@ class BatchIterator:
         began_s = time.perf_counter()
         first = self._take()
         taken_s = time.perf_counter()
-        items = [first, *self._receiver.outbox.take_alike(self._reader, first, most - 1)]
+        alike = self._receiver.outbox.take_alike(self._reader, first, most - 1)
+        items = [first, *(item for item in alike if self._leases is None or self._leases.take(item))]
         arrays = self._maker.stack(items, {*keys, *self._accounts.keys})
         self._forget_state(arrays.get(RESET.key), len(items))
         self._account(items, arrays, began_s, taken_s)

@@ -154,8 +154,8 @@ class FeedSession:
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FeedSession], None]) -> None:
         """A framework reads from now on; `let_go` makes it drop batches that it has finished with."""
-        if self.leases is not None:
-            raise only_in_lockstep("datasets for TensorFlow")
+        if self.leases is not None and self.producers:
+            raise only_in_lockstep("batches that are made whole")
         self.maker.on_short_of_slots, self._on_close = let_go, on_close
 
     def count_to_end(self, batches: BatchIterator) -> None:

@@ -1,8 +1,9 @@
 """Queue mode: which of the batches that a consumer took are done, and what a checkpoint says is done.
 
 Rules: a batch is done when the user says so, or asks for the next; whoever leaves a loop early gets the last batch
-again. What is done is known to the coordinator, so a checkpoint asks there, after all that this trainer settled has
-arrived; what other trainers did with the same model has to be settled before. Must not know sockets.
+again. A framework takes batches ahead, so there only what it handed over counts. What is done is known to the
+coordinator, so a checkpoint asks there, after all that this trainer settled has arrived; what other trainers did with
+the same model has to be settled before. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ class LeaseAccount:
         self._accounts = accounts
         #: What was taken and is not settled, oldest first.
         self._taken: deque[UpcomingBatch] = deque()
+        #: Names the newest reading.
+        self.reading = 0
+        #: How many of its batches are settled, and how many rounds were said to be trained on.
+        self._settled = self._counted = 0
         self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
 
     def begin_reading(self) -> Position:
         """Where a reader that is opened now begins; what was taken before and not settled comes again."""
         self._taken.clear()
+        self.reading += 1
+        self._settled = self._counted = 0
         return self.at
 
     def take(self, item: Item) -> bool:
@@ -62,15 +69,26 @@ class LeaseAccount:
         """It is done, or the user failed at it; the first word counts."""
         if batch in self._taken:
             self._taken.remove(batch)
+            self._settled += 1
             self._tell(batch, done=done)
 
     def settle_read(self) -> None:
         """The next batch is asked for: all that were read before are done, unless something else was said."""
-        self.count(len(self._taken))
+        self._settle_to(self._settled + len(self._taken))
 
     def count(self, rounds: int) -> None:
-        """The oldest of those that were taken are done."""
-        for _ in range(min(rounds, len(self._taken))):
+        """So many more are done, the oldest of those that were taken."""
+        self._counted += rounds
+        self._settle_to(self._counted)
+
+    def count_handed_over(self, reading: int, rounds: int) -> None:
+        """A framework has handed over so many of a reading's batches, and is asked for the next."""
+        if reading == self.reading:
+            self._settle_to(rounds)
+
+    def _settle_to(self, number: int) -> None:
+        while self._settled < number and self._taken:
+            self._settled += 1
             self._tell(self._taken.popleft(), done=True)
 
     def _tell(self, batch: UpcomingBatch, *, done: bool) -> None:
@@ -120,9 +138,15 @@ class LeaseAccount:
         """Nobody knows: it depends on how fast the others are."""
         raise only_in_lockstep("the number of rounds that are left")
 
-    most_rounds = rounds_left
+    def most_rounds(self) -> int:
+        """No epoch has more than this; one more than there can be, so that whoever goes by it sees the end."""
+        return self._spec.most_batches + 1
 
     # --- saving and restoring ---
+
+    def epoch_of(self, state: Mapping[str, Any]) -> int:
+        """The first epoch of which not all was done by then."""
+        return int(state["epochs"][0][0])
 
     def state(self) -> dict[str, Any]:
         """What is done, as plain values: numbers up to a mark, but those that are missing."""

@@ -101,6 +101,10 @@ class TrainedCursor:
 
     # --- saving and restoring ---
 
+    def epoch_of(self, state: Mapping[str, Any]) -> int:
+        """The first epoch of which not all was trained on by then."""
+        return int(state["epoch"])
+
     def state(self) -> dict[str, Any]:
         """As plain values."""
         return {

@@ -3,9 +3,10 @@
 Rules it keeps:
 - A batch enters TensorFlow without a copy: arrays are handed on as they are. Slots that TensorFlow has finished with
   but still references come back through `flush_references`, so that nobody waits in vain for a free one.
-- Reading does not move the cursor. A pass over the feed's own dataset that was consumed to its end counts as trained
-  on, if nobody counted meanwhile: at once if the consumer is Python, else when the dataset is next iterated. What was
-  read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, an `adapt` on either).
+- In queue mode a batch is done once the one after it is asked for, at this end of what TensorFlow reads ahead.
+- In lockstep, reading does not move the cursor. A pass over the feed's own dataset that was consumed to its end counts
+  as trained on, if nobody counted meanwhile: at once if the consumer is Python, else when the dataset is next iterated.
+  What was read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, or `adapt`).
 - An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it: each additional thread
   costs as much as a small batch, and batches that are ready wait in the feed's slots anyway.
 
@@ -34,6 +35,7 @@ from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, generate
+from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
 from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
@@ -156,6 +158,9 @@ class _Counting:
         """The dataset is iterated again; the iterator reads nothing until it is asked."""
         self._iterator, self._batches, self.error = iterator, None, None
 
+    def on_opening(self) -> None:
+        """It may begin."""
+
     def on_opened(self, batches: BatchIterator) -> None:
         """The iterator was asked for the first time."""
         self._batches = batches
@@ -170,12 +175,13 @@ class _Counting:
     def on_ended(self) -> None:
         """Its consumer has seen the end."""
         batches, self._batches = self._batches, None
-        if batches is not None and not self.session.evaluation:
+        if batches is not None and (self.session.in_queue or not self.session.evaluation):
             self.session.count_to_end(batches)
 
     def settle(self) -> None:
         """A consumer inside a graph cannot be observed; once it can want no more, ask whether it left anything."""
-        if self._batches is None or self.session.evaluation or self.session.error is not None:
+        session = self.session
+        if self._batches is None or session.evaluation or session.in_queue or session.error is not None:
             return
         if not bool(self._iterator.get_next_as_optional().has_value()):
             self.on_ended()
@@ -187,6 +193,11 @@ class _Derived:
     def __init__(self, session: FeedSession) -> None:
         self._session = session
         self._starts: list[Any] = []
+
+    def on_opening(self) -> None:
+        """Where somebody has to say what is done, it is not begun."""
+        if self._session.in_queue:
+            raise refuse_uncounted()
 
     def on_opened(self, batches: BatchIterator) -> None:
         """Opening alone is not counted."""
@@ -221,13 +232,16 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     def __iter__(self) -> Iterator[Any]:
         self._warn_of_replicas()
+        leases = self._counting.session.leases
         if not tf.executing_eagerly():
+            if leases is not None:
+                raise refuse_graph()
             return iter(self._counted)
         self._counting.settle()
         iterator = _Iterator(self._counted)
         iterator.counting = self._counting
         self._counting.on_began(iterator)
-        return iterator
+        return iterator if leases is None else LeasedElements(iterator, leases)
 
     def _warn_of_replicas(self) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

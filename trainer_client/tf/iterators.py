@@ -48,6 +48,9 @@ _ENDLESS = 2**62
 class Witness(Protocol):
     """Is told what happens to passes."""
 
+    def on_opening(self) -> None:
+        """A pass is about to begin, unless this raises an error."""
+
     def on_opened(self, batches: BatchIterator, /) -> None:
         """A pass began."""
 
@@ -73,6 +76,7 @@ class Openings:
 
     def __call__(self) -> FeedPass:
         """Begin a pass."""
+        self.witness.on_opening()
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
         batches = self.session.open(keep_interrupt=ctrl_c.is_pending())
         self.witness.on_opened(batches)

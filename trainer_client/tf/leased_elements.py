@@ -1,0 +1,85 @@
+"""What TensorFlow hands over of a stream in queue mode: asking for the next element says that those before are done.
+
+Rules: what TensorFlow took ahead is not done, so this stands behind all of it. It is no iterator of TensorFlow's, which
+would be read inside of graphs, where nobody sees by whom: Keras then fetches each element in Python. It must not know
+what an element is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from typing_extensions import Self
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_client.session.lease_account import LeaseAccount
+
+__all__ = ["LeasedElements", "refuse_graph", "refuse_uncounted"]
+
+
+class LeasedElements:
+    """One pass over a dataset."""
+
+    def __init__(self, elements: Iterator[Any], leases: LeaseAccount) -> None:
+        self._elements = elements
+        self._leases = leases
+        self._handed_over = 0
+        self._reading = -1
+
+    def __iter__(self) -> _OneExecution:
+        return _OneExecution(self)
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        self._leases.count_handed_over(self._reading, self._handed_over)
+        element = next(self._elements)
+        self._handed_over += 1
+        self._reading = self._leases.reading
+        return element
+
+
+class _OneExecution:
+    """Some of its elements: Keras takes as many for each execution as it has steps, in a loop of its own. It would fail
+    where such a loop finds nothing, but for the error that it takes for the end.
+    """
+
+    def __init__(self, elements: LeasedElements) -> None:
+        self._elements = elements
+        self._is_begun = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            if self._is_begun:
+                raise
+            raise tf.errors.OutOfRangeError(None, None, "end of the epoch") from None
+        self._is_begun = True
+        return element
+
+
+def refuse_graph() -> SettingsError:
+    """The dataset is iterated inside a `tf.function`."""
+    return SettingsError(
+        expected="to iterate it in Python",
+        got="a loop inside a tf.function, where nobody sees which batches are done",
+        where="a dataset in queue mode",
+        remedy="Move the loop out of the tf.function, and leave the step in it.",
+    )
+
+
+def refuse_uncounted() -> SettingsError:
+    """What is read is derived from the dataset."""
+    return SettingsError(
+        expected="the feed's own dataset",
+        got="one that is derived from it, of which nobody sees which batches are done",
+        where="a dataset in queue mode",
+        remedy="Give the mapping to feed.dataset(map=), and iterate what that returns.",
+    )
