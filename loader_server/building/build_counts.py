@@ -1,4 +1,5 @@
-"""What a worker counts for the batches of one stream: plain numbers, which become metrics only when someone asks.
+"""What there is to say about a built batch, and what a worker counts for the batches of one stream: plain numbers,
+which become metrics only when someone asks.
 
 Rules: pure; only the poll loop adds to them, so no number is lost between threads.
 """
@@ -6,12 +7,33 @@ Rules: pure; only the poll loop adds to them, so no number is lost between threa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from loader_server.building.builder import Built
+__all__ = ["BuildCounts", "Built"]
 
-__all__ = ["BuildCounts"]
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What there is to say about a built batch."""
+
+    rows: int
+    masked: int
+    #: 0 if none was wanted.
+    digest: int
+    build_us: int
+    #: Name of the first sample that was masked, and why; empty if none was.
+    reason: str = ""
+    #: Rows masked by reason, the most frequent ones.
+    reasons: tuple[tuple[str, int], ...] = ()
+    #: The part of these spent on decoding and transforming; reading came before and is not included.
+    decode_us: int = 0
+    read_us: int = 0
+    #: Rows times padded length of the bucketed key: all, those of samples, those of rows without a sample.
+    cells: int = 0
+    sample_cells: int = 0
+    masked_cells: int = 0
+    #: Samples that came from the feature cache, and such that had to be decoded.
+    kept: int = 0
+    decoded: int = 0
 
 
 @dataclass(slots=True)

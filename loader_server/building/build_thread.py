@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.building.builder import Builder, Built, Prepared
+    from loader_server.building.build_counts import Built
+    from loader_server.building.builder import Builder, Prepared
     from loader_server.building.crash_trial import Conviction, CrashTrial
     from loader_server.building.read_ahead import PendingRead, ReadAhead
     from loader_server.building.send_buffers import SendBuffers

@@ -12,16 +12,18 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.source import gather_rows
 from loader_server.transforms.blame import undecoded
+from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError, StokerError
 from shared.hashing import digest64
@@ -29,7 +31,7 @@ from shared.wire.layout import RESET, Layout, layout_of
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.machine.deadline import Deadline
     from loader_server.planning import EpochPlan, PlannedBatch
-    from loader_server.sources.source import Source
+    from loader_server.sources.source import Gathers, Source
     from loader_server.stream import Stream
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Built", "Prepared", "decoded", "gaps_of", "unwatched", "values_of"]
+__all__ = ["Builder", "Prepared", "decoded", "unwatched", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -77,31 +79,6 @@ class Prepared:
     kept: Mapping[int, bytearray]
     #: Rows of culprits in a batch that is written at once.
     culprits: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What there is to say about a built batch."""
-
-    rows: int
-    masked: int
-    #: 0 if none was wanted.
-    digest: int
-    build_us: int
-    #: Name of the first sample that was masked, and why; empty if none was.
-    reason: str = ""
-    #: Rows masked by reason, the most frequent ones.
-    reasons: tuple[tuple[str, int], ...] = ()
-    #: The part of these spent on decoding and transforming; reading came before and is not included.
-    decode_us: int = 0
-    read_us: int = 0
-    #: Rows times padded length of the bucketed key: all, those of samples, those of rows without a sample.
-    cells: int = 0
-    sample_cells: int = 0
-    masked_cells: int = 0
-    #: Samples that came from the feature cache, and such that had to be decoded.
-    kept: int = 0
-    decoded: int = 0
 
 
 @dataclass(slots=True)
@@ -150,6 +127,8 @@ class Builder:
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
         gathers = stream.source.gathers and not stream.chain.steps
         self._gathering: Source | None = stream.source if gathers else None
+        #: Whether samples that were read may be decoded and transformed all at once.
+        self._together = features is None and stream.chain.takes_columns
         #: What it writes.
         self._gathered = [key for field in stream.chain.fields for key in (field.key, f"{field.key}_length")]
 
@@ -222,7 +201,7 @@ class Builder:
                 self._layouts.clear()
             shape = self.stream.shape(planned)
             layout = layout_of(self.stream.fields, shape)
-            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(gaps_of(layout)))
+            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(layout.gaps()))
         return known[1:]
 
     def _read(
@@ -257,6 +236,8 @@ class Builder:
         if self._gathering is not None and prepared.raw is None:
             gather = self._gather_packed if self.stream.packed else self._gather
             rows = gather(self._gathering, prepared, arrays, batch)
+        elif (together := self._write_together(want, prepared, arrays, batch)) is not None:
+            rows = together
         elif self.stream.packed:
             rows = self._pack(prepared, arrays, batch)
         else:
@@ -286,8 +267,30 @@ class Builder:
             decoded=batch.decoded,
         )
 
+    def _write_together(
+        self, want: Want, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+    ) -> int | None:
+        """Decode, transform and write all samples at once; returns how many rows are valid, None where that cannot be:
+        then each is taken on its own, which tells which of them cannot be used, or kills.
+        """
+        if not self._together or not len(prepared.samples) or want.attempt or batch.convicted or self.culprits.keys:
+            return None
+        began_ns = time.perf_counter_ns()
+        write = self._gather_packed if self.stream.packed else self._gather
+        try:
+            raw = cast("Sequence[bytes]", prepared.raw)
+            columns = self.stream.source.decode_all(prepared.samples.tolist(), raw)
+            if columns is None:
+                return None
+            rows = write(ColumnsOfBatch(self.stream.chain.on_columns(columns)), prepared, arrays, batch)
+        except BaseException:
+            return None
+        batch.decoded = len(prepared.samples)
+        batch.decode_ns = time.perf_counter_ns() - began_ns
+        return rows
+
     def _gather(
-        self, source: Source, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> int:
         """Let the source write all rows at once, but those of culprits; returns how many are valid."""
         samples, end = prepared.samples, len(prepared.samples)
@@ -299,7 +302,7 @@ class Builder:
             gather_rows(source, samples[rows], rows, own)
             for row in prepared.culprits:
                 sample = int(samples[row])
-                self._note_masked(sample, _kills(source.name(sample)), batch)
+                self._note_masked(sample, _kills(self.stream.source.name(sample)), batch)
                 self._mask(arrays, row, sample)
         elif end:
             source.gather(samples, own)
@@ -307,7 +310,7 @@ class Builder:
         return end - batch.masked
 
     def _gather_packed(
-        self, source: Source, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
+        self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> int:
         """Let the source write all samples at once, and move each into its place, as `_pack` does one by one."""
         planned, key = prepared.planned, self.stream.settings.length
@@ -318,7 +321,7 @@ class Builder:
         arrays["tag"][planned.rows[places.firsts]] = prepared.samples[places.firsts]
         for at in prepared.culprits:
             sample = int(prepared.samples[at])
-            self._note_masked(sample, _kills(source.name(sample)), batch)
+            self._note_masked(sample, _kills(self.stream.source.name(sample)), batch)
         kept = np.delete(np.arange(len(prepared.samples)), prepared.culprits)
         values = np.empty((len(kept), places.most_room, *arrays[key].shape[2:]), arrays[key].dtype)
         lengths = np.zeros(len(kept), np.int64)
@@ -448,14 +451,6 @@ class Builder:
         for array in arrays.values():
             array[row] = 0
         arrays["tag"][row] = sample
-
-
-def gaps_of(layout: Layout) -> Iterator[slice]:
-    """The bytes between tensors, because they are part of the payload and of its digest."""
-    ends = [*(tensor.offset for tensor in layout.tensors[1:]), layout.nbytes]
-    for tensor, end in zip(layout.tensors, ends, strict=True):
-        if tensor.offset + tensor.nbytes < end:
-            yield slice(tensor.offset + tensor.nbytes, end)
 
 
 def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:

@@ -58,15 +58,18 @@ class PackedPlaces:
         #: Which samples are the first of their row.
         self.firsts = np.append(True, is_last[:-1])
         #: No sample has more cells than this up to the next one.
-        self.most_room = int((np.where(is_last, length, np.append(offsets[1:], 0)) - offsets).max())
+        self._room = np.where(is_last, length, np.append(offsets[1:], 0)) - offsets
+        self.most_room = int(self._room.max())
         self._segments = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
 
     def write(
         self, kept: NDArray[np.int64], lengths: NDArray[np.int64], values: NDArray[Any], out: tuple[NDArray[Any], ...]
     ) -> None:
         """Write the values of the samples that were kept, one a row of `values`, and their marks: `out` are the rows,
-        the segments and the positions.
+        the segments and the positions. ValueError for one that is longer than its place.
         """
+        if (lengths > self._room[kept]).any():
+            raise ValueError("a sample is longer than its place")
         rows, segments, positions = out
         steps = np.arange(values.shape[1])
         cells = steps < lengths[:, None]

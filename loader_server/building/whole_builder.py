@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.building.builder import Builder, Built, Prepared, gaps_of, unwatched
+from loader_server.building.build_counts import Built
+from loader_server.building.builder import Builder, Prepared, unwatched
 from loader_server.sources.whole_source import WholeSource
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
@@ -72,7 +73,7 @@ class WholeBuilder(Builder):
             samples=planned.samples[:0],
             shape=shape,
             layout=layout,
-            gaps=tuple(gaps_of(layout)),
+            gaps=tuple(layout.gaps()),
             raw=(),
             kept={},
             read_us=(time.perf_counter_ns() - began_ns) // 1000,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -24,9 +24,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
-__all__ = ["SEGMENT_SAMPLES", "BadRow", "Chunk", "Found", "Indexed", "Inventory", "OfJob", "Source", "gather_rows"]
+__all__ = [
+    "SEGMENT_SAMPLES",
+    "BadRow",
+    "Chunk",
+    "Found",
+    "Gathers",
+    "Indexed",
+    "Inventory",
+    "OfJob",
+    "Source",
+    "gather_rows",
+]
 
 #: Samples of a segment, where the format suggests nothing else.
 SEGMENT_SAMPLES = 4096
@@ -198,6 +210,13 @@ class Source:
             raise IndexError(f"expected a sample from 0 to {self.samples - 1}, got {sample}")
         return sample
 
+    def all_checked(self, samples: Sequence[int]) -> NDArray[np.int64]:
+        """The same of several numbers."""
+        known = np.array(samples, np.int64)
+        if len(known) and not 0 <= known.min() <= known.max() < self.samples:
+            raise IndexError(f"expected samples from 0 to {self.samples - 1}, got {known.min()} to {known.max()}")
+        return known
+
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """The lengths of all samples, by the key of a raw sample: columns that are called `length_<key>`."""
@@ -244,6 +263,13 @@ class Source:
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """The raw sample; SampleError where whole bytes cannot be decoded."""
         raise NotImplementedError
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:  # noqa: ARG002 - for who can
+        """What `decode` gives of all these samples, as columns; None where that is no faster than one by one.
+
+        Where one of them cannot be decoded, it may raise anything: then each is decoded on its own.
+        """
+        return None
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """The bytes that decoding each of these takes, as `read` gives them; a format that need not read all of a
@@ -304,8 +330,15 @@ class Source:
         self.files.close()
 
 
+class Gathers(Protocol):
+    """What writes whole batches at once."""
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """As `Source.gather`."""
+
+
 def gather_rows(
-    source: Source, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
+    source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
 ) -> None:
     """Gather these samples into some of the rows."""
     own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}

@@ -20,6 +20,7 @@ import numpy as np
 
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import is_the_samples, told
+from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns, Ragged
     from loader_server.transforms.declare import LengthRule, Lengths
     from loader_server.transforms.find import NamedTransform
     from shared.settings.values import Table
@@ -186,6 +188,18 @@ class Chain:
         for step in self.steps[done:]:
             sample = _apply(step, sample, rng, self.where)
             yield step, sample
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether all transforms take a batch's samples at once as well."""
+        return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
+
+    def on_columns(self, columns: Columns) -> dict[str, Ragged | NDArray[Any]]:
+        """The values of all fields for the samples of a batch, as `apply` gives them for each of these."""
+        for step in self.steps:
+            assert isinstance(step.call, OfColumns)
+            step.call.on_columns(columns)
+        return {field.key: column_of(field, columns) for field in self.fields}
 
     def measure(self, sample: dict[str, Any], number: int, where: str) -> tuple[tuple[Field, ...], dict[str, int]]:
         """The fields of all that comes out, declared or not, and the lengths of the padded ones."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,6 +78,13 @@ class Layout:
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """Views of the payload, one for each tensor, without a copy."""
         return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
+
+    def gaps(self) -> Iterator[slice]:
+        """The bytes between tensors, because they are part of the payload and of its digest."""
+        ends = [*(tensor.offset for tensor in self.tensors[1:]), self.nbytes]
+        for tensor, end in zip(self.tensors, ends, strict=True):
+            if tensor.offset + tensor.nbytes < end:
+                yield slice(tensor.offset + tensor.nbytes, end)
 
 
 #: What batches have besides whose rows carry state: true where a row's state is to be forgotten before it.

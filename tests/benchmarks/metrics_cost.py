@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.building.build_counts import BuildCounts
-from loader_server.building.builder import Built
+from loader_server.building.build_counts import BuildCounts, Built
 from shared.wire.layout import Field, fields_of_batch
 from shared.wire.messages import Pushed
 from shared.wire.parts import Ticket, WireShape

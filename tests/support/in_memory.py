@@ -10,6 +10,7 @@ import numpy as np
 
 from loader_server.planning import PlannedBatch
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.columns import ragged
 from shared.wire import messages as m
 from shared.wire.layout import BucketShape, Field, fields_of_batch
 from shared.wire.parts import Ticket
@@ -17,7 +18,9 @@ from shared.wire.parts import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["GatheringSource", "MemorySource", "MemoryStream", "Steps", "memory_want"]
+    from loader_server.transforms.columns import Columns
+
+__all__ = ["ColumnSource", "GatheringSource", "MemorySource", "MemoryStream", "Steps", "memory_want"]
 
 TOKENS = Field(key="tokens", dtype="int32", shape=(None,))
 RAW = (TOKENS, Field(key="third", dtype="float32", shape=()))
@@ -54,6 +57,9 @@ class MemorySource:
         self.on_decode.get(sample, bool)()
         return {"tokens": np.full(min(sample, 5), raw[0], np.int32), "third": sample / 3}
 
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
+        return None
+
     def name(self, sample: int) -> str:
         return f"sample-{sample}"
 
@@ -75,6 +81,19 @@ class GatheringSource(MemorySource):
             out["tokens_length"][row] = length
             if "third" in out:
                 out["third"][row] = sample / 3
+
+
+class ColumnSource(MemorySource):
+    """The same, all samples of a batch decoded at once."""
+
+    #: How often they were.
+    together: int = 0
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
+        decoded = [self.decode(*one) for one in zip(samples, raw, strict=True)]
+        self.together += 1
+        thirds = np.array([one["third"] for one in decoded], np.float32)
+        return {"tokens": ragged([one["tokens"] for one in decoded], np.dtype(np.int32)), "third": thirds}
 
 
 class _Plan:

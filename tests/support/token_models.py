@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from loader_server.transforms.columns import Ragged
+from shared.wire.layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["TEXTS", "train_sentencepiece", "train_tokenizer"]
+    from loader_server.transforms.chain import Chain
+
+__all__ = ["TEXTS", "assert_same_together", "train_sentencepiece", "train_tokenizer"]
 
 TEXTS = [
     f"the {size} {animal} is {colour}"
@@ -48,3 +54,15 @@ def train_tokenizer(path: Path, texts: Sequence[str] = TEXTS, *, vocabulary: int
     )
     made.save(str(path))
     return path
+
+
+def assert_same_together(chain: Chain, words: Sequence[str]) -> None:
+    """The chain makes of all texts together what it makes of each."""
+    dtype = chain.measure({"text": "a"}, 0, "sample 0")[0][0].dtype
+    bound = chain.bound((Field(key="text", dtype=dtype, shape=(None,)),))
+    assert bound.takes_columns
+    alone = [bound.apply({"text": text}, seed=0, epoch=0, number=0)["text"] for text in words]
+    together = bound.on_columns({"text": list(words)})["text"]
+    assert isinstance(together, Ragged)
+    assert together.lengths.tolist() == [len(ids) for ids in alone]
+    assert together.values.tobytes() == np.concatenate([np.zeros(0, dtype), *alone]).tobytes()

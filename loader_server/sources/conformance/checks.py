@@ -34,6 +34,7 @@ from loader_server.sources.conformance.case import (
 )
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.source import Chunk
+from loader_server.transforms.columns import Ragged
 from shared.errors import DataError, SettingsError, StokerError
 from shared.settings.tables import read_table
 from shared.wire.layout import BucketShape, fields_of_batch, layout_of
@@ -41,6 +42,8 @@ from shared.wire.layout import BucketShape, fields_of_batch, layout_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from loader_server.transforms.columns import Column
 
 __all__ = ["CHECKS", "CheckResult", "check_source"]
 
@@ -231,6 +234,28 @@ def _decoding_again(examined: ExaminedSource) -> None:
         require(again == examined.contents[sample], f"sample {sample} is another one the second time")
 
 
+def _decoding_all(examined: ExaminedSource) -> None:
+    """Decoding many samples at once gives what decoding one at a time gives."""
+    numbers = [*examined.numbers, *examined.numbers[:3]]
+    columns = examined.source.decode_all(numbers, [examined.raw[sample] for sample in numbers])
+    if columns is None:
+        raise NotTried("this source decodes one sample at a time")
+    for key, column in columns.items():
+        values = _values_in(column)
+        require(len(values) == len(numbers), f'{len(values)} values of "{key}" for {len(numbers)} samples')
+        for sample, value in zip(numbers, values, strict=True):
+            same = content_of({key: value}) == content_of({key: examined.decoded[sample][key]})
+            require(same, f'sample {sample}: another "{key}" is decoded with others than alone')
+    require(columns.keys() == examined.decoded[numbers[0]].keys(), f"it gives {', '.join(columns)}")
+
+
+def _values_in(column: Column) -> list[Any]:
+    """The value of each sample."""
+    if isinstance(column, Ragged):
+        return np.split(column.values, np.cumsum(column.lengths)[:-1])
+    return list(column)
+
+
 def _gathering(examined: ExaminedSource) -> None:
     """Writing whole batches at once gives the bytes that decoding each sample gives."""
     source = examined.source
@@ -375,7 +400,7 @@ def _changed_data(examined: ExaminedSource) -> None:
 #: In this order: the last one changes the data.
 CHECKS: tuple[Callable[[ExaminedSource], None], ...] = (
     *(_same_index, _rows_count, _plain_facts, _lengths, _padded_have_lengths, _bad_rows, _unknown_setting),
-    *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _gathering, _chunks),
+    *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _decoding_all, _gathering, _chunks),
     *(_names, _identities, _parts),
     *(_out_of_range, _opening_again, _elsewhere, _nothing_open, _changed_data),
 )

@@ -12,14 +12,27 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from loader_server.transforms.columns import ragged
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["KINDS", "UnusableValueError", "fields_of", "has_length", "kinds_in", "object_of", "values_of_kinds"]
+    from loader_server.transforms.columns import Column, Columns
+
+__all__ = [
+    "KINDS",
+    "UnusableValueError",
+    "columns_of_kinds",
+    "fields_of",
+    "has_length",
+    "kinds_in",
+    "object_of",
+    "objects_of",
+    "values_of_kinds",
+]
 
 _TYPES: dict[str, frozenset[type]] = {
     "bool": frozenset((bool,)),
@@ -69,6 +82,14 @@ def object_of(line: bytes) -> dict[str, Any]:
     return found
 
 
+def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """The objects of lines that each hold one, as is known; in one go."""
+    found: list[dict[str, Any]] = _DECODE((b"[" + b",".join(lines) + b"]").decode())
+    if len(found) != len(lines):
+        raise ValueError(f"{len(found)} objects in {len(lines)} lines")
+    return found
+
+
 def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The kinds of all keys that these objects have, each as it is first met; what has no kind is left out."""
     found: dict[str, str] = {}
@@ -112,6 +133,18 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
 def values_of_kinds(found: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
     """What a sample holds of an object."""
     return {key: _value(key, found, kind) for key, kind in kinds.items()}
+
+
+def columns_of_kinds(objects: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Columns:
+    """What samples hold of objects that are known to hold it, a column a key."""
+    return {key: _column([one[key] for one in objects], kind) for key, kind in kinds.items()}
+
+
+def _column(values: list[Any], kind: str) -> Column:
+    if kind == "text":
+        return values
+    dtype = np.dtype(kind.removesuffix(_LIST))
+    return ragged(values, dtype) if kind.endswith(_LIST) else np.fromiter(values, dtype, len(values))
 
 
 def _value(key: str, found: Mapping[str, Any], kind: str) -> _Value:

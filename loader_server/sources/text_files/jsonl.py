@@ -18,10 +18,12 @@ from loader_server.sources.source import BadRow, Found, Inventory
 from loader_server.sources.text_files.json_values import (
     KINDS,
     UnusableValueError,
+    columns_of_kinds,
     fields_of,
     has_length,
     kinds_in,
     object_of,
+    objects_of,
     values_of_kinds,
 )
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
@@ -29,10 +31,11 @@ from shared.errors import DataError
 from shared.settings.values import by_key, choice, setting, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["JsonLinesSettings", "JsonLinesSource"]
@@ -161,3 +164,7 @@ class JsonLinesSource(LineSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """What the object holds."""
         return self._values(raw)
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+        """What the objects hold: each was found to while indexing, and its line is still the same."""
+        return columns_of_kinds(objects_of(raw), self._kinds)

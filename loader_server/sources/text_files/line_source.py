@@ -129,10 +129,11 @@ class LineSource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each line."""
-        known = np.array([self.checked(sample) for sample in samples], np.int64)
+        known = self.all_checked(samples)
         columns = (self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest"))
-        for sample, file, offset, nbytes, digest in zip(known.tolist(), *columns, strict=True):
-            raw = self.files.read(self._paths[file], offset, nbytes)
+        read, paths = self.files.read, self._paths
+        for sample, file, offset, nbytes, digest in zip(samples, *columns, strict=True):
+            raw = read(paths[file], offset, nbytes)
             if digest_of(raw) != digest:
                 where, line = self.place(sample)
                 raise changed(f"the line that was indexed ({nbytes} bytes)", "other bytes", f"{where}, line {line}")

@@ -17,6 +17,9 @@ from loader_server.sources.text_files.whole_lines import unusable_line
 from shared.settings.values import setting, texts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["LinesSettings", "LinesSource"]
@@ -57,3 +60,7 @@ class LinesSource(LineSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """The text."""
         return {"text": raw.decode()}
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+        """The texts."""
+        return {"text": list(map(bytes.decode, raw))}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["ParallelPiece", "ParallelSettings", "ParallelSource"]
@@ -158,10 +159,10 @@ class ParallelSource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The lines of each sample, one below the other."""
-        known = np.array([self.checked(sample) for sample in samples], np.int64)
+        known = self.all_checked(samples)
         columns = self.indexed.numbers
         lines = [starmap(self.files.read, self._extents(file, known)) for file in range(len(self._names))]
-        for sample, digest, *own in zip(known.tolist(), columns["digest"][known].tolist(), *lines, strict=True):
+        for sample, digest, *own in zip(samples, columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
             if digest_of(raw) != digest:
                 where = f"{', '.join(self._places)}, line {columns['line'][sample]}"
@@ -181,6 +182,13 @@ class ParallelSource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - the bytes say all
         """The texts."""
         return dict(zip(self._keys, raw.decode().split("\n"), strict=True))
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:  # noqa: ARG002 - the bytes say all
+        """The texts, a column a file."""
+        lines = b"\n".join(raw).decode().split("\n")
+        if len(lines) != len(raw) * len(self._keys):
+            raise ValueError(f"{len(lines)} lines of {len(raw)} samples")
+        return {key: lines[place :: len(self._keys)] for place, key in enumerate(self._keys)}
 
     def name(self, sample: int) -> str:
         """The files as the job file names them, and the line."""

@@ -14,9 +14,13 @@ from loader_server.transforms import SettingsError, by_key, file, setting, texts
 from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow_dtype, refuse_other_keys, token_dtype
 
 if TYPE_CHECKING:
-    from loader_server.transforms.tokens.token_ids import Encode
+    from loader_server.transforms.tokens.token_ids import TextModel
 
 __all__ = ["SentencePiece", "SentencePieceSettings"]
+
+
+#: The library makes a thread for several texts, which takes as long as it saves with this many.
+_MANY = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,30 @@ class SentencePiece(TextEncoder):
             refuse_narrow_dtype(settings.dtype, model.get_piece_size(), path)
             _refuse_lacking("bos", key in settings.bos, model.bos_id(), path)
             _refuse_lacking("eos", key in settings.eos, model.eos_id(), path)
-        encode: dict[str, Encode] = {
-            key: partial(model.encode, out_type=int, add_bos=key in settings.bos, add_eos=key in settings.eos)
+        made: dict[str, TextModel] = {
+            key: _SentencePieceModel(model, add_bos=key in settings.bos, add_eos=key in settings.eos)
             for key, model in models.items()
         }
-        super().__init__(encode, settings.dtype)
+        super().__init__(made, settings.dtype)
+
+
+class _SentencePieceModel:
+    """A model, and whether ids have its ends."""
+
+    def __init__(self, model: Any, *, add_bos: bool, add_eos: bool) -> None:  # noqa: ANN401 - the library has no types
+        self._encode = partial(model.encode, out_type=int, add_bos=add_bos, add_eos=add_eos)
+
+    def ids(self, text: str) -> list[int]:
+        """Of one text."""
+        found: list[int] = self._encode(text)
+        return found
+
+    def ids_of_all(self, texts: list[str]) -> list[list[int]]:
+        """Of each of several."""
+        if len(texts) < _MANY:
+            return list(map(self.ids, texts))
+        found: list[list[int]] = self._encode(texts, num_threads=1)
+        return found
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types

@@ -1,40 +1,63 @@
 """What transforms have in common that make numbers of texts by a trained model: a model for each key, ids as an array.
 
-Rules: the bytes depend only on the text, the model's content, the settings and the library's version; a key that
-samples do not have is an error of the job file, not of every sample.
+Rules: the bytes depend only on the text, the model's content, the settings and the library's version, and not on which
+texts are encoded with it; a key that samples do not have is an error of the job file, not of every sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from loader_server.transforms import SettingsError, choice
+from loader_server.transforms.columns import OfColumns, ragged
 from shared.settings.values import nearest
 
-__all__ = ["Encode", "TextEncoder", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
-Encode: TypeAlias = Callable[[str], "list[int]"]
+    from loader_server.transforms.columns import Columns
+
+__all__ = ["TextEncoder", "TextModel", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
 
 #: The parser of a setting that says of which dtype ids are.
 token_dtype = choice("int32", "int64", "uint16")
 
 
-class TextEncoder:
+class TextModel(Protocol):
+    """A trained model, as it is set."""
+
+    @abstractmethod
+    def ids(self, text: str) -> Sequence[int]:
+        """Of one text."""
+
+    @abstractmethod
+    def ids_of_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Of each of several, which are the same."""
+
+
+class TextEncoder(OfColumns):
     """Replaces each text by its ids."""
 
-    def __init__(self, encode: Mapping[str, Encode], dtype: str) -> None:
-        self._encode = tuple(encode.items())
+    def __init__(self, models: Mapping[str, TextModel], dtype: str) -> None:
+        self._models = tuple(models.items())
         self._dtype = np.dtype(dtype)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the texts."""
-        for key, encode in self._encode:
+        for key, model in self._models:
             if key not in sample:
                 raise _lacking(key, sample)
-            sample[key] = np.array(encode(sample[key]), self._dtype)
+            sample[key] = np.array(model.ids(sample[key]), self._dtype)
+
+    def on_columns(self, columns: Columns) -> None:
+        """Replace the texts of all samples."""
+        for key, model in self._models:
+            texts = columns[key]
+            assert isinstance(texts, list)
+            columns[key] = ragged(model.ids_of_all(texts), self._dtype)
 
 
 def _lacking(key: str, sample: Mapping[str, Any]) -> SettingsError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import SettingsError, by_key, file, flag, setting, text, transform
@@ -16,9 +17,13 @@ from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
-    from loader_server.transforms.tokens.token_ids import Encode
+    from loader_server.transforms.tokens.token_ids import TextModel
 
 __all__ = ["Tokenizers", "TokenizersSettings"]
+
+
+#: What the library makes of a text is 100 times as large: 128 at a time cost 31 µs each, 8 to 32 cost 27.
+_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +50,32 @@ class Tokenizers(TextEncoder):
         models, bos, eos = {key: _loaded(path) for key, path in settings.models}, dict(settings.bos), dict(settings.eos)
         refuse_other_keys("bos", bos, models)
         refuse_other_keys("eos", eos, models)
-        encode: dict[str, Encode] = {}
+        made: dict[str, TextModel] = {}
         for (key, model), (_, path) in zip(models.items(), settings.models, strict=True):
             refuse_narrow_dtype(settings.dtype, 1 + max(model.get_vocab(with_added_tokens=True).values()), path)
             first, last = _id("bos", bos.get(key), model, path), _id("eos", eos.get(key), model, path)
-            encode[key] = _encoder(model, first, last, special_tokens=settings.special_tokens)
-        super().__init__(encode, settings.dtype)
+            made[key] = _TokenizerModel(model, first, last, special_tokens=settings.special_tokens)
+        super().__init__(made, settings.dtype)
 
 
-def _encoder(model: Any, first: list[int], last: list[int], *, special_tokens: bool) -> Encode:  # noqa: ANN401
-    # The way for batches leaves out where in the text a token is, which nobody wants here: 24 µs for 35 tokens, not 43.
-    encode_batch = model.encode_batch_fast
+class _TokenizerModel:
+    """A tokenizer with what ids begin and end with besides."""
 
-    def encode(words: str) -> list[int]:
-        ids: list[int] = encode_batch([words], add_special_tokens=special_tokens)[0].ids
-        return first + ids + last if first or last else ids
+    def __init__(self, model: Any, first: list[int], last: list[int], *, special_tokens: bool) -> None:  # noqa: ANN401
+        # This way leaves out where in the text a token is, which nobody wants here: 24 µs for 35 tokens, not 43.
+        self._encode = partial(model.encode_batch_fast, add_special_tokens=special_tokens)
+        self._first, self._last = first, last
 
-    return encode
+    def ids(self, text: str) -> list[int]:
+        """Of one text."""
+        return self.ids_of_all([text])[0]
+
+    def ids_of_all(self, texts: list[str]) -> list[list[int]]:
+        """Of each of several."""
+        first, last = self._first, self._last
+        parts = (texts[start : start + _AT_A_TIME] for start in range(0, len(texts), _AT_A_TIME))
+        found = [one.ids for part in parts for one in self._encode(part)]
+        return [first + ids + last for ids in found] if first or last else found
 
 
 def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from loader_server.building.build_counts import BuildCounts
-from loader_server.building.builder import Built
+from loader_server.building.build_counts import BuildCounts, Built
 
 
 def _built(**more: int) -> Built:

@@ -13,18 +13,22 @@ import numpy as np
 import pytest
 
 from loader_server.building import read_ahead
-from loader_server.building.builder import Builder, Built
+from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.transforms import transform
+from loader_server.transforms.columns import OfColumns, Ragged
+from loader_server.transforms.declare import Declaration
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape
-from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream, Steps, memory_want
+from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from loader_server.building.build_counts import Built
+    from loader_server.transforms.columns import Columns
     from shared.wire import messages as m
 
 
@@ -66,7 +70,7 @@ def quarantined(folder: Path) -> list[tuple[int, str]]:
 # --- what it writes ---
 
 
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_a_batch_holds_its_samples_and_nothing_else(make: Callable[..., Builder], source: type[MemorySource]) -> None:
     built, arrays = build(make(source()), memory_want(1))
     assert arrays["tokens"].tolist() == [
@@ -84,7 +88,7 @@ def test_a_batch_holds_its_samples_and_nothing_else(make: Callable[..., Builder]
     assert (built.cells, built.sample_cells, built.masked_cells) == (30, 19, 6)
 
 
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_an_empty_place_has_the_shape_and_no_sample(make: Callable[..., Builder], source: type[MemorySource]) -> None:
     built, arrays = build(make(source()), memory_want(1, empty=True))
     assert arrays["tag"].tolist() == [-1] * 5
@@ -92,7 +96,7 @@ def test_an_empty_place_has_the_shape_and_no_sample(make: Callable[..., Builder]
     assert (built.rows, built.masked, built.masked_cells) == (0, 0, 30)
 
 
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builder], source: type[MemorySource]) -> None:
     built, arrays = build(make(source(), packed=True), memory_want(1))
     rows = {
@@ -108,8 +112,11 @@ def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builde
     assert (built.rows, built.masked, built.cells, built.masked_cells) == (2, 0, 75, 45)
 
 
-def test_a_packed_sample_that_is_masked_leaves_its_place_empty(make: Callable[..., Builder]) -> None:
-    source = MemorySource(on_decode={4: raising(ValueError()), 7: raising(ValueError())})
+@pytest.mark.parametrize("kind", [MemorySource, ColumnSource])
+def test_a_packed_sample_that_is_masked_leaves_its_place_empty(
+    make: Callable[..., Builder], kind: type[MemorySource]
+) -> None:
+    source = kind(on_decode={4: raising(ValueError()), 7: raising(ValueError())})
     built, arrays = build(make(source, packed=True), memory_want(1))
     assert arrays["tokens"].tolist() == [[0] * 5 + [6] * 5 + [7] * 5, *([0] * 15 for _ in range(4))]
     assert arrays["tokens_segment"][0].tolist() == [0] * 5 + [2] * 5 + [3] * 5
@@ -117,7 +124,7 @@ def test_a_packed_sample_that_is_masked_leaves_its_place_empty(make: Callable[..
     assert (built.rows, built.masked) == (1, 2)
 
 
-@pytest.mark.parametrize("kind", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("kind", [MemorySource, GatheringSource, ColumnSource])
 @pytest.mark.parametrize("culprits", [(4, 7), (5,), (4, 5, 6), (4, 5, 6, 7)])
 def test_packed_samples_that_kill_decoders_leave_their_places_empty(
     make: Callable[..., Builder], tmp_path: Path, kind: type[MemorySource], culprits: tuple[int, ...]
@@ -140,7 +147,7 @@ def test_packed_samples_that_kill_decoders_leave_their_places_empty(
     assert (built.masked, [sample for sample, _ in quarantined(tmp_path)]) == (len(culprits), list(culprits))
 
 
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_an_empty_place_of_packed_rows(make: Callable[..., Builder], source: type[MemorySource]) -> None:
     built, arrays = build(make(source(), packed=True), memory_want(1, empty=True))
     assert arrays["tag"].tolist() == [-1] * 5
@@ -216,10 +223,11 @@ def test_whoever_watches_is_told_each_sample_before_it_is_read(make: Callable[..
     [ValueError("no"), OSError("cannot identify image"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
     ids=repr,
 )
+@pytest.mark.parametrize("kind", [MemorySource, ColumnSource])
 def test_whatever_a_decoder_raises_masks_the_row(
-    make: Callable[..., Builder], tmp_path: Path, error: BaseException
+    make: Callable[..., Builder], tmp_path: Path, error: BaseException, kind: type[MemorySource]
 ) -> None:
-    built, arrays = build(make(MemorySource(on_decode={5: raising(error)})), memory_want(1))
+    built, arrays = build(make(kind(on_decode={5: raising(error)})), memory_want(1))
     assert arrays["weight"].tolist() == [1, 0, 1, 1, 0]
     assert arrays["tag"].tolist() == [4, 5, 6, 7, -1]
     assert not arrays["tokens"][1].any()
@@ -242,11 +250,12 @@ def test_the_reason_of_a_batch_is_that_of_its_first_masked_sample_and_short(make
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()], ids=repr)
+@pytest.mark.parametrize("kind", [MemorySource, ColumnSource])
 def test_what_says_nothing_about_the_sample_masks_nothing(
-    make: Callable[..., Builder], tmp_path: Path, error: BaseException
+    make: Callable[..., Builder], tmp_path: Path, error: BaseException, kind: type[MemorySource]
 ) -> None:
     with pytest.raises((ReadError, MemoryError)):
-        build(make(MemorySource(on_decode={5: raising(error)})), memory_want(1))
+        build(make(kind(on_decode={5: raising(error)})), memory_want(1))
     assert quarantined(tmp_path) == []
 
 
@@ -299,7 +308,7 @@ def never(sample: int) -> dict[int, Callable[[], object]]:
     return {sample: raising(AssertionError(f"sample {sample} was touched"))}
 
 
-@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_a_culprit_is_neither_read_nor_decoded(
     make: Callable[..., Builder], tmp_path: Path, source: type[MemorySource]
 ) -> None:
@@ -312,8 +321,11 @@ def test_a_culprit_is_neither_read_nor_decoded(
     assert quarantined(tmp_path) == [(5, "kills_decoder")]
 
 
-def test_one_that_is_convicted_after_it_was_read_is_not_decoded(make: Callable[..., Builder]) -> None:
-    builder = make(MemorySource(on_decode=never(5)))
+@pytest.mark.parametrize("kind", [MemorySource, ColumnSource])
+def test_one_that_is_convicted_after_it_was_read_is_not_decoded(
+    make: Callable[..., Builder], kind: type[MemorySource]
+) -> None:
+    builder = make(kind(on_decode=never(5)))
     want = memory_want(1)
     prepared = builder.prepare(want)
     payload = np.empty(prepared.layout.nbytes, np.uint8)
@@ -358,6 +370,83 @@ def test_culprits_in_a_batch_that_is_gathered_keep_their_rows_masked(
     assert quarantined(tmp_path) == [(5, "kills_decoder"), (7, "kills_decoder")]
 
 
+# --- all samples at once ---
+
+
+class Doubled(OfColumns):
+    """Each token twice."""
+
+    declaration = Declaration(draws=False)
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+        sample["tokens"] = np.repeat(sample["tokens"], 2)
+
+    def on_columns(self, columns: Columns) -> None:
+        tokens = columns["tokens"]
+        assert isinstance(tokens, Ragged)
+        columns["tokens"] = Ragged(np.repeat(tokens.values, 2), tokens.lengths * 2)
+
+
+def test_samples_are_decoded_and_transformed_at_once_where_both_can(make: Callable[..., Builder]) -> None:
+    source = ColumnSource()
+    source.decode = lambda sample, raw: {"tokens": np.full(2, raw[0], np.int32), "third": sample / 3}
+    at_once, one_by_one = (build(make(kind, f"{__name__}:Doubled"), memory_want(1)) for kind in (source, alike(source)))
+    assert source.together == 1
+    assert at_once[1]["tokens"].tolist() == [[n, n, n, n, 0, 0] for n in (5, 6, 7, 8)] + [[0] * 6]
+    assert at_once[0].digest == one_by_one[0].digest
+    assert (at_once[0].rows, at_once[0].masked, at_once[0].decoded, at_once[0].sample_cells) == (4, 0, 4, 16)
+    assert at_once[0].decode_us > 0
+
+
+def alike(source: ColumnSource) -> MemorySource:
+    other = MemorySource()
+    other.decode = source.decode
+    return other
+
+
+@pytest.mark.parametrize(("packed", "masked"), [(False, 4), (True, 3)])
+def test_where_one_sample_is_too_long_each_is_taken_on_its_own(
+    make: Callable[..., Builder], *, packed: bool, masked: int
+) -> None:
+    kinds = (ColumnSource(), MemorySource())
+    (at_once, _), (one_by_one, _) = (
+        build(make(kind, f"{__name__}:Doubled", packed=packed), memory_want(1)) for kind in kinds
+    )
+    assert kinds[0].together == 1
+    assert at_once.digest == one_by_one.digest
+    assert (at_once.masked, at_once.reasons, at_once.decoded) == (masked, (("longer_than_planned", masked),), 4)
+
+
+def test_a_transform_that_takes_one_sample_at_a_time_gets_one(make: Callable[..., Builder]) -> None:
+    source = ColumnSource()
+    assert build(make(source, f"{__name__}:Doubled", f"{__name__}:unchanged"), memory_want(1))[0].masked == 4
+    assert source.together == 0
+
+
+@transform(draws=False)
+def unchanged(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    pass
+
+
+def test_after_a_worker_died_each_sample_is_taken_on_its_own(make: Callable[..., Builder]) -> None:
+    source = ColumnSource()
+    builder = make(source)
+    build(builder, memory_want(1, attempt=1))
+    assert source.together == 0
+    builder.culprits.hear([next(iter(found(builder, "file-15")))])
+    build(builder, memory_want(1))
+    assert source.together == 0
+    builder.culprits.hear([])
+    build(builder, memory_want(1))
+    assert source.together == 1
+
+
+def test_a_batch_without_samples_is_not_decoded(make: Callable[..., Builder]) -> None:
+    source = ColumnSource()
+    build(make(source), memory_want(1, empty=True))
+    assert source.together == 0
+
+
 def test_what_gathering_lacks_is_read_before_but_for_culprits(make: Callable[..., Builder]) -> None:
     read: list[int] = []
     source = GatheringSource(on_read={sample: functools.partial(read.append, sample) for sample in range(16)})
@@ -373,7 +462,9 @@ def test_what_gathering_lacks_is_read_before_but_for_culprits(make: Callable[...
 # --- the deadline ---
 
 
-@pytest.mark.parametrize(("source", "steps"), [(MemorySource, 1 + 4 + 1), (GatheringSource, 1 + 1)])
+@pytest.mark.parametrize(
+    ("source", "steps"), [(MemorySource, 1 + 4 + 1), (GatheringSource, 1 + 1), (ColumnSource, 1 + 1)]
+)
 def test_each_sample_and_the_end_of_the_batch_are_steps_of_their_own(
     make: Callable[..., Builder], source: type[MemorySource], steps: int
 ) -> None:

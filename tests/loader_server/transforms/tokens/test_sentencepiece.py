@@ -12,7 +12,7 @@ from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms import find
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
-from tests.support.token_models import TEXTS, train_sentencepiece
+from tests.support.token_models import TEXTS, assert_same_together, train_sentencepiece
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,14 @@ def test_each_key_has_its_model_and_its_ends(folder: Path) -> None:
     assert values["source"].tolist() == [1, *source.encode("the fox"), 2]
     assert values["target"].tolist() == [*target.encode("xof eht"), target.eos_id()]
     assert {value.dtype for value in values.values()} == {np.dtype(np.uint16)}
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 100])
+def test_texts_have_the_same_ids_together_and_alone(folder: Path, count: int) -> None:
+    """Few of them, and so many that the library gets them at once."""
+    words = ["", " ", "Bär\u2581\t", *TEXTS * count][:count]
+    for more in ({}, {"bos": "text", "eos": "text", "dtype": "uint16"}):
+        assert_same_together(made(folder, models={"text": "a.model"}, **more), words)
 
 
 def test_a_text_of_which_nothing_is_left_has_no_ids(folder: Path) -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
-from tests.support.token_models import TEXTS, train_tokenizer
+from tests.support.token_models import TEXTS, assert_same_together, train_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,14 @@ def ids(chain: Chain, **sample: Any) -> dict[str, list[int]]:
 def test_a_text_becomes_the_librarys_ids(folder: Path, words: str) -> None:
     chain = made(folder, models={"text": "a.json"})
     assert ids(chain, text=words)["text"] == Tokenizer.from_file(f"{folder}/a.json").encode(words).ids
+
+
+@settings(max_examples=25, deadline=None)
+@given(words=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=40))
+def test_texts_have_the_same_ids_together_and_alone(folder: Path, words: list[str]) -> None:
+    """Also more than are handed to the library at a time."""
+    table = {"models": {"text": "a.json"}, "special_tokens": False, "bos": {"text": "<s>"}, "dtype": "uint16"}
+    assert_same_together(made(folder, **table), words)
 
 
 def test_each_key_has_its_tokenizer_and_its_ends(folder: Path) -> None:

@@ -1,0 +1,86 @@
+"""The samples of a batch as columns: of each key the values of all samples at once. Pure.
+
+Rules: what a transform makes of columns is what it makes of one sample after another, to the byte. Where one of the
+samples cannot be used, anything may be raised: then each is taken on its own, which tells which it is. So nobody here
+finds the culprit.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from loader_server.sources.arrays.gathering import write_padded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.layout import Field
+
+__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "ragged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Lists of different lengths, one behind the other."""
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+
+#: A list for the transforms, such as of texts; an array of a value a sample; or ragged lists.
+Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
+Columns: TypeAlias = dict[str, Column]
+
+
+class OfColumns(abc.ABC):
+    """A transform that takes a batch's samples at once as well; it must not draw."""
+
+    @abc.abstractmethod
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any] | None:
+        """Change one sample."""
+
+    @abc.abstractmethod
+    def on_columns(self, columns: Columns) -> None:
+        """Change the columns as the transform changes each sample."""
+
+
+def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
+    """Lists of numbers, one behind the other; OverflowError for one that the dtype cannot hold."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
+
+
+def column_of(field: Field, columns: Columns) -> Ragged | NDArray[Any]:
+    """The column of a field, of the dtype and shape that were declared; TypeError for any other."""
+    found = columns.get(field.key)
+    dtype = found.values.dtype if isinstance(found, Ragged) else getattr(found, "dtype", None)
+    as_declared = field.shape == ((None,) if isinstance(found, Ragged) else ())
+    if not isinstance(found, Ragged | np.ndarray) or dtype != field.dtype or not as_declared:
+        raise TypeError(f'"{field.key}" is no column of {field.dtype} {field.shape}')
+    return found
+
+
+class ColumnsOfBatch:
+    """Writes the columns of a batch's samples as a source does that gathers."""
+
+    def __init__(self, columns: Mapping[str, Ragged | NDArray[Any]]) -> None:
+        self._columns = columns
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write a sample a row, lengths, and zeros behind what is ragged; ValueError where there is no room for it."""
+        for key, column in self._columns.items():
+            if not isinstance(column, Ragged):
+                out[key][:] = column
+                continue
+            lengths = column.lengths
+            if len(lengths) != len(samples) or lengths.max(initial=0) > out[key].shape[1]:
+                raise ValueError(f'"{key}": {len(lengths)} samples, at most {lengths.max(initial=0)} steps')
+            write_padded(column.values, np.cumsum(lengths) - lengths, lengths, out[key])
+            out[f"{key}_length"][:] = lengths
