@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "measured"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_STOKER = ("shared_memory", "tcp", "tcp_keys")
+_STOKER = ("shared_memory", "torch_tensors", "jax_arrays", "tcp", "tcp_keys")
 _PATHS = (*_STOKER, *PEERS)
 _BASE = "tfdata_service"
 _PARTS = ("growth", "scaling", "speech")

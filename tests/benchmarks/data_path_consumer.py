@@ -49,7 +49,7 @@ def _opened(path: str, payload: Payload, folder: Path) -> AbstractContextManager
         return PEERS[path](read_shapes(folder / "shapes.json"))
     from tests.benchmarks.data_path_stoker import opened  # noqa: PLC0415 - imports the trainer's side
 
-    return opened(folder / path / "job.toml", payload, shared_memory=path == "shared_memory")
+    return opened(folder / path / "job.toml", payload, path)
 
 
 def _run(elements: Iterator[Any], seconds: float) -> dict[str, float]:

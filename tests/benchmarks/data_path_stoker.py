@@ -21,9 +21,10 @@ from shared.keys import make_keys
 from tests.benchmarks.data_path_source import register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tests.benchmarks.data_path_payloads import Payload, Shape
+    from trainer_client import Batch, Feed
 
 __all__ = ["loaders", "make_job", "opened", "planned_shapes"]
 
@@ -94,14 +95,37 @@ def _started(stack: ExitStack, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def opened(job: Path, payload: Payload, *, shared_memory: bool) -> Iterator[Iterator[Any]]:
+def opened(job: Path, payload: Payload, path: str) -> Iterator[Iterator[Any]]:
     """Elements with the payload's keys, epoch after epoch."""
     keys = str(job.parent / "keys") if (job.parent / "keys").exists() else ""
-    with loaders(job) as endpoint, trainer_client.connect(endpoint, shared_memory=shared_memory, keys=keys) as feed:
-        data = feed.dataset(inputs=payload.keys)
-        yield _epochs(data)
+    by_memory = not path.startswith("tcp")
+    with loaders(job) as endpoint, trainer_client.connect(endpoint, shared_memory=by_memory, keys=keys) as feed:
+        yield _ADAPTERS.get(path, _datasets)(feed, payload.keys)
 
 
-def _epochs(data: Any) -> Iterator[Any]:
+def _datasets(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
+    data = feed.dataset(inputs=keys)
     while True:
         yield from data
+
+
+def _tensors(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
+    from trainer_client.torch import FeedDataset  # noqa: PLC0415 - PyTorch only where it is measured
+
+    return _parts(FeedDataset(feed), keys)
+
+
+def _arrays(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
+    from trainer_client.jax import FeedIterable  # noqa: PLC0415 - JAX only where it is measured
+
+    return _parts(FeedIterable(feed), keys)
+
+
+def _parts(batches: Iterable[Batch], keys: tuple[str, ...]) -> Iterator[Any]:
+    while True:
+        for batch in batches:
+            yield tuple(batch[key] for key in keys)
+
+
+#: How batches are read, if not as a dataset of TensorFlow's.
+_ADAPTERS = {"torch_tensors": _tensors, "jax_arrays": _arrays}

@@ -1,0 +1,77 @@
+"""JAX's side: arrays over the slots' memory, and slots that come back once a step is through."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import trainer_client
+from tests.support.lone_core import BATCHES
+
+jax = pytest.importorskip("jax")
+adapter = pytest.importorskip("trainer_client.jax")
+
+
+def test_arrays_share_the_slots_memory_until_the_step_is_through(ends):
+    with trainer_client.connect(ends.endpoint, prefetch=4) as feed:
+        memory = feed._session.receiver.memory
+        slots = [memory.slot(slot) for slot in range(feed._session.receiver.stream.slots.slots)]
+        outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedIterable(feed))
+        batch = next(batches)
+        places = [array.unsafe_buffer_pointer() for array in batch.values() if isinstance(array, jax.Array)]
+        assert places
+        for place in places:
+            assert any(slot.ctypes.data <= place < slot.ctypes.data + slot.nbytes for slot in slots)
+        total = jax.jit(jax.numpy.sum)(batch["audio"])
+        del batch
+        batches.close()
+        total.block_until_ready()
+        gc.collect()
+        jax.device_put(0).block_until_ready()  # JAX lets go of numpy's arrays in a later call
+        gc.collect()
+        assert not outbox.holds_more_than(0)
+
+
+def test_values_are_those_of_the_numpy_batch(ends, feed):
+    with trainer_client.connect(ends.endpoint) as other:
+        for mine, numpy_batch in zip(adapter.FeedIterable(feed), other, strict=True):
+            assert mine.number == numpy_batch.number
+            for key, array in mine.items():
+                assert array.dtype == numpy_batch[key].dtype
+                np.testing.assert_array_equal(np.asarray(array), numpy_batch[key])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64", "uint64"])
+def test_wide_arrays_stay_numpys_unless_jax_has_them(feed, dtype):
+    wide, data = np.arange(3).astype(dtype), adapter.FeedIterable(feed)
+    assert data._array(wide) is wide
+    with jax.enable_x64(True):
+        assert data._array(wide).dtype == dtype
+
+
+def test_arrays_that_jax_cannot_share_are_copied(feed):
+    unaligned = np.frombuffer(bytes(range(65)), np.uint8)[1:]  # read-only too
+    np.testing.assert_array_equal(np.asarray(adapter.FeedIterable(feed)._array(unaligned)), unaligned)
+
+
+def test_a_sharding_makes_one_array_of_all_processes_rows(feed):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    batch = next(iter(adapter.FeedIterable(feed, sharding=sharding)))
+    assert batch["audio"].sharding == sharding
+
+
+def test_its_state_goes_on_where_it_was(ends, feed):
+    data = adapter.FeedIterable(feed)
+    next(iter(data))
+    state = data.get_state()
+    with trainer_client.connect(ends.endpoint) as other:
+        resumed = adapter.FeedIterable(other)
+        resumed.set_state(state)
+        assert [batch.number for batch in resumed] == list(range(1, BATCHES))
+
+
+def test_ranks_are_jaxs_processes():
+    assert adapter.ranks() == {"rank": 0, "world": 1}

@@ -1,0 +1,67 @@
+"""JAX: the batches of a feed as arrays, over the slots' own memory where JAX computes on the CPU.
+
+    feed = trainer_client.connect("tcp://127.0.0.1:7400", **trainer_client.jax.ranks())
+    data = trainer_client.jax.FeedIterable(feed)
+    while feed.epoch < 3:
+        for batch in data:
+            state, loss = train_step(state, batch["audio"], batch["text"], batch["weight"])
+
+Rules: a slot comes back once the steps that use its arrays are through. Arrays of 64 bits, such as `tag`, stay numpy's
+unless `jax_enable_x64` is on, for JAX would cut them to 32 bits without a word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.runs.given_batches import GivenBatches
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(f"trainer_client.jax needs JAX ({error}): pip install 'stoker[jax]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+
+__all__ = ["FeedIterable", "ranks"]
+
+_WIDE = 8
+
+
+class FeedIterable:
+    """Batches from the feed's cursor to the end of its epoch. With a `sharding`, the rows of all processes' batches are
+    one array, spread as it says.
+    """
+
+    def __init__(self, feed: Feed, *, sharding: jax.sharding.Sharding | None = None) -> None:
+        self._sharding = sharding
+        self._given = GivenBatches(feed, self._array, "FeedIterable")
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._given)
+
+    def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
+        if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
+            return array
+        if self._sharding is None:
+            return jax.device_put(array)
+        return jax.make_array_from_process_local_data(self._sharding, array)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the feed stands, as plain values: behind the batch that was given last. Ask after its step."""
+        return self._given.state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go where `get_state` was; refused if the plan is another one, or other ranks stand elsewhere."""
+        self._given.restore(state)
+
+
+def ranks() -> dict[str, int]:
+    """`rank` and `world` for `connect`: this process among those of `jax.distributed`."""
+    return {"rank": jax.process_index(), "world": jax.process_count()}

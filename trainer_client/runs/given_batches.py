@@ -1,0 +1,57 @@
+"""Batches for frameworks whose loops save the state of their data: what a loop was given counts once it says anything.
+
+Rules: a batch is trained on once the next is asked for, or once the state is asked for, which a loop does after its
+step. Both in lockstep and in queue mode. Knows no framework.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+
+__all__ = ["GivenBatches"]
+
+
+class GivenBatches:
+    """One feed's batches as a framework's arrays, from the cursor to the end of its epoch."""
+
+    def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
+        replicas = feed._session.replicas  # noqa: SLF001 - both are halves of one face
+        if replicas != 1:
+            raise SettingsError(
+                expected="a feed of one rank", got=f"one of {replicas}", where=where,
+                remedy="Leave replicas out: a process is one rank, however many devices share its batches.",
+            )  # fmt: skip
+        self._feed = feed
+        self._convert = convert
+        self._is_in_hand = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._is_in_hand = False  # what an abandoned loop was given last, and did not ask beyond, comes again
+        for batch in self._feed:
+            batch.update({key: self._convert(array) for key, array in batch.items()})
+            self._is_in_hand = True
+            yield batch
+            self._count()
+
+    def _count(self) -> None:
+        if self._is_in_hand:
+            self._is_in_hand = False
+            self._feed.trained()
+
+    def state(self) -> dict[str, Any]:
+        """Where the feed stands after the batch that was given last."""
+        self._count()
+        return self._feed.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go where `state` was."""
+        self._is_in_hand = False
+        self._feed.restore(state)

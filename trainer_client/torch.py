@@ -1,0 +1,91 @@
+"""PyTorch: the batches of a feed as tensors over the slots' own memory.
+
+    feed = trainer_client.connect("tcp://127.0.0.1:7400", **trainer_client.torch.ranks())
+    data = trainer_client.torch.FeedDataset(feed, device="cuda")
+    while feed.epoch < 3:
+        for batch in data:
+            loss = train_step(batch)
+
+Rules: no byte is copied on the CPU. A slot comes back with the last tensor over it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shared.errors import SettingsError
+from trainer_client.runs.given_batches import GivenBatches
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(f"trainer_client.torch needs PyTorch ({error}): pip install 'stoker[torch]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from trainer_client.batch import Batch
+    from trainer_client.feed import Feed
+
+__all__ = ["FeedDataset", "ranks"]
+
+
+class FeedDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """Whole batches, from the feed's cursor to the end of its epoch; iterate over it, or give it to a `DataLoader` with
+    `batch_size=None`. With a `device`, tensors are copied there from pinned memory while the loop goes on.
+    """
+
+    def __init__(self, feed: Feed, *, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self._given = GivenBatches(feed, self._tensor, "FeedDataset")
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            raise _read_elsewhere(f"a DataLoader with num_workers={worker.num_workers}")
+        return iter(self._given)
+
+    def __reduce__(self) -> NoReturn:
+        raise _read_elsewhere("one that is sent to another process")
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the feed stands, as plain values: behind the batch that was given last. Ask after its step."""
+        return self._given.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go where `state_dict` was; refused if the plan is another one, or other ranks stand elsewhere."""
+        self._given.restore(state)
+
+
+def _read_elsewhere(got: str) -> SettingsError:
+    return SettingsError(
+        expected="a dataset that is read by the process that trains", got=got, where="FeedDataset",
+        remedy="Leave num_workers out: the job's workers prepare batches ahead.",
+    )  # fmt: skip
+
+
+def ranks() -> dict[str, int]:
+    """`rank` and `world` for `connect`: the process group's if there is one, else as torchrun says, else 0 of 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return {"rank": torch.distributed.get_rank(), "world": torch.distributed.get_world_size()}
+    said = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}
+    if not any(said.values()):
+        return {"rank": 0, "world": 1}
+    try:
+        return {name: int(value) for name, value in said.items()}
+    except ValueError:
+        raise SettingsError(
+            expected="numbers in RANK and WORLD_SIZE, as torchrun sets them",
+            got=f"RANK={said['rank']!r}, WORLD_SIZE={said['world']!r}", where="the environment",
+            remedy="Start with torchrun, or pass rank and world to connect.",
+        ) from None  # fmt: skip
