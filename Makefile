@@ -8,7 +8,7 @@ PACKAGES := shared loader_server trainer_client monitoring tests
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint monitoring-test mutants dist clean
+.PHONY: demo test quick lint monitoring-test frameworks-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
@@ -23,6 +23,10 @@ quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
 monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is installed where that can be done
 	command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; } || true
 	$(BIN)/python -m pytest tests/monitoring -rs
+
+frameworks-test: $(STAMP) ## the feed into PyTorch and JAX, which are installed where that can be done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,jax]' || true
+	$(BIN)/python -m pytest tests/trainer_client/test_torch.py tests/trainer_client/test_jax.py tests/end_to_end/test_torch.py tests/trainer_client/runs/test_given_batches.py -rs
 
 mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
 	$(BIN)/python -m tests.mutants

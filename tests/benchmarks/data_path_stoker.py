@@ -110,15 +110,15 @@ def _datasets(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _tensors(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
-    from trainer_client.torch import FeedDataset  # noqa: PLC0415 - PyTorch only where it is measured
+    from trainer_client.torch import FeedTensors  # noqa: PLC0415 - PyTorch only where it is measured
 
-    return _parts(FeedDataset(feed), keys)
+    return _parts(FeedTensors(feed), keys)
 
 
 def _arrays(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
-    from trainer_client.jax import FeedIterable  # noqa: PLC0415 - JAX only where it is measured
+    from trainer_client.jax import FeedArrays  # noqa: PLC0415 - JAX only where it is measured
 
-    return _parts(FeedIterable(feed), keys)
+    return _parts(FeedArrays(feed), keys)
 
 
 def _parts(batches: Iterable[Batch], keys: tuple[str, ...]) -> Iterator[Any]:

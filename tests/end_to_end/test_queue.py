@@ -12,6 +12,7 @@ import trainer_client
 from loader_server.commands import status
 from shared.errors import RefusedError, SettingsError
 from tests.support.loaders import running, wait_until, write_job
+from trainer_client.runs.given_batches import GivenBatches
 
 QUEUE = 'mode = "queue"\nlease_timeout = "1 s"\ntries = 2'
 
@@ -250,3 +251,18 @@ def test_an_epoch_that_there_is_not_is_refused_instead_of_waited_for(fresh):
         assert len([batch.number for batch in feed]) > 0
         with pytest.raises(SettingsError, match=r"expected to read one of the 1 epochs .* got epoch 1"):
             next(iter(feed))
+
+
+def test_a_frameworks_loop_says_done_by_asking_for_the_next_batch_or_for_its_state(fresh):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        given = GivenBatches(feed, list, "here")
+        batches = iter(given)
+        next(batches)
+        given.state()
+        assert table(fresh)["done"] == 1
+        next(batches).failed()
+        rest = list(batches)
+        count = status.ask(fresh.endpoint)["streams"]["train"]["batches"]
+        assert len(rest) == count - 1  # the one that failed came again
+        after = table(fresh)
+    assert (after["done"], after["dead"]) == (count, 0)

@@ -32,7 +32,7 @@ rank = torch.distributed.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 1))
 optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 feed = trainer_client.connect(endpoint, **trainer_client.torch.ranks())
-data = trainer_client.torch.FeedDataset(feed)
+data = trainer_client.torch.FeedTensors(feed)
 saved = os.path.join(folder, "saved.pt")
 if os.path.exists(saved):
     checkpoint = torch.load(saved, weights_only=True)

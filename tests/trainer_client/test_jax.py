@@ -18,7 +18,7 @@ def test_arrays_share_the_slots_memory_until_the_step_is_through(ends):
     with trainer_client.connect(ends.endpoint, prefetch=4) as feed:
         memory = feed._session.receiver.memory
         slots = [memory.slot(slot) for slot in range(feed._session.receiver.stream.slots.slots)]
-        outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedIterable(feed))
+        outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedArrays(feed))
         batch = next(batches)
         places = [array.unsafe_buffer_pointer() for array in batch.values() if isinstance(array, jax.Array)]
         assert places
@@ -36,7 +36,7 @@ def test_arrays_share_the_slots_memory_until_the_step_is_through(ends):
 
 def test_values_are_those_of_the_numpy_batch(ends, feed):
     with trainer_client.connect(ends.endpoint) as other:
-        for mine, numpy_batch in zip(adapter.FeedIterable(feed), other, strict=True):
+        for mine, numpy_batch in zip(adapter.FeedArrays(feed), other, strict=True):
             assert mine.number == numpy_batch.number
             for key, array in mine.items():
                 assert array.dtype == numpy_batch[key].dtype
@@ -45,7 +45,7 @@ def test_values_are_those_of_the_numpy_batch(ends, feed):
 
 @pytest.mark.parametrize("dtype", ["int64", "float64", "uint64"])
 def test_wide_arrays_stay_numpys_unless_jax_has_them(feed, dtype):
-    wide, data = np.arange(3).astype(dtype), adapter.FeedIterable(feed)
+    wide, data = np.arange(3).astype(dtype), adapter.FeedArrays(feed)
     assert data._array(wide) is wide
     with jax.enable_x64(True):
         assert data._array(wide).dtype == dtype
@@ -53,22 +53,22 @@ def test_wide_arrays_stay_numpys_unless_jax_has_them(feed, dtype):
 
 def test_arrays_that_jax_cannot_share_are_copied(feed):
     unaligned = np.frombuffer(bytes(range(65)), np.uint8)[1:]  # read-only too
-    np.testing.assert_array_equal(np.asarray(adapter.FeedIterable(feed)._array(unaligned)), unaligned)
+    np.testing.assert_array_equal(np.asarray(adapter.FeedArrays(feed)._array(unaligned)), unaligned)
 
 
 def test_a_sharding_makes_one_array_of_all_processes_rows(feed):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-    batch = next(iter(adapter.FeedIterable(feed, sharding=sharding)))
+    batch = next(iter(adapter.FeedArrays(feed, sharding=sharding)))
     assert batch["audio"].sharding == sharding
 
 
 def test_its_state_goes_on_where_it_was(ends, feed):
-    data = adapter.FeedIterable(feed)
+    data = adapter.FeedArrays(feed)
     next(iter(data))
     state = data.get_state()
     with trainer_client.connect(ends.endpoint) as other:
-        resumed = adapter.FeedIterable(other)
+        resumed = adapter.FeedArrays(other)
         resumed.set_state(state)
         assert [batch.number for batch in resumed] == list(range(1, BATCHES))
 

@@ -20,7 +20,7 @@ def test_tensors_share_the_slots_memory_and_slots_come_back_with_the_last(ends):
     with trainer_client.connect(ends.endpoint, prefetch=4) as feed:
         memory = feed._session.receiver.memory
         places = {memory.slot(slot).ctypes.data for slot in range(feed._session.receiver.stream.slots.slots)}
-        outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedDataset(feed))
+        outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedTensors(feed))
         batch = next(batches)
         assert min(tensor.data_ptr() for tensor in batch.values()) in places
         part = batch["audio"][:1]
@@ -33,7 +33,7 @@ def test_tensors_share_the_slots_memory_and_slots_come_back_with_the_last(ends):
 
 def test_values_are_those_of_the_numpy_batch(ends, feed):
     with trainer_client.connect(ends.endpoint) as other:
-        for mine, numpy_batch in zip(adapter.FeedDataset(feed), other, strict=True):
+        for mine, numpy_batch in zip(adapter.FeedTensors(feed), other, strict=True):
             assert mine.keys() == numpy_batch.keys()
             assert (mine.number, mine.epoch, mine.rows) == (numpy_batch.number, numpy_batch.epoch, numpy_batch.rows)
             for key, tensor in mine.items():
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_numpy_batch(ends, feed):
 
 
 def test_a_data_loader_reads_it_in_its_own_process_only(feed):
-    data = adapter.FeedDataset(feed)
+    data = adapter.FeedTensors(feed)
     batches = list(torch.utils.data.DataLoader(data, batch_size=None))
     assert len(batches) == BATCHES
     assert isinstance(batches[0]["audio"], torch.Tensor)
@@ -52,13 +52,13 @@ def test_a_data_loader_reads_it_in_its_own_process_only(feed):
 
 
 def test_its_state_is_a_dict_that_goes_into_a_checkpoint(tmp_path, ends, feed):
-    data = adapter.FeedDataset(feed)
+    data = adapter.FeedTensors(feed)
     batches = iter(data)
     next(batches)
     torch.save({"model": torch.zeros(1), "data": data.state_dict()}, tmp_path / "checkpoint.pt")
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["data"]
     with trainer_client.connect(ends.endpoint) as other:
-        resumed = adapter.FeedDataset(other)
+        resumed = adapter.FeedTensors(other)
         resumed.load_state_dict(copy.deepcopy(saved))
         assert [batch.number for batch in resumed] == list(range(1, BATCHES))
 

@@ -46,5 +46,5 @@ def test_it_goes_on_where_a_state_was(ends, feed):
 
 def test_several_ranks_of_one_process_are_refused(ends):
     with trainer_client.connect(ends.endpoint, replicas=2) as feed, pytest.raises(SettingsError) as caught:
-        GivenBatches(feed, np.asarray, "FeedDataset")
-    assert str(caught.value).startswith("FeedDataset: expected a feed of one rank, got one of 2.")
+        GivenBatches(feed, np.asarray, "FeedTensors")
+    assert str(caught.value).startswith("FeedTensors: expected a feed of one rank, got one of 2.")

@@ -1,7 +1,7 @@
 """PyTorch: the batches of a feed as tensors over the slots' own memory.
 
     feed = trainer_client.connect("tcp://127.0.0.1:7400", **trainer_client.torch.ranks())
-    data = trainer_client.torch.FeedDataset(feed, device="cuda")
+    data = trainer_client.torch.FeedTensors(feed, device="cuda")
     while feed.epoch < 3:
         for batch in data:
             loss = train_step(batch)
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from trainer_client.batch import Batch
     from trainer_client.feed import Feed
 
-__all__ = ["FeedDataset", "ranks"]
+__all__ = ["FeedTensors", "ranks"]
 
 
-class FeedDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
+class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Whole batches, from the feed's cursor to the end of its epoch; iterate over it, or give it to a `DataLoader` with
     `batch_size=None`. With a `device`, tensors are copied there from pinned memory while the loop goes on.
     """
@@ -41,7 +41,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     def __init__(self, feed: Feed, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self._device = torch.device(device)
-        self._given = GivenBatches(feed, self._tensor, "FeedDataset")
+        self._given = GivenBatches(feed, self._tensor, "FeedTensors")
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
@@ -69,7 +69,7 @@ class FeedDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
 def _read_elsewhere(got: str) -> SettingsError:
     return SettingsError(
-        expected="a dataset that is read by the process that trains", got=got, where="FeedDataset",
+        expected="a dataset that is read by the process that trains", got=got, where="FeedTensors",
         remedy="Leave num_workers out: the job's workers prepare batches ahead.",
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """JAX: the batches of a feed as arrays, over the slots' own memory where JAX computes on the CPU.
 
     feed = trainer_client.connect("tcp://127.0.0.1:7400", **trainer_client.jax.ranks())
-    data = trainer_client.jax.FeedIterable(feed)
+    data = trainer_client.jax.FeedArrays(feed)
     while feed.epoch < 3:
         for batch in data:
             state, loss = train_step(state, batch["audio"], batch["text"], batch["weight"])
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from trainer_client.batch import Batch
     from trainer_client.feed import Feed
 
-__all__ = ["FeedIterable", "ranks"]
+__all__ = ["FeedArrays", "ranks"]
 
 _WIDE = 8
 
 
-class FeedIterable:
+class FeedArrays:
     """Batches from the feed's cursor to the end of its epoch. With a `sharding`, the rows of all processes' batches are
     one array, spread as it says.
     """
 
     def __init__(self, feed: Feed, *, sharding: jax.sharding.Sharding | None = None) -> None:
         self._sharding = sharding
-        self._given = GivenBatches(feed, self._array, "FeedIterable")
+        self._given = GivenBatches(feed, self._array, "FeedArrays")
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._given)
