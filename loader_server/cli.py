@@ -237,6 +237,7 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "--drain-seconds", type=float, default=5.0, help="how long SIGTERM waits for what is being built"
     )
+    command.add_argument("--shelf", default="", help=argparse.SUPPRESS)
     _add_listen(command)
     _add_parent(command)
     return command
@@ -306,6 +307,7 @@ def _run_worker(options: argparse.Namespace) -> int:
             coordinator=options.coordinator or job.settings.listen,
             server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
             client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
+            shelf=options.shelf,
         )
     )
     _on_stop(lambda: worker.drain(options.drain_seconds))

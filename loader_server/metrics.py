@@ -127,6 +127,7 @@ def _remote(counts: RemoteCounts) -> Iterator[MetricSamples]:
 def _built(worker: Worker) -> Iterator[MetricSamples]:
     streams = worker.build_counts
     yield MetricSamples(names.BUILT_BATCHES, {(name,): one.batches for name, one in streams.items()})
+    yield MetricSamples(names.TAKEN_BATCHES, {(name,): one.taken for name, one in streams.items()})
     yield MetricSamples(names.BUILT_BYTES, {(name,): one.nbytes for name, one in streams.items()})
     seconds: Values = {}
     cells: Values = {}

@@ -137,6 +137,13 @@ class Stream:
         return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
 
     @property
+    def shared(self) -> str:
+        """The fingerprint of all that a batch's bytes hang on, but for its number, and what its samples are now: equal
+        in streams of two jobs that may share batches.
+        """
+        return fingerprint(self._joined.made_from, self.builder)
+
+    @property
     def _decoding(self) -> tuple[str, ...]:
         return (repr(sorted(self.source.versions.items())), *_foreign_code(self.source.modules))
 

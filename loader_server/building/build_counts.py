@@ -34,6 +34,8 @@ class Built:
     #: Samples that came from the feature cache, and such that had to be decoded.
     kept: int = 0
     decoded: int = 0
+    #: Whether another worker had built it.
+    taken: bool = False
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class BuildCounts:
     masked_cells: int = 0
     kept_samples: int = 0
     decoded_samples: int = 0
+    taken: int = 0
 
     def add(self, built: Built, nbytes: int) -> None:
         """Count one more batch."""
@@ -63,3 +66,4 @@ class BuildCounts:
         self.masked_cells += built.masked_cells
         self.kept_samples += built.kept
         self.decoded_samples += built.decoded
+        self.taken += built.taken

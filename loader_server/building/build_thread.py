@@ -1,18 +1,19 @@
 """The worker's one building thread, and what becomes of each build there.
 
-Rules: builds are carried out in the order in which they come; each ends in exactly one outcome, left where the poll
-loop finds it; an exception becomes an outcome too, so the thread never dies silently. Nothing is waited for
-indefinitely: reading has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No
-sockets here.
+Rules: builds are carried out in the order in which they come, but for those whose batch another worker is building:
+others go before them, and they do not wait for long. Each ends in exactly one outcome, left where the poll loop finds
+it; an exception becomes an outcome too, so the thread never dies silently. Nothing is waited for indefinitely: reading
+has a deadline (see read_ahead), and so has building (see deadline), which ends the process. No sockets here.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ _FEW = 2
 _AHEAD = 4
 _MOST_AHEAD = 16
 
+#: How long another worker may take for a batch before it is built here too: that one has begun, but may have stopped.
+_PATIENCE_S = 0.5
+_PATIENCE = 4
+#: How often to look while there is nothing else to do: the kernel tells of a free lock only who waits without a limit.
+_LOOK_S = 0.002
+
 #: How much of a build's time goes into what is thought to be usual.
 _NEWEST = 0.1
 
@@ -64,6 +71,8 @@ class Build:
     cancelled: bool = False
     #: None where there is nothing to read ahead.
     pending: PendingRead[Prepared] | None = None
+    #: Until when another worker may be at its batch.
+    patient_s: float = math.inf
 
     @property
     def may_wait(self) -> bool:
@@ -116,6 +125,8 @@ class BuildThread:
         self._deadline = deadline
         self._wake = wake
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
+        #: Whose batch another worker was building when we looked.
+        self._elsewhere: deque[Build] = deque()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
 
@@ -153,16 +164,36 @@ class BuildThread:
         return True
 
     def _run(self) -> None:
-        while (build := self._builds.get()) is not None:
-            if self._untold and build.may_wait:
+        while self._take_next():
+            for _ in range(len(self._elsewhere)):
+                self._take_turn(self._elsewhere.popleft())
+
+    def _take_next(self) -> bool:
+        """Have the next build, if one comes before it is time to look elsewhere; False at the end."""
+        try:
+            build = self._builds.get(timeout=_LOOK_S if self._elsewhere else None)
+        except Empty:
+            return True
+        if build is not None:
+            self._take_turn(build)
+        return build is not None
+
+    def _take_turn(self, build: Build) -> None:
+        if self._untold and build.may_wait:
+            self._tell()
+        began_s = time.monotonic()
+        outcome = self._carry_out(build)
+        if outcome is None:
+            self._elsewhere.append(build)
+            if self._untold:
                 self._tell()
-            began_s = time.monotonic()
-            self.outcomes.append(self._carry_out(build))
-            self._untold = True
-            now_s = time.monotonic()
-            self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
-            if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._told_s + self._hold_s:
-                self._tell()
+            return
+        self.outcomes.append(outcome)
+        self._untold = True
+        now_s = time.monotonic()
+        self._usual_s += _NEWEST * (now_s - began_s - self._usual_s)
+        if build.want.urgent or self._runs_out() or now_s + self._usual_s > self._told_s + self._hold_s:
+            self._tell()
 
     @property
     def _is_quick(self) -> bool:
@@ -181,7 +212,8 @@ class BuildThread:
         self._told_s, self._untold = time.monotonic(), False
         self._wake()
 
-    def _carry_out(self, build: Build) -> Outcome:
+    def _carry_out(self, build: Build) -> Outcome | None:
+        """What became of it; None if another worker is at its batch."""
         convictions: list[Conviction] = []
         try:
             if build.cancelled:
@@ -190,9 +222,22 @@ class BuildThread:
             prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
             for one in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(one)  # noqa: PERF402 - those before an error count
-            return self._build(build, builder, prepared, tuple(convictions))
+            try:
+                if self._is_elsewhere(build, builder, prepared):
+                    return None
+                return self._build(build, builder, prepared, tuple(convictions))
+            finally:
+                builder.release()
         except BaseException as error:
             return Outcome(build, error=error, convictions=tuple(convictions))
+
+    def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
+        """Whether another worker is building this batch, and has not taken too long."""
+        if builder.claim(prepared):
+            return False
+        now_s = time.monotonic()
+        build.patient_s = min(build.patient_s, now_s + max(_PATIENCE_S, _PATIENCE * self._usual_s))
+        return now_s < build.patient_s
 
     def _try_samples(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
         """Try the samples that a worker may have died of, except those that others have convicted meanwhile."""

@@ -45,13 +45,16 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Prepared", "decoded", "unwatched", "values_of"]
+__all__ = ["KILLS", "Builder", "Prepared", "decoded", "unwatched", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
 
 #: Layouts that are kept: a stream has as many as buckets, and more where batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
+
+#: Why a sample is masked that kills the process that decodes it.
+KILLS = "kills_decoder"
 
 _MOST_REASON = 200
 _MOST_REASONS = 16
@@ -79,6 +82,10 @@ class Prepared:
     kept: Mapping[int, bytearray]
     #: Rows of culprits in a batch that is written at once.
     culprits: Sequence[int] = ()
+    #: What other jobs know the batch by; empty if it is not shared.
+    key: bytes = b""
+    #: Whether its samples were read; not if the batch seemed to be there as a whole.
+    is_read: bool = True
 
 
 @dataclass(slots=True)
@@ -218,6 +225,13 @@ class Builder:
     def is_culprit(self, sample: int) -> bool:
         """Whether the sample is known to kill decoders."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
+
+    def claim(self, prepared: Prepared) -> bool:  # noqa: ARG002 - batches that are shared have others to ask
+        """Whether to go on; if not, another worker is building this very batch. Then `release` it in any case."""
+        return True
+
+    def release(self) -> None:
+        """It is built, or will not be."""
 
     def build(
         self,
@@ -470,7 +484,7 @@ def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
 
 def _kills(name: str) -> SampleError:
     return SampleError(
-        reason="kills_decoder",
+        reason=KILLS,
         expected="a sample that can be decoded",
         got="one that the process which decodes it dies of or hangs at, twice",
         where=name,

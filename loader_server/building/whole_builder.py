@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.building.build_counts import Built
 from loader_server.building.builder import Builder, Prepared, unwatched
+from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sources.whole_source import WholeSource
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape, layout_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from loader_server.building.quarantine import Quarantine
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.machine.deadline import Deadline
+    from loader_server.sharing.shelf import Shelf
     from loader_server.stream import Stream
     from shared.wire.messages import Want
 
@@ -41,11 +43,17 @@ class _Made(Prepared):
 
 
 def builder_of(
-    stream: Stream, quarantine: Quarantine, deadline: Deadline, features: FeatureCache | None = None
+    stream: Stream,
+    quarantine: Quarantine,
+    deadline: Deadline,
+    features: FeatureCache | None = None,
+    shelf: Shelf | None = None,
 ) -> Builder:
-    """The builder that suits the stream's source."""
+    """The builder that suits the stream's source; what makes whole batches makes them in turn, so it shares none."""
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)
+    if shelf is not None:
+        return SharingBuilder(stream, quarantine, deadline, features, shelf)
     return Builder(stream, quarantine, deadline, features)
 
 

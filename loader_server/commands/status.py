@@ -199,6 +199,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     """What the tables do not say: what they leave out, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
+    taken = sum(one["taken"] for one in report["workers"])
+    if taken:
+        built = sum(one["built"] for one in report["workers"])
+        yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
     for name, stream in report["streams"].items():
         for work, one in _leases(stream):
             yield from _given_up(name, work, one)

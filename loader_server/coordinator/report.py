@@ -84,6 +84,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
         "masked": beat.masked if beat else 0,
         "kept": beat.kept if beat else 0,
         "decoded": beat.decoded if beat else 0,
+        "taken": beat.taken if beat else 0,
         "remote_bytes": beat.remote_bytes if beat else 0,
         "remote_found": beat.remote_found if beat else 0,
         "remote_waited": beat.remote_waited if beat else 0,

@@ -23,6 +23,7 @@ from loader_server.machine.control import Control
 from loader_server.machine.processes import how_it_ended
 from loader_server.machine.served_job import PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
+from loader_server.sharing.shelf import make_shelf
 from shared.endpoints import check_endpoint
 from shared.errors import MachineError, StokerError
 from shared.logs import Log
@@ -77,6 +78,8 @@ class Supervisor:
         self.jobs: dict[str, ServedJob] = {}
         self.places: list[WorkerPlace] = []
         self._shares = Shares(settings.workers)
+        #: The file of the jobs' shelf of built batches, once one of them shares.
+        self._shelf = -1
         #: Who has come, by whose door, and has not asked yet.
         self._questions: dict[Question, ServedJob] = {}
         self._waker = Waker()
@@ -101,7 +104,9 @@ class Supervisor:
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
         insecure = ["--insecure"] if self.settings.insecure else []
-        return [role, str(folder.path), "--listen", listen, *common, *insecure]
+        shares = role == "worker" and folder.settings.share
+        shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
+        return [role, str(folder.path), "--listen", listen, *common, *insecure, *shelf]
 
     # --- life ---
 
@@ -142,6 +147,7 @@ class Supervisor:
             self._forget(job)
         for question in self._questions:
             question.close()
+        self._close_shelf()
 
     def _end_all(self, children: Iterable[Child]) -> None:
         ending = list(children)
@@ -162,6 +168,8 @@ class Supervisor:
         job = ServedJob(folder, listen, self._command)
         try:
             remove_dead_targets(folder.targets_folder)
+            if folder.settings.share and self._shelf < 0:
+                self._shelf = make_shelf(folder.settings.share_bytes)
             job.indexer.start(self._nursery)
         except OSError as error:
             raise MachineError(
@@ -238,6 +246,14 @@ class Supervisor:
                 question.close()
         job.asking.clear()
         self.jobs.pop(job.name, None)
+        if not any(other.folder.settings.share for other in self.jobs.values()):
+            self._close_shelf()
+
+    def _close_shelf(self) -> None:
+        """Give back the memory of shared batches, as no job shares any."""
+        if self._shelf >= 0:
+            os.close(self._shelf)
+            self._shelf = -1
 
     # --- places ---
 

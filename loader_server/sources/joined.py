@@ -77,6 +77,11 @@ class SourceSet:
         return _joint(one.index.meta.folder for one in self._opened)
 
     @property
+    def made_from(self) -> str:
+        """What the indexes were made from: equal only if their data are; `made` where nobody can tell."""
+        return _joint(one.index.meta.made_from or one.index.meta.folder for one in self._opened)
+
+    @property
     def bad(self) -> dict[str, int]:
         """Rows that were left out, by reason."""
         counts: Counter[str] = Counter()

@@ -27,6 +27,7 @@ from loader_server.job_file import JobFile
 from loader_server.machine.deadline import Deadline
 from loader_server.machine.doors import Doors
 from loader_server.machine.guard import Guard
+from loader_server.sharing.shelf import Shelf
 from loader_server.stream import Stream
 from loader_server.wants.budget import Budget
 from loader_server.worker.late_streams import LateStreams
@@ -66,6 +67,8 @@ class WorkerSettings:
     coordinator: str
     server_keys: ServerKeys | None = None
     client_keys: ClientKeys | None = None
+    #: The file of the machine's shelf of built batches; empty if it has none.
+    shelf: str = ""
 
 
 class Worker:
@@ -88,8 +91,9 @@ class Worker:
         build_timeout_s = self._job.settings.build_timeout_s
         deadline = Deadline(build_timeout_s)
         self._features = {name: FeatureCache.open(self._job, stream) for name, stream in self._streams.items()}
+        self._shelf = self._open_shelf()
         self._builders = {
-            name: builder_of(stream, self._quarantine, deadline, self._features[name])
+            name: builder_of(stream, self._quarantine, deadline, self._features[name], self._shelf)
             for name, stream in self._streams.items()
         }
         self._waker = Waker()
@@ -150,6 +154,17 @@ class Worker:
                 builder=builder_fingerprint(self._streams, self._job.versions_of_sent()),
             ),
         )
+
+    def _open_shelf(self) -> Shelf | None:
+        """Where batches are shared with other jobs, if this job wants that; without it all are built here."""
+        if not self._job.settings.share:
+            return None
+        try:
+            return Shelf(self.settings.shelf)
+        except OSError as error:
+            why = str(error) if self.settings.shelf else "only workers of `loader-server run` have a shelf of batches"
+            self.log.warning("batches are not shared", reason=why)
+            return None
 
     # --- the loop ---
 
@@ -254,6 +269,7 @@ class Worker:
             masked=self.counts.masked,
             kept=sum(one.kept_samples for one in self.build_counts.values()),
             decoded=sum(one.decoded_samples for one in self.build_counts.values()),
+            taken=sum(one.taken for one in self.build_counts.values()),
             remote_bytes=self.remote_counts.fetched_bytes,
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
@@ -287,6 +303,8 @@ class Worker:
         for features in self._features.values():
             if features is not None and ended:
                 features.close()
+        if self._shelf is not None and ended:
+            self._shelf.close()
         for stream in self._streams.values():
             stream.close()
 

@@ -255,15 +255,21 @@ _DATA = Row(
             ),
         ),
         Panel(
-            title="How many samples does the feature cache have?",
+            title="How much was made already?",
             unit="percentunit",
-            about="Share of the samples that workers needed not decode. Few after the first epoch: raise "
-            "feature_cache_bytes, or move transforms that draw behind the others.",
+            about="Share of the samples that the feature cache had. Few after the first epoch: raise "
+            "feature_cache_bytes, or move transforms that draw behind the others. And of the batches that another "
+            "worker had built: few although two jobs share means that one lags, or that they differ.",
             queries=(
                 Query(
                     'sum by (stream) (rate(stoker_samples_total{job="$job", kind="kept"}[1m])) / '
                     'sum by (stream) (rate(stoker_samples_total{job="$job"}[1m]))',
-                    "{{stream}}",
+                    "{{stream}}: samples, in the cache",
+                ),
+                Query(
+                    'sum by (stream) (rate(stoker_taken_batches_total{job="$job"}[1m])) / '
+                    'sum by (stream) (rate(stoker_built_batches_total{job="$job"}[1m]))',
+                    "{{stream}}: batches, from another worker",
                 ),
             ),
         ),

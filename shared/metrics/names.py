@@ -236,6 +236,12 @@ BUILT_BATCHES = _worker.counter(
     "If one worker's rate is far below the others', its machine is slow or shared.",
     ("stream",),
 )
+TAKEN_BATCHES = _worker.counter(
+    "stoker_taken_batches_total",
+    "Of the batches built, those that another worker had built (share).",
+    "Few although two jobs read the same: one lags by more than share_bytes holds, or their bytes would differ.",
+    ("stream",),
+)
 BUILT_BYTES = _worker.counter(
     "stoker_built_bytes_total",
     "Bytes of built batches, padding included.",

@@ -93,6 +93,16 @@ class JobSettings:
     feature_cache_bytes: int = setting(
         byte_count, 'most bytes of samples that are kept there, such as "50 GiB"; "0 B": none are', default=0
     )
+    share: bool = setting(
+        flag,
+        "built batches go to other jobs on this machine as well, and come from them, where the bytes are the same",
+        default=False,
+    )
+    share_bytes: int = setting(
+        byte_count,
+        "most bytes of such batches, the newest ones, in memory: how far jobs may be apart; the first job decides",
+        default=2**30,
+    )
     float32: str = setting(
         choice(*FLOAT32_FORMS),
         "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",

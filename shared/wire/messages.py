@@ -277,6 +277,7 @@ class Beat(Message):
     masked: int = wire(COUNT)
     kept: int = wire(COUNT)
     decoded: int = wire(COUNT)
+    taken: int = wire(COUNT)
     remote_bytes: int = wire(COUNT)
     remote_found: int = wire(COUNT)
     remote_waited: int = wire(COUNT)

@@ -129,6 +129,7 @@ class Crowd:
             masked=0,
             kept=0,
             decoded=99,
+            taken=0,
             remote_bytes=0,
             remote_found=0,
             remote_waited=0,

@@ -125,6 +125,7 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
         masked=4,
         kept=5,
         decoded=6,
+        taken=2,
         remote_bytes=7 * 2**20,
         remote_found=8,
         remote_waited=9,

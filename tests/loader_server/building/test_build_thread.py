@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loader_server.building.build_thread import Build, BuildThread, Outcome
-from loader_server.building.builder import Builder
+from loader_server.building.builder import Builder, Prepared
 from loader_server.building.crash_trial import Conviction
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -348,3 +348,92 @@ def test_close_waits_for_the_job_in_hand_and_says_whether_it_ended(bench: Callab
     assert made.thread.close(20.0)
     assert made.trial.closed == 1
     assert len(made.thread.take_outcomes()) == 1
+
+
+# --- batches that another worker is building ---
+
+
+class Elsewhere(Builder):
+    """Its batches with these numbers are being built by another worker; every claim is given back."""
+
+    numbers: frozenset[int] = frozenset()
+    claims = releases = 0
+    looked: Callable[[], object] = bool
+
+    def claim(self, prepared: Prepared) -> bool:
+        self.claims += 1
+        self.looked()
+        return int(prepared.samples[0]) // 4 not in self.numbers
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+def elsewhere(made: Bench, *numbers: int) -> Elsewhere:
+    made.builder.__class__ = Elsewhere
+    assert isinstance(made.builder, Elsewhere)
+    made.builder.numbers = frozenset(numbers)
+    return made.builder
+
+
+def finished(made: Bench, count: int) -> list[int]:
+    """The numbers of so many outcomes, in the order in which they come."""
+    done: list[Outcome] = []
+    while len(done) < count:
+        assert made.woken.acquire(timeout=20)
+        done += made.thread.take_outcomes()
+    assert [outcome.error for outcome in done] == [None] * count
+    return [outcome.build.want.number for outcome in done]
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_others_go_before_a_batch_that_another_worker_builds(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, source: type[MemorySource]
+) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
+    made = bench(source())
+    builder = elsewhere(made, 0, 2)
+    for number in range(4):
+        made.thread.submit(made.build(number))
+    assert finished(made, 2) == [1, 3], "they are told at once, too"
+    assert made.thread.load == 2
+    builder.numbers = frozenset([0])
+    assert finished(made, 1) == [2]
+    builder.numbers = frozenset()
+    assert finished(made, 1) == [0]
+    assert builder.releases == builder.claims
+
+
+def test_nobody_waits_for_ever_for_another_worker(bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 0.05)
+    made = bench()
+    elsewhere(made, 0)
+    made.thread.submit(made.build(0))
+    assert finished(made, 1) == [0]
+    assert made.thread.load == 0
+
+
+def test_a_batch_that_is_wanted_no_longer_is_not_waited_for(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
+    made = bench()
+    elsewhere(made, 0)
+    build = made.build(0)
+    made.thread.submit(build)
+    made.thread.submit(made.build(1))
+    assert finished(made, 1) == [1]
+    build.cancelled = True
+    assert finished(made, 1) == [0]
+
+
+def test_the_thread_ends_though_another_worker_does_not(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loader_server.building.build_thread._PATIENCE_S", 1e9)
+    made = bench()
+    looked = threading.Event()
+    elsewhere(made, 0).looked = looked.set
+    made.thread.submit(made.build(0))
+    assert looked.wait(20)
+    assert made.thread.close(20.0)

@@ -67,12 +67,12 @@ def test_a_stream_that_nobody_reads_has_no_limit():
 
 def test_a_worker_is_told_of_by_its_last_heartbeat():
     worker = RegisteredWorker(peer=b"", address=address(), heard_s=5.0)
-    silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0, "kept": 0, "decoded": 0}
+    silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0, "kept": 0, "decoded": 0, "taken": 0}
     silent |= {"remote_bytes": 0, "remote_found": 0, "remote_waited": 0}
     about = {"name": worker.address.worker, "endpoint": worker.address.endpoint}
     assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}
     worker.beat = beat()
-    heard = {"waiting": 1, "building": 2, "built": 3, "masked": 4, "kept": 5, "decoded": 6}
+    heard = {"waiting": 1, "building": 2, "built": 3, "masked": 4, "kept": 5, "decoded": 6, "taken": 2}
     heard |= {"remote_bytes": 7 * 2**20, "remote_found": 8, "remote_waited": 9}
     assert worker_report(worker, 5.0) == about | heard | {"silent_s": 0.0}
 

@@ -140,6 +140,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         masked=1,
         kept=7,
         decoded=9,
+        taken=10,
         remote_bytes=2**48,
         remote_found=11,
         remote_waited=12,

@@ -177,6 +177,7 @@ class Worker(Process):
             remote_found=0,
             remote_waited=0,
             decoded=0,
+            taken=0,
             culprits=self._membership.culprits,
         )
 

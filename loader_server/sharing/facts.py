@@ -1,0 +1,57 @@
+"""What there is to say about a built batch besides its payload, as bytes: for workers of other jobs.
+
+Pure. Rules: whoever takes a batch can say and note all that its builder did, masked samples and their reasons included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from loader_server.building.build_counts import Built
+from shared.errors import SampleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MaskedSample", "as_facts", "from_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSample:
+    """A sample whose row was masked."""
+
+    sample: int
+    error: SampleError
+
+
+def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
+    """The facts of a batch that was built."""
+    said = [
+        [built.rows, built.masked, built.reason, list(built.reasons)],
+        [built.cells, built.sample_cells, built.masked_cells],
+        [[one.sample, one.error.reason, one.error.words()] for one in masked],
+    ]
+    facts: bytes = msgpack.packb(said, unicode_errors="surrogatepass")
+    return facts
+
+
+def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
+    """The same again, for who took so long to take it."""
+    said = msgpack.unpackb(facts, unicode_errors="surrogatepass")
+    (rows, masked, reason, reasons), (cells, sample_cells, masked_cells), noted = said
+    built = Built(
+        rows=rows,
+        masked=masked,
+        digest=digest,
+        build_us=build_us,
+        reason=reason,
+        reasons=tuple((name, count) for name, count in reasons),
+        cells=cells,
+        sample_cells=sample_cells,
+        masked_cells=masked_cells,
+        taken=True,
+    )
+    return built, [MaskedSample(sample, SampleError(reason=why, **words)) for sample, why, words in noted]

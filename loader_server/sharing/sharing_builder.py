@@ -1,0 +1,128 @@
+"""Builds batches of a stream, but for those that a worker of another job has built, which it takes as they are.
+
+Rules: as for any builder: a batch has the same bytes wherever it comes from. So it is known by all that these hang on,
+down to what each of its samples is now; and a batch with a suspect or a known culprit is built alone, because these are
+the job's own. Whoever builds a batch claims it first, and a claim ends with its holder. What was built is kept before
+the claim is given up, so whoever is let in next looks there first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from loader_server.building.builder import KILLS, Builder, Prepared, unwatched
+from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
+from shared.hashing import digest64
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
+    from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.building.build_counts import Built
+    from loader_server.building.quarantine import MaskedLog
+    from loader_server.feature_cache.cache import FeatureCache
+    from loader_server.machine.deadline import Deadline
+    from loader_server.planning import PlannedBatch
+    from loader_server.sharing.shelf import Shelf
+    from loader_server.stream import Stream
+    from shared.errors import SampleError
+    from shared.wire.messages import Want
+
+__all__ = ["SharingBuilder"]
+
+
+class SharingBuilder(Builder):
+    """Builds batches of one stream, or takes them from the shelf."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        quarantine: MaskedLog,
+        deadline: Deadline,
+        features: FeatureCache | None,
+        shelf: Shelf,
+    ) -> None:
+        super().__init__(stream, quarantine, deadline, features)
+        self._shelf = shelf
+        self._shared = stream.shared.encode()
+        #: Those of the batch that is being built.
+        self._masked: list[MaskedSample] = []
+
+    def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
+        """Look the want up, and read its samples unless the batch is there."""
+        began_ns = time.perf_counter_ns()
+        planned = self.planned(want)
+        key = self._key(want, planned)
+        if not key or self._shelf.find(key) is None:
+            return replace(super().prepare(want, begin), key=key)
+        shape, layout, gaps = self._laid_out(planned.shape)
+        read_us = (time.perf_counter_ns() - began_ns) // 1000
+        return Prepared(planned, planned.samples, shape, layout, gaps, None, read_us, {}, key=key, is_read=False)
+
+    def _key(self, want: Want, planned: PlannedBatch) -> bytes:
+        """What the batch is known by; nothing, if it is this job's own."""
+        samples = planned.samples.tolist()
+        if want.attempt or want.empty or self._has_culprits(samples):
+            return b""
+        state = xxhash.xxh3_128(self._shared)
+        state.update(f" {want.epoch} {want.group} {want.number}".encode())
+        for sample in samples:
+            state.update(b"\0" + self.stream.identity(sample).encode("utf-8", "surrogatepass"))
+        return state.digest()
+
+    def _has_culprits(self, samples: Sequence[int]) -> bool:
+        return bool(self.culprits.keys) and any(map(self.is_culprit, samples))
+
+    def claim(self, prepared: Prepared) -> bool:
+        """Claim the batch, if it may have to be built; False while another worker is building it."""
+        return not prepared.key or self._shelf.claim(prepared.key) or self._shelf.find(prepared.key) is not None
+
+    def release(self) -> None:
+        """Give the claim back."""
+        self._shelf.release()
+
+    def build(
+        self,
+        want: Want,
+        prepared: Prepared,
+        payload: NDArray[np.uint8],
+        *,
+        digest: bool = True,
+        convicted: AbstractSet[int] = frozenset(),
+    ) -> Built:
+        """Write every byte of `payload`."""
+        taken = self._take(prepared, payload, digest=digest) if prepared.key else None
+        if taken is not None:
+            return taken
+        if not prepared.is_read:
+            prepared = replace(super().prepare(want), key=prepared.key)
+        self._masked = []
+        built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
+        if prepared.key and all(one.error.reason != KILLS for one in self._masked):
+            whole = built.digest or digest64(payload.data)
+            self._shelf.put(prepared.key, as_facts(built, self._masked), payload, whole)
+        return built
+
+    def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:
+        """The batch from the shelf, unless it has left that, or a culprit among its samples has become known."""
+        began_ns = time.perf_counter_ns()
+        kept = self._shelf.find(prepared.key)
+        if kept is None or self._has_culprits(prepared.samples.tolist()) or not self._shelf.copy(kept, payload):
+            return None
+        build_us = (time.perf_counter_ns() - began_ns) // 1000
+        built, masked = from_facts(kept.facts, digest=kept.digest if digest else 0, build_us=build_us)
+        for one in masked:
+            self._quarantine.note(self.stream.name, one.sample, self.stream.source.name(one.sample), one.error)
+        return replace(built, read_us=prepared.read_us)
+
+    def _note_masked(self, sample: int, error: SampleError, batch: Any) -> None:  # noqa: ANN401 - the base's own
+        super()._note_masked(sample, error, batch)
+        self._masked.append(MaskedSample(sample, error))

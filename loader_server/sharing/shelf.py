@@ -1,0 +1,194 @@
+"""The last batches that were built on a machine, in memory that its workers share: a ring, overwritten as it goes.
+
+The file is a memfd of the machine's supervisor, which workers open through /proc, so nothing has a name and nothing can
+be left behind. It holds a page with the size of the ring and where the next batch goes, a table with an entry for each
+key, and the ring. Rules: an entry is found only under its key, and is only as good as its checks, which cover every
+byte of facts and payload; so what a kill -9, two writers at a time or the ring's next round have left is not found, and
+readers need no lock. What cannot be kept at once is not kept. Locks are those of the kernel on bytes past the file's
+end: they survive SIGSTOP and go with their process. Nothing here waits for anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from shared.hashing import digest64
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["KEY_BYTES", "Shelf", "Shelved", "make_shelf"]
+
+KEY_BYTES = 16
+
+_PAGE = 4096
+_MAGIC = b"stoker-shelf-1\0\0"
+#: Magic, bytes of the ring, where the next batch goes in it.
+_HEAD = struct.Struct("<16sQQ")
+_END_AT = 24
+#: Key, where the facts begin in the ring (the payload follows them), bytes of either, a check of facts and entry, the
+#: payload's digest.
+_ENTRY = struct.Struct("<16sQQQQQ8x")
+#: Many more than batches fit, so that few lose their entry to another key's.
+_ENTRIES = 2**17
+_RING_AT = _PAGE + _ENTRIES * _ENTRY.size
+
+_FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
+#: The byte that whoever takes room in the ring locks, and where those begin that stand for batches.
+_ROOM_BYTE, _CLAIM_BYTES = 2**61, 2**60
+
+#: Taking room takes some microseconds, but for a process that is stopped just then.
+_TRIES, _PAUSE_S = 5, 0.0002
+
+#: A batch that would push most others out is not kept.
+_MOST_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A batch that seems to be there: what its maker said of it, and where its payload is."""
+
+    facts: bytes
+    payload_at: int
+    payload_bytes: int
+    digest: int
+
+
+def make_shelf(ring_bytes: int) -> int:
+    """A file for shelves of so many bytes; its pages come as they are written."""
+    handle = os.memfd_create("stoker-shelf", os.MFD_CLOEXEC)
+    os.ftruncate(handle, _RING_AT + ring_bytes)
+    os.pwrite(handle, _HEAD.pack(_MAGIC, ring_bytes, 0), 0)
+    return handle
+
+
+class Shelf:
+    """One worker's opening of the file: it may hold one claim at a time. For one thread, but that any may `find`."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError, saying why, if there is no shelf."""
+        self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        magic, self.ring_bytes, _ = _HEAD.unpack(os.pread(self._handle, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+        if magic != _MAGIC:
+            os.close(self._handle)
+            raise OSError(f"{path} is no shelf of built batches")
+        self._claimed: int | None = None
+        #: Whether memory has run out, so that nothing more is kept.
+        self.is_full = False
+        _close_in_children(self)
+
+    def find(self, key: bytes) -> Shelved | None:
+        """The batch of this key, if it seems to be there."""
+        entry = os.pread(self._handle, _ENTRY.size, _entry_at(key))
+        named, at, facts_bytes, payload_bytes, check, digest = _ENTRY.unpack(entry)
+        if named != key or at + facts_bytes + payload_bytes > self.ring_bytes:
+            return None
+        facts = os.pread(self._handle, facts_bytes, _RING_AT + at)
+        if _check(key, facts, payload_bytes, digest) != check:
+            return None
+        return Shelved(facts, _RING_AT + at + facts_bytes, payload_bytes, digest)
+
+    def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
+        """Copy it; False if it was not whole, or is overwritten by now: then `payload` holds anything."""
+        if payload.nbytes != kept.payload_bytes:
+            return False
+        whole = os.preadv(self._handle, [payload.data], kept.payload_at) == payload.nbytes
+        return whole and digest64(payload.data) == kept.digest
+
+    def put(self, key: bytes, facts: bytes, payload: NDArray[np.uint8], digest: int) -> bool:
+        """Keep a batch with the digest of its payload, if that can be done; whether it is kept."""
+        nbytes = len(facts) + payload.nbytes
+        at = self._take_room(nbytes) if not self.is_full and nbytes <= self.ring_bytes // _MOST_SHARE else None
+        if at is None:
+            return False
+        check = _check(key, facts, payload.nbytes, digest)
+        try:
+            whole = os.pwritev(self._handle, [facts, payload.data], _RING_AT + at) == nbytes
+            if whole:
+                entry = _ENTRY.pack(key, at, len(facts), payload.nbytes, check, digest)
+                os.pwrite(self._handle, entry, _entry_at(key))
+        except OSError:  # no memory for it
+            self.is_full = True
+            return False
+        return whole
+
+    def _take_room(self, nbytes: int) -> int | None:
+        """Where in the ring so many bytes may be written; None if others are at it for longer than they should."""
+        for _ in range(_TRIES):
+            if self._lock(_ROOM_BYTE):
+                try:
+                    (at,) = struct.unpack("<Q", os.pread(self._handle, 8, _END_AT))
+                    at = at if at + nbytes <= self.ring_bytes else 0
+                    os.pwrite(self._handle, struct.pack("<Q", at + nbytes), _END_AT)
+                    return int(at)
+                finally:
+                    self._unlock(_ROOM_BYTE)
+            time.sleep(_PAUSE_S)
+        return None
+
+    # --- claims ---
+
+    def claim(self, key: bytes) -> bool:
+        """Say that this worker builds the batch of this key, until `release`; False if another one is at it."""
+        byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")
+        if not self._lock(byte):
+            return False
+        self._claimed = byte
+        return True
+
+    def release(self) -> None:
+        """Give the claim back, if there is one."""
+        if self._claimed is not None:
+            self._unlock(self._claimed)
+            self._claimed = None
+
+    def _lock(self, byte: int) -> bool:
+        try:
+            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+        except BlockingIOError:
+            return False
+        return True
+
+    def _unlock(self, byte: int) -> None:
+        fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+
+    def close(self) -> None:
+        """Give back what is open; once."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _entry_at(key: bytes) -> int:
+    return _PAGE + int.from_bytes(key[-4:], "little") % _ENTRIES * _ENTRY.size
+
+
+def _check(key: bytes, facts: bytes, payload_bytes: int, digest: int) -> int:
+    return xxhash.xxh3_64_intdigest(b"".join((key, facts, struct.pack("<QQ", payload_bytes, digest))))
+
+
+def _close_in_children(shelf: Shelf) -> None:
+    """A child that a transform leaves behind would keep the claims of a worker that was killed."""
+    seen = weakref.ref(shelf)
+
+    def close() -> None:
+        own = seen()
+        if own is not None:
+            with contextlib.suppress(OSError):
+                own.close()
+
+    os.register_at_fork(after_in_child=close)
