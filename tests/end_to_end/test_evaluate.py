@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +11,7 @@ import pytest
 import trainer_client
 from loader_server.commands import status
 from tests.support.loaders import running, write_job
+from tests.support.programs import Program
 from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
@@ -24,8 +21,7 @@ from trainer_client.tf.models.evaluation import Evaluator  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
+    from pathlib import Path
 
 MODULE = """
 import keras
@@ -103,26 +99,20 @@ def endpoint(folder: Path) -> Iterator[str]:
         yield loaders.endpoint
 
 
-def start(folder: Path, endpoint: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer_client", "evaluate", "--feed", endpoint, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(folder: Path, endpoint: str, *arguments: str, fork: bool = True) -> Program:
+    return Program(folder, "evaluate", "--feed", endpoint, *arguments, fork=fork)
 
 
 class WaitForEvaluation(keras.callbacks.Callback):
     """After the first epoch, training goes on once an earlier checkpoint was evaluated."""
 
-    def __init__(self, evaluator: subprocess.Popen[str]) -> None:
+    def __init__(self, evaluator: Program) -> None:
         super().__init__()
-        self.lines: list[str] = []
         self._evaluator = evaluator
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 0:
-            assert self._evaluator.stdout is not None
-            self.lines += [self._evaluator.stdout.readline() for _ in range(2)]
+            self._evaluator.wait_for_lines(2)
 
 
 def train(endpoint: str, folder: Path, *callbacks: Any) -> None:
@@ -170,11 +160,10 @@ def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(fol
         folder, endpoint, "--model", "levels", "--checkpoint", str(checkpoints), *streams, "--follow", "--json",
         "--summaries", str(logs),
     ) as process:  # fmt: skip
-        waiting = WaitForEvaluation(process)
-        train(endpoint, checkpoints, waiting)
-        said, complained = process.communicate(timeout=90)
-    assert process.returncode == 0, complained
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (*waiting.lines, *said.splitlines())]
+        train(endpoint, checkpoints, WaitForEvaluation(process))
+        code, said, complained = process.ended()
+    assert code == 0, complained
+    lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
     assert len(lines) >= 4
     assert [line["stream"] for line in lines] == ["dev", "test"] * (len(lines) // 2)
     steps = [line["step"] for line in lines]
@@ -192,9 +181,9 @@ def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(fol
 
 def test_once_it_says_what_it_found_or_what_is_missing(folder: Path, endpoint: str) -> None:
     train(endpoint, folder / "once")
-    with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder / "once")) as process:
-        said, complained = process.communicate(timeout=90)
-    assert process.returncode == 0, complained
+    with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder / "once"), fork=False) as process:
+        code, said, complained = process.ended()
+    assert code == 0, complained
     begin, first, last = said.splitlines()
     assert begin == f"STARTING: evaluating dev with the checkpoints in {folder / 'once'}"
     want = judged_here(endpoint, folder / "once")
@@ -207,8 +196,8 @@ def test_several_inputs_without_targets_are_all_inputs(folder: Path, endpoint: s
     """Keras would take the second for the targets."""
     CheckpointFolder(folder / "pairs", 1).write({}, {"epoch": 1, "step": 3, "model_variables": 0})
     with start(folder, endpoint, "--model", "pairs", "--checkpoint", str(folder / "pairs"), "--json") as process:
-        said, complained = process.communicate(timeout=90)
-    assert process.returncode == 0, complained
+        code, said, complained = process.ended()
+    assert code == 0, complained
     (line,) = map(json.loads, said.splitlines())
     assert line["values"]["rows"] >= SAMPLES
     assert line["values"]["largest"] > 0
@@ -218,8 +207,8 @@ def test_a_stream_that_is_trained_on_refuses_and_goes_on(folder: Path, endpoint:
     with trainer_client.connect(endpoint, rank=0) as feed, feed.open() as reading:
         next(reading)
         with start(folder, endpoint, "--model", "levels", "--checkpoint", str(folder), "--stream", "train") as process:
-            _, complained = process.communicate(timeout=90)
-        assert process.returncode == 4, complained
+            code, _, complained = process.ended()
+        assert code == 4, complained
         assert "evaluation = true" in complained
         assert feed.state()["number"] == 0
         next(reading)

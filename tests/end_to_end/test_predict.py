@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +12,12 @@ from pyarrow import parquet
 from loader_server.commands import status
 from tests.support.bad_samples import job_with_texts
 from tests.support.loaders import running, wait_until
+from tests.support.programs import Program
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
+    from pathlib import Path
 
 MODULE = """
 import os
@@ -84,19 +80,9 @@ def write_checkpoint(folder: Path, factor: float) -> None:
     CheckpointFolder(folder / "checkpoints", 3).write(arrays, record)
 
 
-def start(folder: Path, endpoint: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer_client", "predict", "--feed", endpoint]
-    command += ["--model", "times", "--checkpoint", "checkpoints", "--stream", "shared", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    with process:
-        said, complained = process.communicate(timeout=90)
-    return process.returncode, said, complained
+def start(folder: Path, endpoint: str, *arguments: str, fork: bool = True, **environment: str) -> Program:
+    words = ("--model", "times", "--checkpoint", "checkpoints", "--stream", "shared", *arguments)
+    return Program(folder, "predict", "--feed", endpoint, *words, fork=fork, **environment)
 
 
 def expected(factor: float) -> list[dict[str, Any]]:
@@ -124,7 +110,7 @@ def test_trainers_of_which_one_is_killed_write_each_sample_once_and_in_order(fol
         victim.kill()
     others = [start(folder, endpoint, "--output", str(output), "--json") for _ in range(2)]
     told = []
-    for code, said, complained in map(ended, others):
+    for code, said, complained in (one.ended() for one in others):
         assert code == 0, complained
         told.append(json.loads(said))
     assert lines_of(output) == expected(3.0)
@@ -134,7 +120,7 @@ def test_trainers_of_which_one_is_killed_write_each_sample_once_and_in_order(fol
 
 def test_parquet_has_the_same_rows_and_what_is_done_already_is_not_done_again(folder: Path, endpoint: str) -> None:
     output = folder / "all.parquet"
-    code, said, complained = ended(start(folder, endpoint, "--output", output.name))
+    code, said, complained = start(folder, endpoint, "--output", output.name).ended()
     assert code == 0, complained
     begin, end = said.splitlines()
     assert begin == "STARTING: predicting shared with checkpoints/00000001.npz, at step 3"
@@ -145,15 +131,15 @@ def test_parquet_has_the_same_rows_and_what_is_done_already_is_not_done_again(fo
     table = parquet.read_table(output)
     assert table.to_pylist() == expected(3.0)
     assert [str(one) for one in table.schema.types] == ["int64", "string", "float", "list<element: float>"]
-    code, said, complained = ended(start(folder, endpoint, "--output", output.name, "--json"))
+    code, said, complained = start(folder, endpoint, "--output", output.name, "--json").ended()
     assert json.loads(said)["predicted_here"] == 0, complained
     write_checkpoint(folder, 5.0)
-    code, said, complained = ended(start(folder, endpoint, "--output", output.name))
+    code, said, complained = start(folder, endpoint, "--output", output.name).ended()
     assert code == 1
     assert "expected outputs of checkpoint" in complained
     assert "Name another output; or remove all.parquet and all.parquet.parts to begin anew." in complained
     output.unlink()
-    assert ended(start(folder, endpoint, "--output", output.name))[0] == 0
+    assert start(folder, endpoint, "--output", output.name).ended()[0] == 0
     assert parquet.read_table(output).to_pylist() == expected(5.0)
 
 
@@ -166,14 +152,14 @@ def test_a_checkpoint_that_is_gone_says_what_to_remove(folder: Path, endpoint: s
         victim.kill()
     of = json.loads((parts / "prediction.json").read_text())["of"]
     (folder / "checkpoints" / of["checkpoint"]["file"]).unlink()
-    code, _, complained = ended(start(folder, endpoint, "--output", output.name))
+    code, _, complained = start(folder, endpoint, "--output", output.name).ended()
     assert (code, "expected the checkpoint that was begun with" in complained) == (1, True), complained
     assert "Put it back from a copy, or remove gone.jsonl.parts to begin anew." in complained
 
 
 def test_a_processor_of_the_users_gets_each_sample_and_none_is_a_warning(folder: Path, endpoint: str) -> None:
     write_checkpoint(folder, 2.0)
-    code, said, complained = ended(start(folder, endpoint))
+    code, said, complained = start(folder, endpoint, fork=False).ended()
     assert code == 0, complained
     _, *lines, end = said.splitlines()
     assert "outputs go nowhere" not in complained
@@ -181,15 +167,15 @@ def test_a_processor_of_the_users_gets_each_sample_and_none_is_a_warning(folder:
     assert end.startswith(
         f"FINISHED: {GOOD} samples, {GOOD} of them predicted here, {len(BAD)} others could not be used"
     )
-    code, said, complained = ended(start(folder, endpoint, "--model", "silent", "--json"))
+    code, said, complained = start(folder, endpoint, "--model", "silent", "--json").ended()
     assert (code, json.loads(said)["samples"]) == (0, GOOD), complained
     assert "outputs go nowhere: name a file with --output, or write a prediction_processor" in complained
 
 
 def test_a_stream_that_cannot_be_predicted_on_is_refused(folder: Path, endpoint: str) -> None:
-    code, _, complained = ended(start(folder, endpoint, "--stream", "dev"))
+    code, _, complained = start(folder, endpoint, "--stream", "dev").ended()
     assert (code, "queue mode" in complained) == (4, True), complained
-    code, _, complained = ended(start(folder, endpoint, "--stream", "unordered"))
+    code, _, complained = start(folder, endpoint, "--stream", "unordered").ended()
     assert (code, "expected a stream with evaluation = true" in complained) == (1, True), complained
-    code, _, complained = ended(start(folder, endpoint, "--output", "all.csv"))
+    code, _, complained = start(folder, endpoint, "--output", "all.csv").ended()
     assert (code, "expected a file that ends in .jsonl or .parquet, got all.csv" in complained) == (2, True)

@@ -1,0 +1,66 @@
+"""Commands of `trainer-client` for tests, forked from a process that has imported TensorFlow; they speak into files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from tests.support.forked import ROOT, start_module
+from tests.support.loaders import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+__all__ = ["Program"]
+
+_numbers = itertools.count()
+
+
+class Program:
+    """A running command; it ends with the block that it is used in. One that is not forked is a new interpreter, as
+    users start it.
+    """
+
+    def __init__(self, folder: Path, *words: str, fork: bool = True, **environment: str) -> None:
+        number = next(_numbers)
+        self._out, self._errors = folder / f"said-{number}", folder / f"complained-{number}"
+        for path in (self._out, self._errors):
+            path.touch()
+        self._process = start_module(
+            ("trainer_client", *words),
+            folder=folder,
+            log=self._out,
+            errors=self._errors,
+            environment={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+            tensorflow=True,
+            fork=fork,
+        )
+
+    def wait_for_lines(self, count: int) -> None:
+        """Wait until it has said so many lines, or has ended."""
+        wait_until(
+            lambda: self._out.read_text().count("\n") >= count or self._process.poll() is not None,
+            f"{count} lines of {self._process.args}",
+        )
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+
+    def ended(self) -> tuple[int, str, str]:
+        """How it ended, what it said, and what it complained of."""
+        try:
+            code = self._process.wait(90)
+        finally:
+            self._process.kill()
+        return code, self._out.read_text(), self._errors.read_text()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.kill()
+        self._process.wait(60)
