@@ -12,31 +12,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["FEATURES", "prepare", "spoken_example"]
+__all__ = ["FEATURES", "PACKAGE", "prepare", "spoken_example", "tensor"]
 
-_PACKAGE = "tensorflow_datasets.core.features."
+PACKAGE = "tensorflow_datasets.core.features."
 
 
-def _tensor(dtype: str, *dimensions: str) -> dict[str, Any]:
+def tensor(dtype: str, *dimensions: str) -> dict[str, Any]:
+    """How a feature is described that is a tensor."""
     shape = {"dimensions": list(dimensions)} if dimensions else {}
     tensor = {"dtype": dtype, "encoding": "none", "shape": shape}
-    return {"pythonClassName": f"{_PACKAGE}tensor_feature.Tensor", "tensor": tensor}
+    return {"pythonClassName": f"{PACKAGE}tensor_feature.Tensor", "tensor": tensor}
 
 
 def _dict(**features: Any) -> dict[str, Any]:
-    name = f"{_PACKAGE}features_dict.FeaturesDict"
+    name = f"{PACKAGE}features_dict.FeaturesDict"
     return {"pythonClassName": name, "featuresDict": {"features": features}}
 
 
 #: As version 4.9 writes it.
 FEATURES = _dict(
-    audio=_tensor("float32", "-1"),
-    label={"pythonClassName": f"{_PACKAGE}class_label_feature.ClassLabel", "classLabel": {"numClasses": "10"}},
-    speaker=_dict(age=_tensor("int32")),
-    text={"pythonClassName": f"{_PACKAGE}text_feature.Text", "text": {}},
+    audio=tensor("float32", "-1"),
+    label={"pythonClassName": f"{PACKAGE}class_label_feature.ClassLabel", "classLabel": {"numClasses": "10"}},
+    speaker=_dict(age=tensor("int32")),
+    text={"pythonClassName": f"{PACKAGE}text_feature.Text", "text": {}},
     tokens={
-        "pythonClassName": f"{_PACKAGE}sequence_feature.Sequence",
-        "sequence": {"feature": _tensor("int64"), "length": "-1"},
+        "pythonClassName": f"{PACKAGE}sequence_feature.Sequence",
+        "sequence": {"feature": tensor("int64"), "length": "-1"},
     },
 )
 

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ColumnWriter", "Strings", "StringsWriter", "bytes_with_header", "mapped", "open_strings"]
+__all__ = ["ColumnWriter", "Strings", "StringsWriter", "bytes_with_header", "file_of", "mapped", "open_strings"]
 
 #: Of a .npy file with one axis, however long: numpy leaves room for a first axis of up to 21 digits.
 _HEADER_BYTES = 128
+
+
+def file_of(column: str, ending: str = ".npy") -> str:
+    """What a column's file is called: a feature within others has a slash in its name, which a file cannot have."""
+    return column.replace("%", "%25").replace("/", "%2F") + ending
 
 
 class ColumnWriter:
@@ -61,8 +66,8 @@ class StringsWriter:
     """One column of strings, appended to; the first `length` of them, `end` bytes in all, may be there already."""
 
     def __init__(self, folder: Path, name: str, length: int = 0, end: int = 0) -> None:
-        self._blob = ColumnWriter(folder / f"{name}.text.npy", "uint8", end)
-        self._starts = ColumnWriter(folder / f"{name}.starts.npy", "int64", length and length + 1)
+        self._blob = ColumnWriter(folder / file_of(name, ".text.npy"), "uint8", end)
+        self._starts = ColumnWriter(folder / file_of(name, ".starts.npy"), "int64", length and length + 1)
         self.end = end
         if not length:
             self._starts.append([0])
@@ -113,5 +118,5 @@ def mapped(path: Path) -> NDArray[np.generic]:
 
 def open_strings(folder: Path, name: str) -> Strings:
     """A column of strings."""
-    blob = mapped(folder / f"{name}.text.npy").view(np.uint8)
-    return Strings(blob, mapped(folder / f"{name}.starts.npy").view(np.int64))
+    blob = mapped(folder / file_of(name, ".text.npy")).view(np.uint8)
+    return Strings(blob, mapped(folder / file_of(name, ".starts.npy")).view(np.int64))

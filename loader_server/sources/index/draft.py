@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.index.bad_rows import BAD_ROWS, BadRowsWriter
-from loader_server.sources.index.columns import ColumnWriter, StringsWriter, bytes_with_header, mapped, open_strings
+from loader_server.sources.index.columns import (
+    ColumnWriter,
+    StringsWriter,
+    bytes_with_header,
+    file_of,
+    mapped,
+    open_strings,
+)
 from loader_server.sources.index.commit import COLUMNS
 from loader_server.sources.index.probe import refuse_other_fields
 from shared.wire.layout import Field
@@ -111,7 +118,7 @@ class Draft:
 
     def _open_columns(self) -> None:
         there, made = self.journal, self.folder
-        self._numbers = {name: ColumnWriter(made / f"{name}.npy", "int64", there.samples) for name in there.numbers}
+        self._numbers = {name: ColumnWriter(made / file_of(name), "int64", there.samples) for name in there.numbers}
         self._strings = {name: StringsWriter(made, name, there.samples, end) for name, end in there.ends.items()}
         self._measured = {
             key: ColumnWriter(made / f"measured_{n}.npy", "int64", there.samples)
@@ -149,7 +156,7 @@ class Draft:
 
     def numbers(self) -> dict[str, NDArray[np.int64]]:
         """The source's own columns."""
-        return {name: mapped(self.folder / f"{name}.npy").view(np.int64) for name in self.journal.numbers}
+        return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
         """Those of strings."""
@@ -189,9 +196,9 @@ def _journal_in(path: Path) -> DraftJournal:
 def _is_there(folder: Path, journal: DraftJournal) -> bool:
     """Whether the files are as long as the journal says, or longer."""
     columns = [*journal.numbers, *(f"measured_{n}" for n in range(len(journal.measured)))]
-    least = {f"{name}.npy": 8 * journal.samples for name in columns}
-    least |= {f"{name}.text.npy": end for name, end in journal.ends.items()}
-    least |= {f"{name}.starts.npy": 8 * (journal.samples + 1) for name in journal.ends}
+    least = {file_of(name): 8 * journal.samples for name in columns}
+    least |= {file_of(name, ".text.npy"): end for name, end in journal.ends.items()}
+    least |= {file_of(name, ".starts.npy"): 8 * (journal.samples + 1) for name in journal.ends}
     sizes = {name: bytes_with_header(nbytes) for name, nbytes in least.items()} if journal.samples else {}
     sizes |= {BAD_ROWS: journal.bad_bytes} if journal.bad_bytes else {}
     return all((folder / name).stat().st_size >= size for name, size in sizes.items())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.index.columns import mapped, open_strings
+from loader_server.sources.index.columns import file_of, mapped, open_strings
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -153,7 +153,7 @@ def _indexed(folder: Path, meta: Meta) -> Indexed:
     columns = folder / meta.folder
     return Indexed(
         samples=meta.samples,
-        numbers={name: mapped(columns / f"{name}.npy").view(np.int64) for name in meta.numbers},
+        numbers={name: mapped(columns / file_of(name)).view(np.int64) for name in meta.numbers},
         strings={name: open_strings(columns, name) for name in meta.strings},
         origin=meta.origin,
         about=meta.about,

@@ -31,6 +31,7 @@ __all__ = [
     "SCATTERED",
     "ExampleDecoder",
     "forms_of_records",
+    "packed_run",
     "refuse_unknown_features",
     "unpacked",
 ]
@@ -70,7 +71,7 @@ class ExampleDecoder:
         """The columns of one record; SampleError where it cannot be used."""
         try:
             found = features_of(raw)
-            runs = [_packed(found.get(form.key)) for form in self.forms]
+            runs = [packed_run(found.get(form.key)) for form in self.forms]
             values = ((form, form.value(raw, found.get(form.key))) for form in self.forms)
             return runs + [len(value) for form, value in values if form.has_length]
         except MalformedExample as error:
@@ -136,7 +137,7 @@ def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[byte
         )
 
 
-def _packed(found: Feature | list[Feature] | None) -> int:
+def packed_run(found: Feature | list[Feature] | None) -> int:
     """The one run of a feature as a number."""
     if not isinstance(found, tuple) or len(found[1]) != 1:
         return SCATTERED

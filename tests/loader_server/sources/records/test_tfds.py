@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from loader_server.sources.records.tfds import TfdsSource
+from loader_server.sources.records.tfds import PreparedItems, TfdsSource
 from shared.errors import DataError, ReadError, SettingsError
 from tests.support.example_protos import example
-from tests.support.prepared import prepare, spoken_example
+from tests.support.prepared import PACKAGE, prepare, spoken_example, tensor
 from tests.support.records import write_array_records
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
@@ -57,6 +59,74 @@ def test_samples_are_what_the_library_makes_of_the_records(tmp_path: Path) -> No
     )
     assert source.lengths["text"].tolist() == [7] * 8
     assert source.name(4) == "tiny/1.0.0 (train), sample 4"
+
+
+def written_anew(folder: Path, **features: Any) -> None:
+    """The data set's features are described in another way."""
+    said = json.loads((folder / "features.json").read_text())
+    said["featuresDict"]["features"] |= features
+    (folder / "features.json").write_text(json.dumps(said))
+
+
+def assert_as_the_library_has_it(source: TfdsSource) -> None:
+    library = PreparedItems(source.settings, source.files)
+    for sample in range(source.samples):
+        expected, found = library[sample], decoded(source, sample)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert np.asarray(found[key]).dtype == np.asarray(value).dtype
+            assert np.array_equal(found[key], value)
+    library.close()
+
+
+def test_plain_features_are_taken_from_the_records_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also lists of one length, lists in others, and empty ones."""
+    numbers = [3, 0, 5]
+    records = [
+        example(**{"audio": [n / 3] * n, "label": -n, "speaker/age": 2**30, "text": "ä" * n, "tokens": [n] * 4})
+        + example(**{"speaker/words": [n] * n})
+        for n in numbers
+    ]
+    folder = prepare(tmp_path / "tiny" / "1.0.0", [records])
+    words = {"pythonClassName": f"{PACKAGE}sequence_feature.Sequence"}
+    words["sequence"] = {"feature": tensor("int64"), "length": "-1"}
+    speaker = {"features": {"age": tensor("int32"), "words": words}}
+    written_anew(folder, speaker={"pythonClassName": f"{PACKAGE}features_dict.FeaturesDict", "featuresDict": speaker})
+    source, report = indexed(tmp_path)
+    assert (source.samples, report.bad) == (len(numbers), ())
+    assert {key: lengths.tolist() for key, lengths in source.lengths.items()} == {
+        "audio": numbers,
+        "text": numbers,
+        "tokens": [4, 4, 4],
+        "speaker/words": numbers,
+    }
+    assert_as_the_library_has_it(source)
+    assert source.gathers
+    monkeypatch.delattr(PreparedItems, "decoded")
+    assert decoded(source, 2)["tokens"].tolist() == [5] * 4
+
+
+def test_what_the_library_makes_something_else_of_is_its_own_to_decode(tmp_path: Path) -> None:
+    """A truth that is written as 2, and bytes."""
+    folder = prepared(tmp_path)
+    written_anew(folder, label=tensor("bool"))
+    source, _ = indexed(tmp_path)
+    assert [bool(decoded(source, sample)["label"]) for sample in range(3)] == [True] * 3
+    assert not source.gathers
+    assert_as_the_library_has_it(source)
+    written_anew(folder, label=tensor("int64"), text=tensor("string"))
+    source, _ = indexed(tmp_path)
+    assert decoded(source, 0)["text"] == b"B\xc3\xa4ume 1"
+    assert not source.gathers
+
+
+def test_an_index_from_before_features_were_taken_from_bytes_is_still_good(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    source, _ = indexed(tmp_path)
+    about = {key: value for key, value in source.indexed.about.items() if key != "forms"}
+    source.open(replace(source.indexed, about=about))
+    assert not source.gathers
+    assert_as_the_library_has_it(source)
 
 
 @pytest.mark.parametrize(("split", "labels"), [("train[2:5]", [3, 4, 5]), ("train[:25%]+train[7:]", [1, 2, 8])])

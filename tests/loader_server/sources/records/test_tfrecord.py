@@ -55,6 +55,18 @@ def test_a_sample_is_a_record_with_each_feature_under_its_key(tmp_path: Path) ->
     assert source.place(1) == (str(tmp_path / "0.tfrecord"), 1)
 
 
+def test_features_may_be_named_as_if_they_lay_in_folders(tmp_path: Path) -> None:
+    """As object detection's are."""
+    records = [example(**{"image/height": n, "image/object/bbox": [0.5] * n, "100%": n}) for n in (2, 3)]
+    source, _ = indexed(tmp_path, records)
+    assert {key: value.tolist() for key, value in decoded(source, 1).items()} == {
+        "100%": 3,
+        "image/height": 3,
+        "image/object/bbox": [0.5] * 3,
+    }
+    assert source.lengths["image/object/bbox"].tolist() == [2, 3]
+
+
 def test_only_the_features_that_are_asked_for_are_there(tmp_path: Path) -> None:
     source, _ = indexed(tmp_path, [spoken(0), spoken(4)], features={"words": "text", "label": "int8"})
     assert decoded(source, 1) == {"words": "xx", "label": np.int8(4)}
