@@ -192,15 +192,22 @@ def _add_job(options: argparse.Namespace) -> int:
 
 def _add_end(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = "End a job of a `loader-server run` on this machine; the others get its workers. The last one ends it all."
-    command = command_named(commands, "end", _end_job, about, "loader-server end other.toml")
+    command = command_named(commands, "end", _end_job, about, "loader-server end other.toml --drain 60")
     command.add_argument("job", type=Path, help="the job file")
+    command.add_argument(
+        "--drain",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="let trainers finish what they have and leave, for so many seconds at most; Ctrl-C waits no longer (0)",
+    )
     return command
 
 
 def _end_job(options: argparse.Namespace) -> int:
     from loader_server.commands import machine
 
-    machine.end(options.job)
+    machine.end(options.job, drain_s=options.drain)
     return 0
 
 
@@ -259,6 +266,7 @@ def _run_coordinator(options: argparse.Namespace) -> int:
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
         from loader_server.machine.processes import end_with_parent, say_more
+        from loader_server.machine.served_job import DRAIN_SIGNAL, END_SIGNAL
         from loader_server.machine.shares import demand_of
         from shared.endpoints import check_endpoint
         from shared.keys import ServerKeys
@@ -272,11 +280,13 @@ def _run_coordinator(options: argparse.Namespace) -> int:
     check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
     coordinator = open_coordinator(job, listen, ServerKeys.read(job.keys, "coordinator") if job.keys else None)
     _on_stop(coordinator.stop)
+    signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
+    signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     labels = {"job": job.settings.name, "role": "coordinator"}
     samples = partial(metrics.coordinator_metrics, coordinator)
     with MetricsServer(samples, port=options.metrics_port, labels=labels, targets_folder=job.targets_folder):
         say_more(options.ready_fd, endpoint=coordinator.endpoint)
-        coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report))))
+        coordinator.run(lambda report: say_more(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
 
 

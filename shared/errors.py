@@ -10,6 +10,7 @@ StokerError
 │   ├── ProtocolError  bytes that are not a message of ours
 │   ├── RefusedError   it understood and said no
 │   └── LostError      it does not answer
+├── EndedError         nobody's: the job was ended on purpose
 └── ClosedError        ours: used after close
 
 Rules: pure; every message says what was expected, what came instead, where, and what to do. None holds key material.
@@ -20,6 +21,7 @@ from __future__ import annotations
 __all__ = [
     "ClosedError",
     "DataError",
+    "EndedError",
     "LostError",
     "MachineError",
     "PeerError",
@@ -117,6 +119,10 @@ class LostError(PeerError):
     """The other side has not answered for longer than was allowed."""
 
     exit_code = 3
+
+
+class EndedError(StokerError):
+    """The job was ended on purpose, so no more batches come; servers that are merely silent are a `LostError`."""
 
 
 class ClosedError(StokerError):

@@ -19,6 +19,7 @@ if getattr(shared, "DISTRIBUTION", None) != "stoker":
 from shared.errors import (
     ClosedError,
     DataError,
+    EndedError,
     LostError,
     PeerError,
     ProtocolError,
@@ -48,6 +49,7 @@ __all__ = [
     "ClosedError",
     "DataError",
     "EarlyStop",
+    "EndedError",
     "Feed",
     "FeedCheckpoint",
     "LevelledOff",

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.runs.progress import RunProgress
-from trainer_client.runs.run import check_time_limit
+from trainer_client.runs.run import JOB_ENDED, check_time_limit
 from trainer_client.runs.until import RunTotals
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.dataset import ranks_of
@@ -101,6 +101,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0
         self._unsaved = 0
+        self._job_ended = False
         self._watch = _StopWatch()
         self._train_function: Callable[..., Any] | None = None
 
@@ -142,7 +143,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             logs["data_wait_s"] = self.times.wait_s
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
         self._count(0, epochs=epoch if stopped_inside else epoch + 1)
-        told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
+        try:
+            told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
+        except EndedError:  # other ranks will tell nothing more, and what is not judged is not saved as such
+            self.model.stop_training = self._job_ended = True
+            return
         if self._early_stop is not None and not stopped_inside:
             self.model.stop_training |= self._early_stop.note(epoch, told)
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
@@ -179,6 +184,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def _why_it_ended(self) -> str:
         """Where it was not the target."""
+        if self._job_ended:
+            return JOB_ENDED
         if self._early_stop is not None and self._early_stop.reason:
             return f"stopped early, {self._early_stop.reason}"
         return "another callback stopped it" if self.model.stop_training else "fit was given no more epochs"
@@ -214,6 +221,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             logs = self._train_function(itertools.chain((first,), taken))
             taken.finish()
         except StopIteration:
+            if taken.ended:
+                self._stop_with_the_job()
             raise
         except BaseException:
             self._unwrap()
@@ -223,6 +232,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._every is not None and self._unsaved >= self._every:
             self._save_inside()
         return logs
+
+    def _stop_with_the_job(self) -> None:
+        """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""
+        self.model.stop_training = self._job_ended = True
+        self._save(self._epoch, self._session.cursor.state())
 
     def _count(self, steps: int, *, epochs: int) -> None:
         """So many more steps are done, and so many epochs in all."""
@@ -275,6 +289,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Restore cursor and epoch now, and the variables as well if the model has them already."""
         self._pending = None
         self._unsaved = 0
+        self._job_ended = False
         found = self._folder.read_last()
         if found is None:
             self._session.cursor.rewind()
@@ -348,6 +363,8 @@ class _CountedBatches:
 
     def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: _StopWatch) -> None:
         self.count = 0
+        #: Whether no more came because the job was ended.
+        self.ended = False
         self._iterator = iterator
         self._session = session
         self._watch = watch
@@ -359,7 +376,11 @@ class _CountedBatches:
     def __next__(self) -> Any:  # noqa: ANN401 - an element
         self.finish()
         began_s = time.perf_counter()
-        batch = self._wait_next()
+        try:
+            batch = self._wait_next()
+        except EndedError:
+            self.ended = True
+            raise StopIteration from None
         wait_s = time.perf_counter() - began_s
         self._watch.wait_s += wait_s
         self._session.count_step_wait(wait_s)
@@ -379,6 +400,7 @@ class _CountedBatches:
             return next(self._iterator)
         except (tf.errors.OpError, RuntimeError):
             ctrl_c.raise_pending()
-            if self._session.error is None:
+            error = self._session.error or self._session.ended
+            if error is None:
                 raise
-            raise self._session.error from None
+            raise error from None

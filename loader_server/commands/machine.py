@@ -20,7 +20,13 @@ def add(path: Path, *, to: Path) -> None:
     print(f"Job {told['job']} is served at {told['endpoint']}, for now by {told['workers']} of the workers.")
 
 
-def end(path: Path) -> None:
-    """Have a job end."""
-    told = ask_machine(JobFolder(path).state, do="end")
+def end(path: Path, *, drain_s: float) -> None:
+    """Have a job end, once its trainers have left or after so many seconds; Ctrl-C waits for them no longer."""
+    state = JobFolder(path).state
+    try:
+        told = ask_machine(state, do="end", drain=drain_s)
+    except KeyboardInterrupt:
+        if not drain_s:
+            raise
+        told = ask_machine(state, do="end", drain=0.0)
     print(f"Job {told['job']} has ended.")

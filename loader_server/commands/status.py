@@ -203,6 +203,9 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if taken:
         built = sum(one["built"] for one in report["workers"])
         yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
+    ends = report["ends"]
+    if ends is not None:
+        yield f"the job ends: {ends['trainers']} trainers are attached, with {ends['leased']} leased batches to finish"
     for name, stream in report["streams"].items():
         for work, one in _leases(stream):
             yield from _given_up(name, work, one)

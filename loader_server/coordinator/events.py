@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Advanced",
     "CulpritFound",
+    "EndOrdered",
+    "Event",
     "Excused",
     "Fact",
     "Forgot",
@@ -83,6 +85,13 @@ class Ticked:
 @dataclass(frozen=True, slots=True)
 class Excused:
     """We stalled, or could promise nothing: whoever could not be heard or answered is not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndOrdered:
+    """The job is to end: once trainers have finished what they have leased if it `drains`, else now."""
+
+    drains: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +210,5 @@ class RunGraph:
     content: bytes
 
 
+Event = Received | Ticked | Excused | EndOrdered | GraphRuns | GraphFailed
 Instruction = Keep | Send | Warn | RunGraph

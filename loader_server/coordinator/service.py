@@ -18,6 +18,7 @@ import zmq
 from loader_server.building.fingerprint import builder_fingerprint
 from loader_server.coordinator import refusals
 from loader_server.coordinator.events import (
+    EndOrdered,
     Excused,
     GraphFailed,
     GraphRuns,
@@ -107,6 +108,8 @@ class Coordinator:
         self._tick_s = settings.heartbeat_timeout_s / 4
         self._waker = Waker()
         self._stopping = False
+        #: Whether trainers finish what they have, if the job is to end and they were not told yet.
+        self._drains: bool | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
@@ -152,7 +155,7 @@ class Coordinator:
                     due_s = now_s + _STALL_TICKS * self._tick_s
                     instructions += self._state.handle(Excused(), now_s)
                 turned_s = now_s
-                instructions += self._take_in(now_s) + self._take_in_graphs(now_s)
+                instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:
                     due_s = now_s + self._tick_s
                     if not self.writer.write(()):
@@ -161,8 +164,14 @@ class Coordinator:
                     self.report = self._state.report(now_s)
                     tell(self.report)
                 self._carry_out(instructions)
+            self._carry_out(self._take_in_end(time.monotonic()))
         finally:
             self._close()
+
+    def end_job(self, *, drains: bool) -> None:
+        """Tell trainers that the job ends; may be called from a signal handler."""
+        self._drains = drains
+        self._waker.wake()
 
     def stop(self) -> None:
         """End soon; may be called from a signal handler."""
@@ -192,6 +201,14 @@ class Coordinator:
                 assert isinstance(event.view, View)
                 self.streams = {**self.streams, event.stream: event.view}
             instructions += self._state.handle(event, now_s)
+        return instructions
+
+    def _take_in_end(self, now_s: float) -> list[Instruction]:
+        drains, self._drains = self._drains, None
+        if drains is None:
+            return []
+        instructions = self._state.handle(EndOrdered(drains), now_s)
+        self._log.info("job ends", **self._state.report(now_s)["ends"])
         return instructions
 
     def _decide(self, identity: zmq.Frame, message: Message, now_s: float) -> list[Instruction]:

@@ -41,3 +41,7 @@ class Counts:
     superseded: int = 0
     workers_gone: int = 0
     stale: int = 0
+
+    def report(self) -> dict[str, int]:
+        """Those that a status shows."""
+        return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}

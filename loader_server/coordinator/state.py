@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.coordinator import refusals
 from loader_server.coordinator.convictions import Convictions
+from loader_server.coordinator.ending import Ending
 from loader_server.coordinator.events import (
     Advanced,
     CulpritFound,
+    EndOrdered,
+    Event,
     Excused,
     Fact,
     Forgot,
@@ -32,14 +35,13 @@ from loader_server.coordinator.events import (
     Instruction,
     Keep,
     RankTaken,
-    Received,
     ResultsKept,
     Send,
     StreamView,
     Ticked,
     Warn,
 )
-from loader_server.coordinator.graphs.sent_graphs import Graphs
+from loader_server.coordinator.graphs.sent_graphs import NO_GRAPH, Graphs
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.streams.queues import Queues, needs_leases, work_of
@@ -58,10 +60,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["CoordinatorState"]
-
-_NO_GRAPH = (
-    "a trainer has to send the data set of this stream (trainer_client.distribute), and its first epoch to be run"
-)
 
 
 class CoordinatorState:
@@ -88,15 +86,18 @@ class CoordinatorState:
             timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)),
         )
+        self._ending = Ending(self._streams, self._queues)
         self.counts = Counts()
 
-    def handle(self, event: Received | Ticked | Excused | GraphRuns | GraphFailed, now_s: float) -> list[Instruction]:
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take in an event; returns what is to be done now, in order."""
         self._queues.take_up(now_s)
         if isinstance(event, Ticked):
             self._tick(now_s)
         elif isinstance(event, Excused):
             self._queues.excuse(now_s)
+        elif isinstance(event, EndOrdered):
+            self._out.extend(self._ending.order(drains=event.drains))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -146,7 +147,7 @@ class CoordinatorState:
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
         if self._graphs.awaits(attach.stream):
-            self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=_NO_GRAPH, retry_ms=COUNTING_MS)))
+            self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=NO_GRAPH, retry_ms=COUNTING_MS)))
             return
         problem = self._check_belongs(attach, stream)
         if problem is not None:
@@ -190,7 +191,7 @@ class CoordinatorState:
             self.counts.stale += 1
             return
         trainer.peer, trainer.heard_s = peer, now_s
-        self._out.append(Send(peer, self._grant(trainer)))
+        self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
 
     def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
@@ -229,7 +230,7 @@ class CoordinatorState:
         )
         self._streams[attach.stream].add(trainer)
         self.counts.attaches += 1
-        self._out.append(Send(peer, self._grant(trainer)))
+        self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell whoever else has one of its ranks to stop; that one may not come back."""
@@ -282,7 +283,7 @@ class CoordinatorState:
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
         members = self._workers.members
-        self._out.append(Send(peer, members if progress.members != members.version else m.Noted()))
+        self._out.append(Send(peer, members if progress.members != members.version else self._ending.news()))
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation or stream.view.leases is not None:
@@ -423,9 +424,8 @@ class CoordinatorState:
             },
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
             "culprits": self._convictions.report(),
-            "attaches": self.counts.attaches,
-            "refusals": self.counts.refusals,
-            "stale": self.counts.stale,
+            "ends": self._ending.report(),
+            **self.counts.report(),
         }
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {

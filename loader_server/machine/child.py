@@ -129,6 +129,11 @@ class Child:
             if self.process is not None:
                 self.process.send_signal(signal.SIGTERM)
 
+    def signal(self, number: int) -> None:
+        """Tell it something by a signal, if it is there to hear it."""
+        if self.process is not None and self.served:
+            self.process.send_signal(number)
+
     def reap(self) -> bool:
         """Wait for the end that it was told; whether it had to be killed."""
         if self.process is None:

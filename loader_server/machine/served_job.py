@@ -7,19 +7,27 @@ is no matter of another's.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+import math
+import signal
+from typing import TYPE_CHECKING, Any
 
 from loader_server.machine.child import Child
 from shared.endpoints import at_any_port
 from shared.errors import SettingsError, StokerError
+from shared.silence import GONE_AFTER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from loader_server.job_folder import JobFolder
     from loader_server.machine.control import Control, Question
 
-__all__ = ["PrintedError", "ServedJob", "Stage", "StartError", "refuse_conflicts"]
+__all__ = [
+    "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "refuse_conflicts",
+]  # fmt: skip
+
+#: They tell a coordinator that its job ends: once trainers have finished what they have, or now.
+DRAIN_SIGNAL, END_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 
 
 class StartError(StokerError):
@@ -55,6 +63,10 @@ class ServedJob:
         self.control: Control | None = None
         #: Who waits for it to be served, or to end.
         self.asking: list[Question] = []
+        #: When it is to end at the latest, once that was ordered.
+        self.end_s = math.inf
+        #: From when on it is known who is attached.
+        self._known_s = math.inf
         #: Why it could not be served.
         self.error: StartError | None = None
 
@@ -62,6 +74,21 @@ class ServedJob:
     def endpoint(self) -> str:
         """Where its trainers connect."""
         return self.coordinator.listen
+
+    def drain(self, until_s: float) -> None:
+        """It is to end: let its trainers finish what they have, until then."""
+        self.end_s = min(self.end_s, until_s)
+        self.coordinator.signal(DRAIN_SIGNAL)
+
+    def hear(self, said: Mapping[str, Any], now_s: float) -> None:
+        """What its coordinator says of the end; one that was started again has to be told anew."""
+        if "endpoint" in said:
+            self._known_s = now_s + GONE_AFTER * self.folder.settings.heartbeat_timeout_s
+            if self.end_s < math.inf:
+                self.coordinator.signal(DRAIN_SIGNAL)
+        ends = said.get("ends")
+        if isinstance(ends, dict) and not ends.get("trainers") and now_s >= self._known_s:
+            self.end_s = now_s
 
     def shut(self) -> None:
         """Let no more commands in: it ends, and another process may serve it next."""

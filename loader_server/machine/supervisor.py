@@ -21,7 +21,7 @@ from loader_server.job_folder import JobFolder
 from loader_server.machine import deadline
 from loader_server.machine.control import Control
 from loader_server.machine.processes import how_it_ended
-from loader_server.machine.served_job import PrintedError, ServedJob, Stage, StartError, refuse_conflicts
+from loader_server.machine.served_job import END_SIGNAL, PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.endpoints import check_endpoint
@@ -229,6 +229,7 @@ class Supervisor:
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
+        job.coordinator.signal(END_SIGNAL)
         job.shut()
         for place in self.places:
             place.job = None if place.job is job else place.job
@@ -339,9 +340,13 @@ class Supervisor:
                 job.coordinator.start(self._nursery, _READY_TIMEOUT_S)
         self._look_at_child(job, job.coordinator, now_s)
         self._restart(job.coordinator, now_s)
+        if now_s >= job.end_s:
+            self._end(job)
 
     def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
         for said in child.hear():
+            if child is job.coordinator:
+                job.hear(said, now_s)
             if "endpoint" in said:
                 self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
             elif child is job.coordinator and isinstance(said.get("busy"), int):
@@ -385,7 +390,8 @@ class Supervisor:
         for child in children:
             for descriptor in child.descriptors():
                 poller.register(descriptor, select.POLLIN)
-        due_s = min((child.due_s() for child in children), default=math.inf)
+        ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
+        due_s = min([*(child.due_s() for child in children), *ends_s], default=math.inf)
         if self._may_move():
             due_s = min(due_s, self._shares.due_s())
         pause_s = max(0.0, due_s - time.monotonic())
@@ -414,11 +420,18 @@ class Supervisor:
                 question.refuse(error)
         elif wish == "end" and job.name in self.jobs:
             job.asking.append(question)
-            self._end(job)
+            self._order_end(job, request.get("drain"))
         elif wish == "jobs":
             question.answer(jobs=self._told())
         else:
             question.close()
+
+    def _order_end(self, job: ServedJob, drain_s: object) -> None:
+        """End it, or let its trainers leave first if it is served and they are given time."""
+        if job.stage is Stage.SERVED and isinstance(drain_s, int | float) and drain_s > 0:
+            job.drain(time.monotonic() + drain_s)
+        else:
+            self._end(job)
 
     def _told(self) -> list[dict[str, Any]]:
         """The jobs, for people and scripts."""

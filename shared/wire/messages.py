@@ -37,6 +37,7 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.topics.end_messages import JobEnds
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.topics.result_messages import Aggregate, Results
 
@@ -60,6 +61,7 @@ __all__ = [
     "GraphPiece",
     "GraphWanted",
     "Hello",
+    "JobEnds",
     "Leases",
     "Leave",
     "Members",
@@ -475,7 +477,7 @@ class Cancelled(Message):
 
 for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
-    Results, Aggregate, StatusQuery, Status,
+    JobEnds, Results, Aggregate, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,

@@ -150,7 +150,7 @@ class FakeSession:
         self.copies = 0
         self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
         self.trained_rows = 0
-        self.leases = None
+        self.leases = self.ended = None
         self.most_epochs: int | None = None
         self.ended: list[tuple[str, int, int]] = []
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []

@@ -26,7 +26,7 @@ from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.end_lease import EndLease
-from trainer_client.core.failures import nobody_left, other_plan, refused_by_all
+from trainer_client.core.failures import job_ended, nobody_left, other_plan, refused_by_all
 from trainer_client.core.leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
@@ -102,6 +102,8 @@ class Core:
         self._opened: e.Opened | None = None
         self._alone_since_s: float | None = None
         self._failed = False
+        #: Whether readers may go on to the end of what is leased, once the job was ended.
+        self._drains: bool | None = None
         self._wakes = i.WakeFor(room=True, slots=False)
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
@@ -265,12 +267,18 @@ class Core:
             self._on_leases(said, now_s)
         elif isinstance(said, m.Aggregate):
             self.strays += self.stream is None or not self.stream.results.receive(said)
-        elif isinstance(said, m.Refused) and said.code == "unknown":
-            self.attachment.come_back(now_s)
+        elif isinstance(said, m.JobEnds):
+            self._on_job_ends(said)
         elif isinstance(said, m.Refused):
-            self.attachment.refuse(error_of(said, "coordinator"))
+            self._on_refused(said, now_s)
         else:
             self.strays += not isinstance(said, m.Noted)
+
+    def _on_refused(self, said: m.Refused, now_s: float) -> None:
+        if said.code == "unknown":
+            self.attachment.come_back(now_s)
+        else:
+            self.attachment.refuse(error_of(said, "coordinator"))
 
     def _on_leases(self, said: m.Leases | m.Recalled, now_s: float) -> None:
         if self.stream is None or self.stream.leases is None:
@@ -281,6 +289,18 @@ class Core:
         else:
             is_awaited = self.stream.leases.receive(said, now_s) or self.stream.end.receive(said, now_s)
             self.strays += not is_awaited
+
+    def _on_job_ends(self, said: m.JobEnds) -> None:
+        """It is said again and again, and may be said anew: not to drain any longer."""
+        if self.stream is None:
+            self.strays += 1
+            return
+        drains = said.drains and self.stream.leases is not None and self._drains is not False
+        if self.stream.leases is not None:
+            self.stream.leases.drain()
+        if drains != self._drains:
+            self._drains = drains
+            self._out.append(i.EndReading(job_ended(), at_once=not drains))
 
     def _on_coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
         self.attachment.try_soon(now_s)
@@ -395,7 +415,9 @@ class Core:
     def _fail(self, stream: AttachedStream, errors: list[StokerError]) -> None:
         self._failed = True
         tried, listed = stream.connections.tried()
-        if errors:
+        if self._drains is not None:
+            self._out.append(i.Fail(job_ended()))
+        elif errors:
             self._out.append(i.Fail(refused_by_all(errors[-1], len(errors), listed)))
         else:
             self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s)))

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import LostError, MachineError, PeerError, RefusedError, StokerError
+from shared.errors import EndedError, LostError, MachineError, PeerError, RefusedError, StokerError
 
 if TYPE_CHECKING:
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
-__all__ = ["failing_machines", "nobody_left", "other_plan", "refused_by_all", "wrong_bytes"]
+__all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "wrong_bytes"]
+
+
+def job_ended() -> EndedError:
+    """The coordinator said that the job was ended by order."""
+    return EndedError(
+        expected="more batches",
+        got="the coordinator's word that the job was ended",
+        where="job",
+        remedy="Nothing is wrong. To go on, start its loaders again; training resumes at the last checkpoint.",
+    )
 
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shared.errors import EndedError
     from shared.wire import messages as m
     from shared.wire.parts import DoneSet
     from trainer_client.core.stream_spec import StreamSpec
@@ -22,6 +23,7 @@ __all__ = [
     "AnswerState",
     "Check",
     "Close",
+    "EndReading",
     "Fail",
     "Greet",
     "Instruction",
@@ -78,6 +80,14 @@ class AnswerEnd:
 
     serial: int
     is_ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndReading:
+    """The job comes to its end: whoever reads gets this error, `at_once` or where its batches end."""
+
+    error: EndedError
+    at_once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +254,7 @@ Instruction = (
     | RenewCoordinator
     | AnswerAttach
     | AnswerEnd
+    | EndReading
     | AnswerState
     | AnswerQuestion
     | AnswerResults

@@ -128,6 +128,8 @@ class HeldLeases:
         #: Who is served and in which epoch; None: nobody yet, so nothing is leased.
         self._reader: tuple[int, int] | None = None
         self._has_ended = False
+        #: The job was ended: what is held is all that there will be.
+        self._drains = False
         self._states_asked: list[int] = []
         self._states_answered_by: list[int] = []
 
@@ -175,6 +177,10 @@ class HeldLeases:
     def call(self) -> None:
         """The coordinator wants to hear from us."""
         self._is_called = True
+
+    def drain(self) -> None:
+        """The job was ended: what is held is to be finished, and no more."""
+        self._drains = True
 
     def repeat(self, now_s: float) -> None:
         """The coordinator knows us again: ask again what was open."""
@@ -234,7 +240,7 @@ class HeldLeases:
     def _end_reader(self) -> None:
         if self._reader is None or self._has_ended or not self._upcoming.is_empty:
             return
-        if self._unsettled > self._reader[1]:
+        if self._drains or self._unsettled > self._reader[1]:
             self._has_ended = True
             self._out.append(i.Serve(self._reader[0], self._upcoming.head, ended=True))
 
@@ -250,7 +256,7 @@ class HeldLeases:
         return first if first in self._upcoming.taken else None
 
     def _wanted(self) -> int:
-        if self._reader is None or self._lost or self._before() <= self._unsettled:
+        if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
         return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
 

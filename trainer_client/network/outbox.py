@@ -26,6 +26,7 @@ from trainer_client.network.inbox import Inbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from shared.errors import EndedError
     from shared.wire.messages import Pushed
     from trainer_client.core.events import Event
     from trainer_client.core.instructions import Offer
@@ -152,6 +153,9 @@ class Outbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.error: BaseException | None = None
+        #: The job was ended: raised where batches end.
+        self.ended: EndedError | None = None
+        self._ends_at_once = False
         #: Epoch and number of the first batch that was not read yet; shown to people.
         self.read_to = (0, 0)
         #: What to wake the receive thread for. It also runs whenever a batch arrives, and sees the rest then anyway.
@@ -198,6 +202,8 @@ class Outbox:
             raise self.error
         if self._closed or reader.closed:
             raise _closed()
+        if self._ends_at_once and self.ended is not None:
+            raise self.ended
         item = self._inbox.peek() if self._served is reader else None
         if item is not None and not reader.ends_before(item) and reader.is_due(item):
             self._pop(reader, item)
@@ -277,6 +283,12 @@ class Outbox:
         """Raise this error in whoever is waiting, or will be; the first error counts."""
         with self._lock:
             self.error = self.error or error
+            self._waiting.ring()
+
+    def end(self, error: EndedError, *, at_once: bool) -> None:
+        """No more batches come than are here; or none is to be taken any more."""
+        with self._lock:
+            self.ended, self._ends_at_once = error, at_once
             self._waiting.ring()
 
     def nudge(self) -> None:

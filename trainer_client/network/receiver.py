@@ -155,7 +155,7 @@ class Receiver:
         serial, answer = next(self._serials), Future[bool]()
         self._ends[serial] = answer
         self.outbox.tell(e.EndAsked(serial))
-        return self.wait_for(answer)
+        return self.wait_for(answer, of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
         """It is done, or the user failed at it; returns when that is on the coordinator's disk."""
@@ -198,12 +198,16 @@ class Receiver:
         self.outbox.tell(e.QuestionAsked(question))
         return answer
 
-    def wait_for(self, answer: Future[_T]) -> _T:
-        """The answer, however long it takes, unless the feed fails or is closed meanwhile."""
+    def wait_for(self, answer: Future[_T], *, of_all: bool = False) -> _T:
+        """The answer, however long it takes, unless the feed fails or is closed meanwhile; or the job is ended, if
+        others have to do something for it.
+        """
         while True:
             with contextlib.suppress(FutureTimeoutError):
                 return answer.result(_LOOK_S)
             self.outbox.raise_if_over()
+            if of_all and self.outbox.ended is not None:
+                raise self.outbox.ended
 
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still reference stay valid."""
@@ -345,6 +349,10 @@ class Receiver:
     def _answer_end(self, order: i.AnswerEnd) -> None:
         self._ends.pop(order.serial).set_result(order.is_ours)
 
+    def _end_reading(self, order: i.EndReading) -> None:
+        self.log.info("job was ended", at_once=order.at_once)
+        self.outbox.end(order.error, at_once=order.at_once)
+
     def _answer_results(self, order: i.AnswerResults) -> None:
         whole, answer = self._results.get(order.answer.serial, (False, None))
         if answer is not None and (order.answer.whole or not whole):
@@ -402,6 +410,7 @@ class Receiver:
         i.AnswerState: _answer_state,
         i.AnswerEnd: _answer_end,
         i.AnswerResults: _answer_results,
+        i.EndReading: _end_reading,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,
         i.Serve: _serve,

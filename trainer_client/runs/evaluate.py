@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError, EndedError, SettingsError
 from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
@@ -75,14 +75,15 @@ def evaluate(order: EvaluateOrder) -> None:
                 starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"), flush=True
             )
         samples = checkpoints = 0
-        for arrays, record in _versions(order, began_s):
-            checkpoints += 1
-            for stream, dataset in data.items():
-                own = models_own(arrays, record)
-                values = evaluator.evaluate(dataset, own, inputs_alone=_inputs_alone(order, feeds[stream]))
-                samples += int(values["rows"])
-                _tell(order, stream, record, values)
-                _share(feeds[stream], record, values)
+        with suppress(EndedError) if order.follow is not None else nullcontext():  # so did the training that we follow
+            for arrays, record in _versions(order, began_s):
+                for stream, dataset in data.items():
+                    own = models_own(arrays, record)
+                    values = evaluator.evaluate(dataset, own, inputs_alone=_inputs_alone(order, feeds[stream]))
+                    samples += int(values["rows"])
+                    _tell(order, stream, record, values)
+                    _share(feeds[stream], record, values)
+                checkpoints += 1
     if not order.as_json:
         totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
         print(finished_line(totals, time.monotonic() - began_s), flush=True)

@@ -2,13 +2,14 @@
 
 Rules: a batch counts as trained on once the next is asked for, so `state()` inside the loop, after a step, is that of
 the step before: call `done()` first to save what the step made. Leaving the loop early loses nothing and ends nothing.
+A job that was ended ends the run as if it had been told to stop.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.progress import RunProgress
 from trainer_client.runs.until import RunTotals
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from trainer_client.runs.until import Until
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["Run", "check_time_limit"]
+__all__ = ["JOB_ENDED", "Run", "check_time_limit"]
+
+JOB_ENDED = "the job was ended"
 
 
 class Run:
@@ -88,15 +91,23 @@ class Run:
             return
         self._in_hand = 0
         with session.open() as batches:
-            for batch in batches:
+            for batch in self._until_ended(batches):
                 self._in_hand += 1
                 self._in_hand_rows = batch.rows
                 yield batch
                 self.done()
                 if self.reason:
                     return
+        if self.reason:
+            return
         session.count_to_end(batches)
         self._count(steps=0, samples=0)
+
+    def _until_ended(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        try:
+            yield from batches
+        except EndedError:
+            self.stop(JOB_ENDED)
 
     def _count(self, *, steps: int, samples: int) -> None:
         epochs, before = self._feed.epoch, self._progress.totals.epochs

@@ -84,6 +84,8 @@ class BatchIterator:
         while (item := self._receiver.outbox.take(self._reader)) is not None:
             if self._leases is None or self._leases.take(item):
                 return item
+        if self._receiver.outbox.ended is not None:
+            raise self._receiver.outbox.ended
         raise StopIteration
 
     def _forget_state(self, resets: Any, taken: int) -> None:  # noqa: ANN401 - of one batch or of several

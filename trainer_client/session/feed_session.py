@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from shared.errors import EndedError
     from shared.metrics.server import MetricsServer
     from shared.wire.layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
@@ -132,6 +133,11 @@ class FeedSession:
     def error(self) -> BaseException | None:
         """What stopped the feed, kept because a framework may swallow the exception."""
         return self.receiver.outbox.error
+
+    @property
+    def ended(self) -> EndedError | None:
+        """That the job was ended, if it was."""
+        return self.receiver.outbox.ended
 
     # --- reading ---
 

@@ -53,7 +53,7 @@ class SharedResults:
         told = _plain(values)
         self._log_left_out(values, told)
         answer = self._receiver.tell_results((epoch, step), rows, told, ended="", whole=wait)
-        said = self._receiver.wait_for(answer) if wait else _wait_a_moment(answer)
+        said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
         if said is None or not said.whole:
             return None
         return {name: math.nan if value is None else value for name, value in said.values}

@@ -18,7 +18,7 @@ from shared.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Graphs"]
+__all__ = ["NO_GRAPH", "Graphs"]
 
 #: Peers that are told when a graph runs; the others ask again.
 _MOST_WAITING = 4096
@@ -32,6 +32,11 @@ class _Arriving:
     nbytes: int
     heard_s: float
     content: bytearray = field(default_factory=bytearray)
+
+
+NO_GRAPH = (
+    "a trainer has to send the data set of this stream (trainer_client.distribute), and its first epoch to be run"
+)
 
 
 class Graphs:

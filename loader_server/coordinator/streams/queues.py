@@ -75,6 +75,7 @@ class Queues:
         self._keep = keep
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
+        self._leases_more = True
         #: Whether those who had leases before a restart have begun to be waited for.
         self._is_taken_up = False
         for name, stream in streams.items():
@@ -176,7 +177,17 @@ class Queues:
         if said.work == "train-end":
             is_over = self._table(said.stream, "train").unsettled() >= said.before
             said = replace(said, before=1, wanted=min(said.wanted, int(is_over)))
+        if not self._leases_more:
+            said = replace(said, wanted=0)
         return self._table(said.stream, said.work).report(said, now_s)
+
+    def lease_no_more(self) -> None:
+        """The job was ended: what is leased is all that is done."""
+        self._leases_more = False
+
+    def leased(self) -> int:
+        """How many batches trainers have."""
+        return sum(epoch.leased for table in self.tables.values() for epoch in table.epochs.values())
 
     def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
         """A heartbeat; whether the trainer was called and has not reported since."""

@@ -105,6 +105,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Leases(serial=4, generation=2, leases=(Lease(2, 1232, 1), Lease(3, 0, 2)), unsettled=2, done=DONE),
     m.Recalled(),
+    m.JobEnds(drains=True),
     m.Results(
         stream="train",
         incarnation=7,

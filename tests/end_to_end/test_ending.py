@@ -1,0 +1,146 @@
+"""Jobs that are ended by order while they are trained on: who finishes what, and who is told."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+import trainer_client
+from loader_server.commands import status
+from tests.support.loaders import ROOT, running, wait_until, write_job
+from trainer_client import EndedError, Run, Until
+
+QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
+JOB = 'heartbeat_timeout = "400 ms"'
+
+
+@pytest.fixture(params=["lockstep", "queue"])
+def mode(request):
+    return request.param
+
+
+def write(folder, mode):
+    return write_job(folder, samples=60, budget="2 s", job=JOB, stream=QUEUE if mode == "queue" else "")
+
+
+@contextmanager
+def ending(job, *arguments):
+    """The command, while it runs."""
+    command = [sys.executable, "-m", "loader_server", "end", str(job), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ends(loaders):
+    return status.ask(loaders.endpoint)["ends"]
+
+
+@pytest.mark.heritage("D13")
+def test_trainers_in_queue_mode_finish_what_they_have_and_no_more(tmp_path, capsys):
+    job = write(tmp_path, "queue")
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
+        batches = iter(feed)
+        got = [next(batches).number]
+        with ending(job, "--drain", "300") as command:
+            wait_until(lambda: ends(loaders), "trainers are told")
+            wait_until(lambda: ends(loaders)["leased"] == 3, "what was read ahead is leased, and no more")
+            status.show(loaders.endpoint, keys="", timeout_s=5.0, as_json=False, once=True)
+            assert "the job ends: 1 trainers are attached, with 3 leased batches to finish" in capsys.readouterr().out
+            with pytest.raises(EndedError, match="the coordinator's word that the job was ended"):
+                got.extend(batch.number for batch in batches)
+            done = feed.state()["epochs"]
+            assert command.poll() is None, "it waits for the trainer to leave"
+            feed.close()
+            assert command.communicate(timeout=100) == ("Job tones has ended.\n", "")
+        assert (loaders.process.wait(60), len(got)) == (0, 3)
+        assert done == [[0, 3, []]]
+        assert '"job ends"' in loaders.text() or "job ends" in loaders.text()
+    with running(job, workers=1) as again, trainer_client.connect(again.endpoint, epochs=1) as feed:
+        assert set(got).isdisjoint(batch.number for batch in feed)
+
+
+@pytest.mark.heritage("D1")
+def test_a_run_ends_in_good_order_and_says_why(tmp_path, capsys, mode):
+    job = write(tmp_path, mode)
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, rank=0) as feed:
+        run, steps = Run(feed, Until(epochs=10**6)), 0
+        with ending(job, "--drain", "300") as command:
+            for _ in run:
+                steps += 1
+            assert run.reason == "the job was ended"
+            feed.close()
+            assert command.wait(100) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(rf"FINISHED: \d+ epochs, {steps} steps, .*: the job was ended", last)
+
+
+def test_without_draining_nobody_gets_another_batch(tmp_path, mode):
+    job = write(tmp_path, mode)
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, rank=0) as feed:
+        batches = iter(feed)
+        next(batches)
+        with ending(job) as command:
+            assert command.wait(100) == 0
+        wait_until(lambda: feed._session.ended, "the trainer was told")
+        with pytest.raises(EndedError):
+            next(batches)
+
+
+@pytest.mark.heritage("D13")
+@pytest.mark.parametrize("how", ["deadline", "Ctrl-C"])
+def test_a_trainer_that_does_not_finish_is_waited_for_so_long_and_no_longer(tmp_path, how):
+    job = write(tmp_path, "queue")
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
+        batches = iter(feed)
+        next(batches)
+        with ending(job, "--drain", "1" if how == "deadline" else "300") as command:
+            if how == "Ctrl-C":
+                wait_until(lambda: ends(loaders), "trainers are told")
+                command.send_signal(signal.SIGINT)
+            assert command.communicate(timeout=100) == ("Job tones has ended.\n", "")
+        wait_until(lambda: feed._session.ended, "the trainer was told")
+        with pytest.raises(EndedError):
+            list(batches)
+
+
+def test_a_coordinator_that_dies_while_trainers_finish_is_told_again(tmp_path):
+    job = write(tmp_path, "queue")
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
+        batches = iter(feed)
+        next(batches)
+        with ending(job, "--drain", "300") as command:
+            wait_until(lambda: ends(loaders), "trainers are told")
+            loaders.coordinator().kill()
+            with pytest.raises(EndedError):
+                list(batches)
+            assert feed.state()["epochs"] == [[0, 3, []]]
+            feed.close()
+            assert command.wait(100) == 0
+
+
+def test_whoever_finishes_or_waits_for_others_is_told_too(tmp_path):
+    job = write(tmp_path, "queue")
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, epochs=1) as feed:
+        told = []
+
+        def finish():
+            with pytest.raises(EndedError):
+                feed.finish(lambda: told.append("done"))
+            told.append("ended")
+
+        waiting = threading.Thread(target=finish)
+        waiting.start()
+        with ending(job) as command:
+            waiting.join(100)
+            assert command.wait(100) == 0
+        assert told == ["ended"]
