@@ -250,6 +250,7 @@ TRAINER_CLIENT = (
     "ClosedError",
     "DataError",
     "EarlyStop",
+    "EndedError",
     "Feed",
     "FeedCheckpoint",
     "LevelledOff",
