@@ -75,10 +75,13 @@ class ServedJob:
         """Where its trainers connect."""
         return self.coordinator.listen
 
-    def drain(self, until_s: float) -> None:
-        """It is to end: let its trainers finish what they have, until then."""
-        self.end_s = min(self.end_s, until_s)
+    def drain(self, drain_s: object, now_s: float) -> bool:
+        """It is to end: let its trainers leave first if it is served and they are given time; whether they are."""
+        if self.stage is not Stage.SERVED or not isinstance(drain_s, int | float) or drain_s <= 0:
+            return False
+        self.end_s = min(self.end_s, now_s + drain_s)
         self.coordinator.signal(DRAIN_SIGNAL)
+        return True
 
     def hear(self, said: Mapping[str, Any], now_s: float) -> None:
         """What its coordinator says of the end; one that was started again has to be told anew."""

@@ -420,18 +420,12 @@ class Supervisor:
                 question.refuse(error)
         elif wish == "end" and job.name in self.jobs:
             job.asking.append(question)
-            self._order_end(job, request.get("drain"))
+            if not job.drain(request.get("drain"), time.monotonic()):
+                self._end(job)
         elif wish == "jobs":
             question.answer(jobs=self._told())
         else:
             question.close()
-
-    def _order_end(self, job: ServedJob, drain_s: object) -> None:
-        """End it, or let its trainers leave first if it is served and they are given time."""
-        if job.stage is Stage.SERVED and isinstance(drain_s, int | float) and drain_s > 0:
-            job.drain(time.monotonic() + drain_s)
-        else:
-            self._end(job)
 
     def _told(self) -> list[dict[str, Any]]:
         """The jobs, for people and scripts."""

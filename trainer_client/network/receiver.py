@@ -199,9 +199,7 @@ class Receiver:
         return answer
 
     def wait_for(self, answer: Future[_T], *, of_all: bool = False) -> _T:
-        """The answer, however long it takes, unless the feed fails or is closed meanwhile; or the job is ended, if
-        others have to do something for it.
-        """
+        """The answer, unless the feed fails or is closed; or the job is ended, if others have to do a part."""
         while True:
             with contextlib.suppress(FutureTimeoutError):
                 return answer.result(_LOOK_S)
