@@ -34,7 +34,7 @@ def command_named(
 
 
 def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Have a command tell its error to the process that started it, too."""
+    """Make a command report its error to the process that started it, as well."""
 
     def told(options: argparse.Namespace) -> int:
         try:
@@ -69,8 +69,10 @@ def add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("job", type=Path, help="the job file")
     command.add_argument("--stream", action="append", help="only this stream (may be given several times)")
     command.add_argument("--strict", action="store_true", help="refuse data with bad rows instead of leaving them out")
-    command.add_argument("--force", action="store_true", help="make them anew, also where nothing has changed")
-    command.add_argument("--statistics", action="store_true", help="make the files that normalise goes by as well")
+    command.add_argument("--force", action="store_true", help="make them anew even if nothing has changed")
+    command.add_argument(
+        "--statistics", action="store_true", help="also make the statistics files that normalise reads"
+    )
     command.add_argument("--processes", type=int, default=0, help="processes to use; 0: one per core")
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--missing", action="store_true", help=argparse.SUPPRESS)

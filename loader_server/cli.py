@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-#: Samples come and go by the megabyte; returning their pages to the kernel each time costs more than decoding them.
+#: Samples take megabytes; returning their pages to the kernel each time costs more than decoding them.
 _KEPT_BYTES = 256 * 2**20
 
 
@@ -81,17 +81,17 @@ def _run_demo(options: argparse.Namespace) -> int:
             samples=options.samples,
             epochs=options.epochs,
             workers=options.workers or min(4, max(2, os.cpu_count() or 1)),
-            # The story is told; the processes' own logs are only for those who ask for them.
+            # The demo tells its story; the processes' own logs are only for those who ask for them.
             log_level="error" if options.log_level == "info" else options.log_level,
         )
         return run(demo, nursery)
 
 
 def _open_nursery() -> Nursery:
-    """What is imported here is what this machine's processes start with."""
+    """What is imported here, all processes of this machine start with."""
     from loader_server.machine.nursery import Nursery
 
-    # numpy imports the last one when it is first asked for what is unique, which all of them do.
+    # numpy imports the last one at the first call of `unique`, which all of them make.
     modules = ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma")
     with quick_import():
         for module in modules:
@@ -364,7 +364,7 @@ def _show_status(options: argparse.Namespace) -> int:
 
 def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     about = (
-        "List the samples that are known to kill the process that decodes them, or have some used again. "
+        "List the samples that are known to kill the process that decodes them, or let some be used again. "
         "Run it on the coordinator's machine, whether or not the coordinator runs."
     )
     command = command_named(commands, "forgive", _list_or_forgive, about, "loader-server forgive job.toml --all")
@@ -372,7 +372,7 @@ def _add_forgive(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument(
         "identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"
     )
-    command.add_argument("--all", action="store_true", help="have all of them used again")
+    command.add_argument("--all", action="store_true", help="let all of them be used again")
     command.add_argument("--stream", default="", help="only those of this stream")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     return command

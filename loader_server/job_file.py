@@ -1,6 +1,6 @@
-"""A job file, read and checked: where its folders are, and what it says of each stream; nothing is opened here.
+"""A job file, read and checked: where its folders are, and what it says about each stream; nothing is opened here.
 
-Whoever needs a stream of it opens that with `loader_server/stream`. Rule: nothing is written, and no index is read.
+`loader_server/stream` opens a stream. Rule: nothing is written, and no index is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["JobFile", "StreamRecipe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecipe:
-    """What the job file says of a stream, read and checked; nothing is opened yet."""
+    """What the job file says about a stream, read and checked; nothing is opened yet."""
 
     name: str
     where: str
@@ -47,7 +47,7 @@ class StreamRecipe:
     plan: PlanSettings
     sources: tuple[SourceSpec, ...]
     tables: Mapping[str, Any]
-    #: Where the files are that its transforms name.
+    #: The folder of the files that its transforms name.
     places: FilePlaces
     #: Which samples take part; None: all.
     filter: RowFilter | None = None
@@ -83,7 +83,7 @@ class JobFile(JobFolder):
                 expected="accept_graphs = true in [job], as graphs that trainers send can read and write files here",
                 got="false",
                 where=f"{self.path}, [streams.{self.accepting[0]}]",
-                remedy="Write it if all who hold a trainer's key may do that; or make the stream a pipeline of yours.",
+                remedy="Write it if everyone with a trainer's key may do that; or give the stream your own pipeline.",
             )
 
     @property
@@ -93,7 +93,7 @@ class JobFile(JobFolder):
 
     @cached_property
     def cache(self) -> CacheSettings:
-        """Where remote files are kept; all of the job's are counted together."""
+        """Where remote files are kept; the limit is one for all of the job's."""
         folder = self.settings.remote_cache or f"{self.settings.state}/remote"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
 
@@ -104,7 +104,7 @@ class JobFile(JobFolder):
         return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
 
     def make_importable(self) -> None:
-        """Let the job file name modules that lie beside it, which go before those of the folder that we started in."""
+        """Let the job file name modules that lie beside it; they come before those of the current folder."""
         if str(self.base) not in sys.path:
             sys.path.insert(0, str(self.base))
 
@@ -125,19 +125,19 @@ class JobFile(JobFolder):
         return tuple(name for name, recipe in self.recipes.items() if recipe.sent)
 
     def graph_path(self, name: str) -> Path:
-        """Where the graph lies that a trainer sent for a stream."""
+        """The file of the graph that a trainer sent for a stream."""
         return self.recipes[name].sources[0].of_job.graph
 
     def is_awaited(self, name: str) -> bool:
-        """Whether a trainer still has to send what a stream is made of."""
+        """Whether a trainer still has to send the stream's graph."""
         return self.recipes[name].sent and not self.graph_path(name).exists()
 
     def is_there(self, name: str) -> bool:
-        """Whether a stream can be opened now, or else is an error."""
+        """Whether the stream is to be opened now: all but those whose graph is awaited."""
         return not self.recipes[name].sent or (self.graph_path(name).exists() and self.is_indexed(name))
 
     def versions_of_sent(self) -> dict[str, str]:
-        """What decides the bytes of batches that graphs make, apart from the graph, by stream."""
+        """What shapes the batches of streams whose graphs trainers send, apart from the graph, by stream."""
         made = {name: self.recipes[name].sources[0].make() for name in self.accepting}
         return {name: repr(sorted(source.versions.items())) for name, source in made.items()}
 
@@ -212,24 +212,24 @@ class JobFile(JobFolder):
 
 
 def _names_of_code(job: Job) -> list[str]:
-    """All that the streams call their sources and pipelines, right or wrong."""
+    """All names that the streams give as sources and pipelines, right or wrong."""
     lists = (table.get("sources") for table in job.streams.values())
     several = (one for found in lists if isinstance(found, list) for one in found if isinstance(one, dict))
     tables = (*job.streams.values(), *several)
     return [str(table.get(key)) for table in tables for key in ("source", "pipeline")]
 
 
-#: Stands for what a stream need not say whose batches are made whole; nobody looks at it.
+#: Stands in for the settings that a stream of whole batches need not have; nobody reads it.
 _NOT_PLANNED = {"length": "-", "budget": "1 steps"}
 
 
 def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
-    """Refuse settings that make batches of samples where the source makes whole ones."""
+    """Refuse settings about batching samples if the source makes whole batches."""
     planning = {"length", "transforms", "filter"}
     planning |= {field.name for kind in (ChunkSettings, PlanSettings) for field in dataclasses.fields(kind)}
     for key in sorted(table.keys() & planning - {field.name for field in dataclasses.fields(own)}):
         raise SettingsError(
-            expected="no setting of batches or transforms, as the pipeline itself makes whole batches",
+            expected="no setting for batches or transforms, because the pipeline itself makes whole batches",
             got=f'"{key}"',
             where=where,
             remedy="Leave it out, or give it to the stream that the pipeline reads (base).",
@@ -247,7 +247,7 @@ def _refuse_both_forms(settings: StreamSettings, where: str) -> None:
 
 
 def _named_transforms(table: Mapping[str, Any]) -> set[str]:
-    """What the sub-tables of a stream's transforms may be called; nothing, where its list of them is none."""
+    """What the sub-tables of a stream's transforms may be called; nothing if its list of transforms is malformed."""
     names = table.get("transforms", ())
     return table_names(map(str, names)) if isinstance(names, list) else set()
 

@@ -1,6 +1,6 @@
 """A job file and the folder that its relative paths start from: where a job's keys and state are.
 
-Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can look.
+Rules: nothing that the job file names is opened or imported here, so a process that serves several jobs can use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["JobFolder"]
 
 
 class JobFolder:
-    """The job file read, but for what its streams say of their sources and transforms."""
+    """The job file, read except for what its streams say about their sources and transforms."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -1,7 +1,8 @@
 """The metrics of coordinator and workers: what they have counted, as samples.
 
-Rules: everything here runs in the metrics server's thread when somebody asks, and reads only single numbers and what is
-replaced as a whole; nothing here is called for each batch. What the numbers mean is declared in `shared.metrics.names`.
+Rules: everything here runs in the metrics server's thread when somebody asks, and reads only single numbers and values
+that are replaced as a whole; nothing here is called for each batch. What the numbers mean is declared in
+`shared.metrics.names`.
 """
 
 from __future__ import annotations

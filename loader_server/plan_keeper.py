@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanKeeper"]
 
-#: Files kept of each kind: the plans of a few settings that are compared, the passes around the one that is trained on.
+#: Files kept of each kind: the plans of a few settings that are being compared, the epochs around the current one.
 _KEPT = 8
 _DIGEST_BYTES = 16
 
@@ -41,7 +41,7 @@ class PlanKeeper:
         self._log = Log("plan")
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """What was saved; None if nothing was, or if it is damaged."""
+        """The arrays that were saved; None if there are none, or if they are damaged."""
         path = self._path(kind, name)
         try:
             with path.open("rb") as file:
@@ -52,12 +52,12 @@ class PlanKeeper:
             self._log.warning("a damaged part of the plan is made anew", path=str(path))
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it is in use: others are removed first
+            os.utime(path)  # marks it as in use: others are removed first
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             return dict(arrays)
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Keep these, and remove what has been out of use for longest."""
+        """Save these, and remove the least recently used."""
         path = self._path(kind, name)
         body = io.BytesIO()
         np.savez(body, **arrays)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class PlanKeeper:
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """Remove all but the newest: a recent draft may be another process's, an old one is left from a killed one."""
+        """Remove all but the newest; a recent draft may be another process's, an old one is a killed process's."""
         for path in sorted(self._folder.glob(pattern), key=_used_ns, reverse=True)[_KEPT:]:
             path.unlink(missing_ok=True)
 

@@ -86,7 +86,7 @@ class Stream:
         whole = self.source if isinstance(self.source, WholeSource) else None
         #: How many shards its batches come from, if they are made whole; else 0.
         self.producers = whole.producers if whole is not None else 0
-        #: What a sample of the data set below a user's pipeline holds.
+        #: The fields of a sample of the data set that a user's pipeline reads.
         self.base_fields = whole.base_fields if whole is not None else ()
         self.plan = self._planned(job, recipe, progress) if whole is None else _ordinals(whole, joined.fingerprint)
         self.packed = recipe.plan.packing is not None
@@ -132,7 +132,7 @@ class Stream:
 
     @property
     def steady(self) -> str:
-        """The fingerprint of all that shapes samples before a transform draws, their files' content aside."""
+        """The fingerprint of all that shapes samples before a transform draws, except the content of their files."""
         of_sources = (self._joined.fingerprint, repr(self.chain.raw), *self._decoding)
         return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
 
@@ -149,7 +149,7 @@ class Stream:
 
     @property
     def opened(self) -> str:
-        """The fingerprint of what is open here, this very index included: one that is made anew has another."""
+        """The fingerprint of what is open here, this very index included: an index made anew has another."""
         return fingerprint(self._joined.made, self.builder)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
@@ -157,7 +157,7 @@ class Stream:
         return self._joined.raw_lengths(sample)
 
     def identity(self, sample: int) -> str:
-        """What a conviction names: what the source knows the sample by."""
+        """The source's identity of the sample, which convictions name."""
         own = self.source.identity(sample)
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
@@ -167,19 +167,19 @@ class Stream:
 
 
 def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
-    """The number of each of its batches is all that there is to plan."""
+    """The plan of whole batches: nothing but their numbers."""
     return OrdinalPlan(producers=source.producers, elements=source.elements, largest=source.largest, made_from=(index,))
 
 
 def _foreign_code(modules: Sequence[str]) -> tuple[str, ...]:
-    """What a source is made of that is none of ours; ours goes by the version of its bytes, which the chain knows."""
+    """Foreign code that the source consists of; our own is covered by its byte version, which the chain knows."""
     foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
     code = own_code(foreign)
     return (code.sources, repr(sorted(code.packages.items()))) if foreign else ()
 
 
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """What tells the samples of a packed row apart: ids 1, 2, … (0 is padding), and positions within the sample."""
+    """The fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions in the sample."""
     key = recipe.settings.length
     if [field.key for field in fields] != [key]:
         raise SettingsError(
@@ -225,7 +225,7 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
-            expected="outputs that are not called weight, tag, reset or <key>_length, which batches have",
+            expected="outputs with names other than weight, tag, reset and <key>_length, which every batch has",
             got=", ".join(twice),
             where=f"{recipe.where}, transforms",
             remedy="Give the output another name.",

@@ -46,7 +46,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def describe_exit_codes(command: argparse.ArgumentParser, *, serves: bool = False) -> None:
-    """Say in its help what its exit code means."""
+    """Explain the exit codes in the command's help."""
     codes = {code: said for code, said in EXIT_CODES.items() if not serves or code < _INTERRUPTED}
     codes[0] = "ended by Ctrl-C or SIGTERM" if serves else codes[0]
     command.add_argument_group("exit codes", ", ".join(f"{code} {said}" for code, said in codes.items()))
@@ -74,7 +74,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """While the block lasts, SIGTERM does what Ctrl-C does in this process; what is yielded then has it."""
+    """While the block lasts, SIGTERM does what Ctrl-C does in this process; the yielded list has those that came."""
     ours, came = os.getpid(), list[int]()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         came.append(number)
-        if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as a shell does for what runs in its background
+        if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as shells do for background jobs
             raise Terminated
         signal.raise_signal(signal.SIGINT)
 
@@ -100,7 +100,7 @@ _handlers: list[object] = []
 
 
 def sigterm_is_ctrl_c() -> bool:
-    """Whether SIGTERM does what Ctrl-C does, for those who must act before Python gets to a signal's handler."""
+    """Whether SIGTERM does what Ctrl-C does, for code that must act before Python runs a signal's handler."""
     return signal.getsignal(signal.SIGTERM) in _handlers
 
 

@@ -37,7 +37,7 @@ __all__ = [
 class StokerError(Exception):
     """The root: catch this to catch everything that Stoker raises on purpose."""
 
-    #: What a command ends with that it stopped; `shared.command` lists all codes.
+    #: The exit code of a command that it stopped; `shared.command` lists all codes.
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
@@ -48,7 +48,7 @@ class StokerError(Exception):
         super().__init__(f"{where}: expected {expected}, got {got.rstrip('.')}. {remedy}")
 
     def words(self) -> dict[str, str]:
-        """What it says, to be said by another process."""
+        """The parts of its message, from which another process can make the same error."""
         return {"expected": self.expected, "got": self.got, "where": self.where, "remedy": self.remedy}
 
     def __reduce__(self) -> tuple[object, ...]:

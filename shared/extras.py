@@ -15,7 +15,7 @@ __all__ = ["how_to_get", "library"]
 
 
 def library(name: str, *, extra: str, use: str, where: str = "this Python", otherwise: str = "") -> Any:  # noqa: ANN401 - a module without types
-    """The module of this name; SettingsError where it cannot be imported, with what it is for, and who asks for it."""
+    """The module of this name; or else a SettingsError that says what it is for, and who asks for it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -25,5 +25,5 @@ def library(name: str, *, extra: str, use: str, where: str = "this Python", othe
 
 
 def how_to_get(extra: str, otherwise: str = "") -> str:
-    """What to do, or else to do without."""
+    """The remedy: install it, or otherwise do without."""
     return f"Run `pip install 'stoker[{extra}]'`" + (f", {otherwise}." if otherwise else ".")

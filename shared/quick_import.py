@@ -1,7 +1,7 @@
-"""Imports what is large with less work: TensorFlow in four fifths of its time.
+"""Imports large packages faster: TensorFlow in four fifths of the usual time.
 
-While thousands of modules are made Python looks for garbage again and again, where there is none. Rules: it goes on to
-look for garbage once the import is done, or has failed.
+While thousands of modules are loaded, Python collects garbage again and again, although there is none. Rules:
+collecting goes on once the import is done, or has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["quick_import"]
 
 @contextlib.contextmanager
 def quick_import() -> Iterator[None]:
-    """Import in this block; whatever is garbage then is looked for afterwards."""
+    """Put off collecting garbage until the imports of this block are done."""
     collecting = gc.isenabled()
     gc.disable()
     try:

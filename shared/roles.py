@@ -1,8 +1,9 @@
 """Which process of a cluster this one is: master, worker, parameter server or evaluator.
 
-Rules: pure; the environment comes in as a mapping. The first of these that says anything says everything: flags,
-`TF_CONFIG`, the plain variables `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`, `WORKER_HOSTS` and `MASTER_HOST`. An empty text
-says nothing. The master counts as a worker and comes before the others; where there is none, worker 0 is the master.
+Rules: pure; the environment comes in as a mapping. The first of these that says anything is the only one that counts:
+flags, `TF_CONFIG`, the plain variables `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`, `WORKER_HOSTS` and `MASTER_HOST`. An empty
+string says nothing. The master counts as a worker and comes before the others; where there is none, worker 0 is the
+master.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process's place: what it does, the how manieth of its kind it is, and the hosts of the others."""
+    """A process's place: what it does, its number among those of its kind, and the hosts of the others."""
 
     kind: Kind
     index: int = 0
@@ -105,7 +106,7 @@ def says_a_place(environment: Mapping[str, str]) -> bool:
 
 
 def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_worker_evaluates: bool = False) -> Role:
-    """The role that flags say, else the environment; an error if neither says any, or what cannot be."""
+    """The role given by flags, else by the environment; an error if neither gives one, or an impossible one."""
     said = _read(flags, environment)
     hosts = {what: said.hosts(what) for what in ("chief", "worker", "ps", "evaluator")}
     _refuse_impossible(said, hosts)
@@ -128,7 +129,7 @@ _ADDRESSES = "Write host:port for each."
 
 @dataclass(frozen=True, slots=True)
 class _Sayings:
-    """What flags, variables or `TF_CONFIG` say, and what each of it is called there."""
+    """What flags, variables or `TF_CONFIG` say, and what each value is called there."""
 
     values: Mapping[str, Any]
     names: Mapping[str, str]
@@ -175,7 +176,7 @@ class _Sayings:
 
 
 def _says(said: object) -> bool:
-    """Whether it says anything: 0 is the first index."""
+    """Whether a value was given; 0 is one, the first index."""
     return said not in (None, "", (), [])
 
 

@@ -77,7 +77,7 @@ __all__ = [
     "start_server",
 ]
 
-#: What needs TensorFlow, and where it is.
+#: The names that need TensorFlow, and their modules.
 _NEED_TENSORFLOW = {
     "EarlyStop": "trainer_client.early_stop",
     "FeedCheckpoint": "trainer_client.callbacks",
@@ -91,7 +91,7 @@ _NEED_TENSORFLOW = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module holds
-    """What needs TensorFlow is imported when it is first named."""
+    """Import what needs TensorFlow when it is first named."""
     if name in _NEED_TENSORFLOW:
         return getattr(import_module(_NEED_TENSORFLOW[name]), name)
     raise AttributeError(f"module 'trainer_client' has no attribute {name!r}")

@@ -24,7 +24,7 @@ __all__ = ["Batch", "owned"]
 
 
 class Batch(dict[str, Any]):
-    """The arrays of a minibatch by key; `number` in `epoch`; `empty` where a round went past its group's end."""
+    """The arrays of a minibatch by key; `number` in `epoch`; `empty` if a round went past its group's end."""
 
     __slots__ = ("_digest", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
 
@@ -72,13 +72,13 @@ class Batch(dict[str, Any]):
 
 
 class _Owner:
-    """Keeps a batch alive while there are views of its bytes; with the last one it goes, and its slot is returned."""
+    """Keeps a batch alive while there are views of its bytes; after the last one it dies, and its slot is returned."""
 
     __slots__ = ("__array_interface__", "_keeps")
 
     def __init__(self, data: NDArray[np.uint8], item: object) -> None:
         self.__array_interface__ = data.__array_interface__
-        self._keeps = (data, item)  # and with the data the memory map
+        self._keeps = (data, item)  # the data keep the memory map alive
 
 
 def owned(data: NDArray[np.uint8], item: object) -> NDArray[np.uint8]:

@@ -153,7 +153,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
-        """Tell what the epoch came to; what early stopping goes by is what it came to over all ranks."""
+        """Share the epoch's results; early stopping uses the means over all ranks."""
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
@@ -167,7 +167,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return int(plain_value(self.model.optimizer.iterations)) if self.model.optimizer is not None else 0
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Remove the counting iterator, and tell whoever follows the checkpoints that these are all."""
+        """Remove the counting iterator, and mark the checkpoints as complete for whoever follows them."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
         if self._writes():
@@ -183,7 +183,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=self._step())
 
     def _why_it_ended(self) -> str:
-        """Where it was not the target."""
+        """Why training ended, if not because it reached the target."""
         if self._job_ended:
             return JOB_ENDED
         if self._early_stop is not None and self._early_stop.reason:
@@ -239,7 +239,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save(self._epoch, self._session.cursor.state())
 
     def _count(self, steps: int, *, epochs: int) -> None:
-        """So many more steps are done, and so many epochs in all."""
+        """Count steps that are done, and epochs in all."""
         rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
         if self._progress is not None:
             self.model.stop_training |= self._progress.count(epochs=epochs, steps=steps, samples=rows)
@@ -247,7 +247,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- saving ---
 
     def _save_inside(self) -> None:
-        """Save before the epoch's end is told. What early stop goes by is only known then: its last step waits."""
+        """Save inside an epoch. The value for early stopping is only known at its end, so the save of its last step
+        waits.
+        """
         feed = self._session.cursor.state()
         at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
         if not at_end or self._early_stop is None:
@@ -307,7 +309,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._assign()
 
     def _begin(self, there: RunTotals) -> bool:
-        """Training begins with what is there already; whether its target is reached."""
+        """Begin with the totals of the checkpoint; whether the target is reached already."""
         self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False
@@ -334,7 +336,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
 
 def _totals(record: Mapping[str, Any]) -> RunTotals:
-    """What a checkpoint says was done; one of an earlier release, or of a run without a target, knows less."""
+    """The totals in a checkpoint; one from an earlier release, or from a run without a target, has fewer."""
     return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
 

@@ -100,21 +100,21 @@ class CheckpointFolder:
         return None
 
     def read(self, name: str, *, otherwise: str) -> tuple[Arrays, dict[str, Any]]:
-        """The checkpoint of this name; `otherwise` is what a user may do who has it no more."""
+        """The checkpoint of this name; `otherwise` is what a user may do if it is gone."""
         try:
             return _read(self._folder / name)
         except (OSError, _DamagedError) as error:
             raise DataError(
-                expected="the checkpoint that was begun with", got=str(error), where=str(self._folder / name),
+                expected="the checkpoint that this began with", got=str(error), where=str(self._folder / name),
                 remedy=f"Put it back from a copy, or {otherwise}.",
             ) from error  # fmt: skip
 
     def newest(self) -> str:
-        """The name of the newest checkpoint; nothing if there is none."""
+        """The name of the newest checkpoint; empty if there is none."""
         return "".join(path.name for path in self._list_paths()[-1:])
 
     def mark(self, *, finished: bool) -> None:
-        """Note that no more checkpoints come, or that some may come."""
+        """Mark the folder as finished, so that no more checkpoints come, or as unfinished."""
         if finished:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / _FINISHED).touch()

@@ -64,14 +64,14 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     command.set_defaults(run=_evaluate, refuse_usage=command.error)
     group = _add_model(command)
-    group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="another loss than the module's loss")
+    group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="a loss instead of the module's loss")
     group.add_argument(
-        "--eval-metrics", default="", metavar="[MODULE:]NAME", help="others than the module's eval_metrics"
+        "--eval-metrics", default="", metavar="[MODULE:]NAME", help="metrics instead of the module's eval_metrics"
     )
     _add_job(command)
     command.add_argument("--stream", action="append", help="a stream to judge by; may be given several times (dev)")
     command.add_argument("--follow", action="store_true", help="go on with each new checkpoint until training ends")
-    command.add_argument("--max-time", type=_positive, metavar="S", help="with --follow: end after so many seconds")
+    command.add_argument("--max-time", type=_positive, metavar="S", help="with --follow: end after this many seconds")
     command.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the values for TensorBoard there")
     command.add_argument("--json", action="store_true", help="print a JSON object for each stream and checkpoint")
     return command
@@ -80,10 +80,15 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _add_model(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = command.add_argument_group("model")
     group.add_argument(
-        "--model", required=True, metavar="MODULE[:NAME]", help="your module; NAME if it does not call it model"
+        "--model", required=True, metavar="MODULE[:NAME]", help="your module, and NAME if its model is not called model"
     )
     group.add_argument(
-        "--param", action="append", default=[], type=_parameter, metavar="NAME=VALUE", help="for functions that have it"
+        "--param",
+        action="append",
+        default=[],
+        type=_parameter,
+        metavar="NAME=VALUE",
+        help="a parameter of the module's functions",
     )
     return group
 
@@ -114,7 +119,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
     from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415
 
-    sys.path.insert(0, "")  # the user's modules lie where they start us
+    sys.path.insert(0, "")  # the user's modules are in the current folder
     names = {"loss": options.loss, "eval_metrics": options.eval_metrics}
     evaluate(
         EvaluateOrder(
@@ -135,7 +140,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 # --- predict ---
 
 _PREDICT = """\
-Write what a model says of each sample of a stream, in the order of the source, whoever else predicts as well.
+Write a model's outputs for each sample of a stream, in the order of the source, together with other trainers.
 
 The stream is for evaluation and in queue mode. Start this command as often as you like, on any machines that share the
 output's folder: each trainer predicts what it leases, and who dies is made up for. The file is there when any of them
@@ -164,7 +169,7 @@ def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--prediction-processor",
         default="",
         metavar="[MODULE:]NAME",
-        help="another than the module's prediction_processor",
+        help="a function instead of the module's prediction_processor",
     )
     _add_job(command)
     command.add_argument("--stream", default="dev", help="the stream whose samples are predicted (dev)")
@@ -271,7 +276,7 @@ def _add_outcome(command: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html there"
     )
     group.add_argument("--compare", type=Path, metavar="FILE", help="an older report.json to compare with")
-    group.add_argument("--max-wait-p99-ms", type=float, metavar="MS", help="fail if 1 of 100 waits is longer")
+    group.add_argument("--max-wait-p99-ms", type=float, metavar="MS", help="fail if more than 1 in 100 waits is longer")
     group.add_argument("--min-utilisation", type=float, metavar="SHARE", help="fail below this share, such as 0.9")
     group.add_argument(
         "--min-batches-per-s", type=float, metavar="N", help="fail below this rate, all trainers together"

@@ -1,9 +1,9 @@
 """The demo's trainer: a small CTC model in Keras, trained by `fit` on a feed and judged on an evaluation stream.
 
 `python -m trainer_client.demo tcp://127.0.0.1:7400` trains on the job that the demo left behind and prints a line an
-epoch; with `--events` each line is a JSON object, for `loader-server demo`, which runs this as a process of its own.
-Rules: what is said to be trained on is what the train step itself saw, tags included; it ends
-as all commands do. It knows the job's keys (`audio`, `text`), and nothing of how loaders work.
+epoch; with `--events` each line is a JSON object, for `loader-server demo`, which runs this as a separate process.
+Rules: it reports what the train step itself saw, tags included; it ends as all commands do. It knows the job's keys
+(`audio`, `text`), and nothing about how loaders work.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         return blank_after(self._out(outputs), -(-frames // _STRIDE))
 
     def train_step(self, data: Any) -> Any:  # noqa: ANN401 - as Keras calls it
-        """As always; and what was trained on is told, from within the step."""
+        """The usual step, which also reports from within what was trained on."""
         inputs, _, weight = data
         logs = super().train_step(data)
         seen = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
@@ -95,7 +95,7 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
 
 
 class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """After each epoch: judges the model on the evaluation stream, tells how it went, and ends training in time."""
+    """After each epoch: evaluates the model on the evaluation stream, reports, and ends training in time."""
 
     def __init__(self, checkpoint: Any, judge: Any, tell: Any, until_s: float) -> None:  # noqa: ANN401
         super().__init__()
@@ -120,7 +120,7 @@ class _Epochs(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no ty
 
 
 class _Judge:
-    """The digit error on a stream: edits to come from what the model hears to what was dialled, over digits dialled."""
+    """The digit error on a stream: edits from what the model hears to what was dialled, over digits dialled."""
 
     def __init__(self, model: DigitModel, feed: trainer_client.Feed) -> None:
         self._data = feed.dataset(map=lambda batch: {key: batch[key] for key in _KEYS})
@@ -139,7 +139,7 @@ class _Judge:
 
 
 def _collapsed(path: np.ndarray[Any, Any]) -> list[int]:
-    """The labels of a CTC path: repeats are one, blanks are none."""
+    """The labels of a CTC path, without repeats and blanks."""
     first = np.concatenate([[True], path[1:] != path[:-1]])
     labels: list[int] = path[first & (path != 0)].tolist()
     return labels
@@ -225,7 +225,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _end_with_parent() -> None:
-    """Our parent holds the other end of standard input: its end is ours, however it comes."""
+    """End with our parent, which holds the other end of standard input."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread

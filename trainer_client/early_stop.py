@@ -1,6 +1,6 @@
-"""`EarlyStop`: ends `fit` when rules say that going on is of no use, and takes the same decisions when resumed.
+"""`EarlyStop`: ends `fit` when rules say that it is no use going on, and decides the same when resumed.
 
-Rules: what it saw of all evaluations is its whole state. Given to `FeedCheckpoint`, that state is committed together
+Rules: the values of all evaluations are its whole state. Given to `FeedCheckpoint`, that state is committed together
 with the model, whichever callback comes first; an epoch that was left in the middle does not count as evaluated. It
 must not know feeds or files.
 """
@@ -24,8 +24,9 @@ __all__ = ["EarlyStop"]
 class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Stops training when one of the rules holds for the values of `monitor` after each epoch so far.
 
-    The value should come from an evaluation: a mean over an epoch's training is another one after a restart inside it.
-    Give it to `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint. `reason` then says why it stopped.
+    The value should come from an evaluation, because a mean over an epoch's training changes if the epoch is resumed in
+    its middle. Give it to `FeedCheckpoint(early_stop=)`, or to `fit` if there is no checkpoint. `reason` then says why
+    it stopped.
     """
 
     def __init__(self, *rules: StopRule, monitor: str = "val_loss", mode: Literal["min", "max"] = "min") -> None:
@@ -43,7 +44,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._kept_by_checkpoint = False
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
-        """Start anew, unless a checkpoint says what there was before."""
+        """Start anew, unless a checkpoint has the earlier values."""
         if not self._kept_by_checkpoint:
             self.restore({})
 
@@ -53,7 +54,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             self.model.stop_training |= self.note(epoch, logs or {})
 
     def be_kept_by_checkpoint(self) -> None:
-        """From now on a checkpoint says what was evaluated, and hears of what is."""
+        """From now on a checkpoint keeps the values, and brings them back."""
         self._kept_by_checkpoint = True
 
     def note(self, epoch: int, logs: Mapping[str, Any]) -> bool:
@@ -82,7 +83,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         Log("trainer").info("stopped early", reason=self.reason)
 
     def state(self) -> dict[str, Any]:
-        """What it saw, as plain values."""
+        """Its values so far, as plain values."""
         return {"evaluated": sorted(self._values.items())}
 
     def restore(self, state: Mapping[str, Any]) -> bool:

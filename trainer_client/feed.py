@@ -66,13 +66,13 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     """Attach to a stream of a running job.
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` which the environment
-    says, if it says one. A stream in queue mode has no ranks: there `work` says what is done with its batches (to
-    train, or to evaluate where the stream is for that), and `epochs` how many the training has in all: so the last one
-    is waited for. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are
-    small), within `prefetch_bytes` of buffers. The feed talks to all workers on its own host, and to `workers` on
-    other hosts. With a `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and announces
-    the port in a file in the folder `metrics_targets`.
+    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` in the environment, if
+    there is one. A stream in queue mode has no ranks: `work` says what is done with its batches (to train, or to
+    evaluate if the stream is for that), and `epochs` how many epochs the training has in all, so that the end of the
+    last one is waited for. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are small), within
+    `prefetch_bytes` of buffers. The feed talks to all workers on its own host, and to `workers` on other hosts. With a
+    `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and announces the port in a file
+    in the folder `metrics_targets`.
     """
     if strategy is not None:
         from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
@@ -191,13 +191,12 @@ class Feed:
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned; refused if the plan is another one, or other ranks stand elsewhere."""
+        """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
         self._session.cursor.restore(state)
 
     def finish(self, work: Callable[[], object]) -> bool:
-        """In queue mode, once all epochs are over: do this in one of the trainers only, whichever comes first.
-
-        If that one dies, another does it; after an error, too. Returns when it is done: True where it was done.
+        """In queue mode, once all epochs are over: do this in only one of the trainers, whichever comes first. If that
+        one dies or fails, another does it. Returns when it is done: True in the trainer that did it.
         """
         if self._session.leases is None:
             raise only_in_queue("finish")
@@ -206,11 +205,11 @@ class Feed:
     def aggregate(
         self, values: Mapping[str, float], *, rows: int, epoch: int | None = None, step: int = 0
     ) -> dict[str, float]:
-        """Means over all ranks, weighted by the rows that each one's are over; waits until all ranks have told theirs.
+        """Means over all ranks, weighted by each one's rows; waits until all ranks have reported.
 
-        All get the same numbers, so decisions that rest on them are the same. Ranks tell theirs for the same `epoch`
-        (how many are trained on; the cursor's if it is left out) and `step`. In queue mode the means are over what was
-        told so far. `loader-server status` shows the latest.
+        All get the same numbers, so decisions based on them are the same. Ranks report for the same `epoch` (how many
+        are trained on; the cursor's by default) and `step`. In queue mode the means are over the reports so far.
+        `loader-server status` shows the latest.
         """
         refuse_what_cannot_be_told(values)
         at = self.epoch if epoch is None else epoch
@@ -239,8 +238,9 @@ class Feed:
         *,
         device: str = "",
     ) -> tf.data.Dataset:
-        """What a `dataset_pipeline(context)` makes here of what it made in workers, for a stream with `source =
-        "pipeline"`; True is the default pipeline. `device` is where it puts elements: the first accelerator, if any.
+        """The data set that a `dataset_pipeline(context)` makes here from what it made in workers, for a stream with
+        `source = "pipeline"`; True is the default pipeline. `device` is where it puts elements: by default the first
+        accelerator, if any.
         """
         from trainer_client.tf.pipelines import pipeline  # noqa: PLC0415 - TensorFlow only when it is used
 

@@ -32,8 +32,8 @@ def role(  # noqa: PLR0913 - each is a flag with a default
     """What this process is in its cluster: master, worker, parameter server (ps) or evaluator.
 
     From the arguments if there are any, else from `TF_CONFIG`, else from `JOB_NAME`, `TASK_INDEX`, `PS_HOSTS`,
-    `WORKER_HOSTS` and `MASTER_HOST`. Hosts are lists, or texts with commas. With `last_worker_evaluates`, the last
-    worker is the evaluator instead; all processes have to say so.
+    `WORKER_HOSTS` and `MASTER_HOST`. Hosts are lists, or strings with commas. With `last_worker_evaluates`, the last
+    worker is the evaluator instead; all processes have to ask for it.
     """
     said = (job_name, task_index, ps_hosts, worker_hosts, master_host)
     return role_of(
@@ -42,7 +42,7 @@ def role(  # noqa: PLR0913 - each is a flag with a default
 
 
 def ranks_said(rank: int | None, replicas: int, world: int) -> Ranks:
-    """The ranks that `connect` was told, else those of the role that the environment says, else the only one."""
+    """The ranks given to `connect`, else those of the role in the environment, else the only one."""
     if rank is not None or not says_a_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
     place = role()

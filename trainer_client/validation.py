@@ -1,8 +1,8 @@
-"""`Validation`: judges the model in training by evaluation streams, every so many epochs or steps.
+"""`Validation`: evaluates the model on evaluation streams during training, every so many epochs or steps.
 
-Rules: when is a matter of the epoch's or step's number since the model began from nothing, so a run that was resumed is
-judged at the same places. Means are over samples and over all ranks; rows without a sample count for nothing, and what
-the epoch in training adds up is left alone.
+Rules: the epoch's or step's number since the model began from nothing decides when, so a resumed run is evaluated at
+the same places. Means are over samples and over all ranks; rows without a sample do not count, and the sums of the
+training epoch are left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = ["Validation"]
 
 
 class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """Judges by these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate` does.
+    """Evaluates on these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate`
+    does.
 
     `inputs`, `targets` and `weights` are as for `feed.dataset`; the loss is the model's own. After an epoch the values
     are in its logs, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results` holds the last ones.
@@ -55,20 +56,20 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - as Keras calls it
-        """The model is compiled by now."""
+        """Prepare: the model is compiled by now."""
         self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Steps are told with the epochs that are through."""
+        """Note how many epochs are through, which is reported with each step."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """The first of the steps that are run at a time."""
+        """Note the first of the steps that run at a time."""
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
-        """Judge if one of them was due. Where they began is counted from their end: before the first of them a
-        checkpoint may not be restored yet.
+        """Evaluate if one of them was due. Their beginning is counted back from their end, because before the first of
+        them a checkpoint may not be restored yet.
         """
         if self._steps is not None:
             done = self._step()
@@ -76,7 +77,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
                 self._judge(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Judge, if it is this epoch's turn."""
+        """Evaluate, if it is due after this epoch."""
         if self._epochs is not None and (epoch + 1) % self._epochs == 0:
             self._judge(epoch + 1)
             if logs is not None:
@@ -97,7 +98,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
                 print(judged_line(session.stream, step, epochs, values), flush=True)
 
     def _step(self) -> int:
-        """Since the model began from nothing."""
+        """The step since the model began from nothing."""
         return int(plain_value(self.model.optimizer.iterations))
 
 

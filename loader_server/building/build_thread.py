@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Build", "BuildThread", "Outcome"]
 
-#: Outcomes of builds that take less are left several at a time: waking the poll loop costs as much as building one.
+#: Outcomes of quicker builds are handed over several at a time: waking the poll loop costs as much as building one.
 _SOON_S = 0.002
-#: Those of longer builds too, while a few more are to come: so the poll loop can bring others before these are done.
-#: Every thread on a batch's way that slept finds its caches cold: batches of 2 MB, one every 5 ms, cost 1.8 ms of CPU
+#: So are those of longer builds while a few more are queued: the poll loop can bring others before these are done. Each
+#: thread on a batch's way that had slept finds its caches cold: batches of 2 MB, one every 5 ms, cost 1.8 ms of CPU
 #: each on their way when told of one by one, and 1.2 ms so.
 _LATER_S = 0.02
 _FEW = 2
 
-#: Builds that it is given at a time: one being built, the others being read ahead. More of quick ones, so that they
-#: last until it is given the next.
+#: Builds that the thread holds at a time: one being built, the others being read ahead. More if they are quick, so that
+#: they last until it is given the next.
 _AHEAD = 4
 _MOST_AHEAD = 16
 
@@ -53,7 +53,7 @@ _PATIENCE = 4
 #: How often to look while there is nothing else to do: the kernel tells of a free lock only who waits without a limit.
 _LOOK_S = 0.002
 
-#: How much of a build's time goes into what is thought to be usual.
+#: The weight of the latest build in the moving average of build times.
 _NEWEST = 0.1
 
 
@@ -69,7 +69,7 @@ class Build:
     #: Seals what goes by TCP, where there are keys.
     sealer: Sealer | None = None
     cancelled: bool = False
-    #: None where there is nothing to read ahead.
+    #: None if nothing has to be read ahead.
     pending: PendingRead[Prepared] | None = None
     #: Until when another worker may be at its batch.
     patient_s: float = math.inf
@@ -98,7 +98,7 @@ class Outcome:
 
 
 class BuildThread:
-    """Takes builds, leaves what becomes of them in `outcomes`, and calls `wake` soon after each."""
+    """Takes builds, leaves their results in `outcomes`, and calls `wake` soon after each."""
 
     def __init__(  # noqa: PLR0913 - what building needs, each by name
         self,
@@ -113,9 +113,9 @@ class BuildThread:
         self.outcomes: deque[Outcome] = deque()
         #: Builds that were taken and have not ended.
         self.load = 0
-        #: How long one usually takes.
+        #: The moving average of what one takes.
         self._usual_s = _LATER_S
-        #: When `wake` was called last, and whether some outcome came since.
+        #: When `wake` was called last, and whether there has been an outcome since.
         self._told_s = 0.0
         self._untold = False
         self._builders = builders
@@ -132,7 +132,7 @@ class BuildThread:
 
     @property
     def has_room(self) -> bool:
-        """Whether it should be given more."""
+        """Whether it can take more builds."""
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
@@ -201,11 +201,11 @@ class BuildThread:
 
     @property
     def _hold_s(self) -> float:
-        """For how long outcomes wait for each other, as a rule."""
+        """How long an outcome may wait for further ones."""
         return _SOON_S if self._is_quick else _LATER_S
 
     def _runs_out(self) -> bool:
-        """Whether it should be given more at once."""
+        """Whether it is about to have nothing to do."""
         return self._builds.qsize() < (1 if self._is_quick else _FEW)
 
     def _tell(self) -> None:

@@ -50,7 +50,7 @@ __all__ = ["KILLS", "Builder", "Prepared", "decoded", "unwatched", "values_of"]
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
 
-#: Layouts that are kept: a stream has as many as buckets, and more where batches are padded to their longest row.
+#: Layouts that are kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
 #: Why a sample is masked that kills the process that decodes it.
@@ -187,7 +187,7 @@ class Builder:
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
 
     def _find_kept(self, samples: NDArray[np.int64], want: Want) -> Mapping[int, bytearray]:
-        """What the feature cache has; a suspect has to be tried from its bytes."""
+        """The samples that the feature cache has; a suspect has to be tried from its bytes."""
         return self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
 
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
@@ -306,7 +306,7 @@ class Builder:
     def _gather(
         self, source: Gathers, prepared: Prepared, arrays: Mapping[str, NDArray[Any]], batch: _BatchInHand
     ) -> int:
-        """Let the source write all rows at once, but those of culprits; returns how many are valid."""
+        """Let the source write all rows at once, except those of culprits; returns how many are valid."""
         samples, end = prepared.samples, len(prepared.samples)
         own = {key: arrays[key][:end] for key in self._gathered if key in arrays}
         arrays["weight"][:end] = 1
@@ -415,7 +415,7 @@ class Builder:
         return values
 
     def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
-        """What the transforms make of it, or what they have made, and the rest of them of that."""
+        """What the transforms make of it, starting from the cached values if there are any."""
         stream, features = self.stream, self._features
         blob = batch.kept.get(sample)
         batch.decoded += blob is None
@@ -434,7 +434,7 @@ class Builder:
         batch.mask(name, error)
 
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
-        """Which transform it was is found out by doing it once more."""
+        """The error of a value that is too long; transforming once more tells which transform it was."""
         stream, (epoch, sample, raw) = self.stream, built
         (whole,) = (raw,) if raw else stream.source.read([sample])
         again, lengths = decoded(stream.source, sample, whole), stream.raw_lengths(sample)
@@ -486,7 +486,7 @@ def _kills(name: str) -> SampleError:
     return SampleError(
         reason=KILLS,
         expected="a sample that can be decoded",
-        got="one that the process which decodes it dies of or hangs at, twice",
+        got="one that twice killed or hung the process decoding it",
         where=name,
         remedy="Mend or remove the file; or mend the decoder, and let loader-server forgive have it tried again.",
     )

@@ -5,7 +5,7 @@ transforms it, throws away the result and answers. The bytes come from the worke
 
 Rules: a sample is convicted only if two children that had said that they were ready ended with it in hand, and if it
 can be the cause: a crash, an exit that nobody asked for, or our own kill at the deadline. Anything else (no child
-starts, the index on disk is another one by now, somebody killed the child) is a failure of the machine: it convicts
+starts, the index on disk has been replaced, somebody killed the child) is a failure of the machine: it convicts
 nothing, and ends the trial with a MachineError. Used in the building thread only.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conviction", "CrashTrial", "judged"]
 
-#: Signals that a process brings upon itself.
+#: Signals that a process causes by its own fault.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
 
 #: A start takes a second; this is for a machine that is busy.
@@ -56,7 +56,7 @@ class Conviction:
 
 
 def judged(returncode: int) -> tuple[str, bool]:
-    """How a child that we did not kill ended, in a word, and whether the sample in hand can be the cause."""
+    """How a child that we did not kill ended, in a few words, and whether the sample in hand can be the cause."""
     return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
 
 
@@ -181,12 +181,12 @@ def _unready(said: bytes | None, stream: Stream) -> str:
     words: dict[str, str] = json.loads(said)
     if "error" in words:
         return f"a child that could not open the job: {words['error']}"
-    return "" if words["opened"] == stream.opened else "another index, or other transforms, on disk by now"
+    return "" if words["opened"] == stream.opened else "an index or transforms that have changed on disk since"
 
 
 def _failed(stream: Stream, sample: int, got: str) -> MachineError:
     return MachineError(
-        expected="child processes that try the samples of a batch which a worker died of",
+        expected="child processes to try the samples of a batch that killed a worker",
         got=f"{stream.source.name(sample)} in hand: {got}",
         where=f"stream {stream.name} on {os.uname().nodename}",
         remedy="Look at memory, data and index on that machine: no sample was judged.",

@@ -1,6 +1,6 @@
 """Tells a source which samples come after those that were just read, so that it can fetch what lies far away.
 
-Rules: one process of a machine does so for all, and only while the source asks for more; nothing is told twice. What
+Rules: one process does this for the whole machine, and only while the source can take more; nothing is told twice. What
 is told is a hint: nobody waits for it, and nothing depends on it. Samples that need not be read are left out.
 """
 
@@ -25,17 +25,17 @@ _MOST_AHEAD = 512
 
 
 class LookAhead:
-    """Looks ahead in the epochs of one stream; `unkept` gives those of some samples that will have to be read."""
+    """Looks ahead in the epochs of one stream; `unkept` picks the samples that will have to be read."""
 
     def __init__(self, source: Source, unkept: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> None:
         self._source = source
         self._unkept = unkept
         self._lock = threading.Lock()
-        #: The first batch that was not told yet, of the epoch that was looked at last.
+        #: The first batch not yet told, in the epoch that was looked at last.
         self._told: tuple[tuple[int, int], int] = ((-1, -1), 0)
 
     def after(self, epoch: EpochPlan, which: tuple[int, int], number: int) -> None:
-        """A batch was read: tell what comes behind it, unless another thread is at it."""
+        """A batch was read: tell the source what follows, unless another thread is doing so."""
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):
             return
         try:

@@ -1,7 +1,7 @@
 """Several samples in one row: where each lies, and the marks that tell them apart.
 
-Rules: pure; segment ids count 1, 2, … in each row, for 0 is padding; positions count from 0 within a sample. A sample
-that turns out to be masked leaves its place empty, and its id unused.
+Rules: pure; segment ids count 1, 2, … in each row, because 0 is padding; positions count from 0 within a sample. A
+sample that turns out to be masked leaves its place empty, and its id unused.
 """
 
 from __future__ import annotations

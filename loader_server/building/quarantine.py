@@ -25,7 +25,7 @@ __all__ = ["MaskedLog", "Quarantine"]
 
 
 class MaskedLog(Protocol):
-    """Whom a builder tells of the samples that it masks."""
+    """Where a builder reports the samples that it masks."""
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
         """A sample's row was masked."""

@@ -1,8 +1,8 @@
 """The few threads that read ahead for the building thread, and what becomes of a read that never ends.
 
-Rules: reading one sample has a deadline, past which the want ends in an error that says nothing about the sample. The
-thread cannot be stopped: another takes its place, and if it returns after all, it ends. A limited number of hanging
-threads is tolerated; beyond that, reads are refused at once.
+Rules: reading one sample has a deadline, past which the want ends in an error that says nothing about the sample. Its
+thread cannot be stopped: another takes its place, and if the read returns after all, the first one ends. A limited
+number of hanging threads is tolerated; beyond that, reads are refused at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PendingRead(Generic[T]):
         """The error for a read that did not end in time."""
         return ReadError(
             expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
-            got="a read that had not ended by then",
+            got="a read that was still going on",
             where=self._name(self._at[0]) if self._at is not None else "before the first sample",
             remedy="Check the disk or mount on this machine, or raise build_timeout in [job].",
         )
@@ -129,7 +129,7 @@ class ReadAhead:
             pass
 
     def _read_next(self) -> bool:
-        """Read what is wanted next, keeping nothing of it; whether this thread is to go on."""
+        """Read the next request, keeping no reference to it; whether this thread is to go on."""
         pending = self._tasks.get()
         if pending is None:
             return False
@@ -183,7 +183,7 @@ def _read_on(
     begin: Callable[[int], object],
     raw: list[bytes],
 ) -> None:
-    """Append what is still to be read: one call for all of it, and each sample's bytes by the time it is its turn."""
+    """Append what is still to be read, by one call for all of it; each sample's bytes come when it is its turn."""
     left = samples[len(raw) :]
     begin(left[0])
     answers = iter(read(left))

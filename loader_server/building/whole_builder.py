@@ -1,7 +1,7 @@
-"""Builds batches of a source that makes them whole: they are made while reading ahead, and copied into place here.
+"""Builds batches of a source that makes whole batches: they are made while reading ahead, and copied into place here.
 
-Rules: as for any builder. A batch has the shape that it came with; a place that its shard does not fill is a batch
-without rows. What making raises ends the want, and nothing is masked: there are no samples.
+Rules: as for any builder. A batch keeps the shape that it came with; where a shard has no more batches, there is one
+without rows. An error while making one ends the want, and nothing is masked: there are no samples.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WholeBuilder(Builder):
         source.begin_making()
 
     def reads(self, want: Want) -> bool:  # noqa: ARG002 - always
-        """Making takes long: other threads do it."""
+        """True: making a batch takes long, so other threads do it."""
         return True
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:

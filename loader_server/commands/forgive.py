@@ -1,7 +1,7 @@
-"""`loader-server forgive`: list the samples that were convicted of killing decoders, or have them used again.
+"""`loader-server forgive`: list the samples that were convicted of killing decoders, or let them be used again.
 
-Rules: whoever holds the journal changes it: the coordinator while one runs, which is then asked to, and otherwise this
-command. The journal's lock says which.
+Rules: only the holder of the journal's lock changes it: a coordinator that runs, which is then asked to, or else this
+command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgiveOptions:
-    """What to do: without identities, and without `every`, only list."""
+    """What to do; without identities and without `every`, only list."""
 
     identities: Sequence[str]
     every: bool
@@ -41,7 +41,7 @@ class ForgiveOptions:
 
 
 class _Holder(Protocol):
-    """Whoever may change the convictions."""
+    """The holder of the journal, who may change the convictions."""
 
     def report(self) -> dict[str, Any]:
         """The convictions (`culprits`), and how many more there are (`cut`)."""
@@ -50,7 +50,7 @@ class _Holder(Protocol):
         """Forget those that match; returns how many they were."""
 
     def close(self) -> None:
-        """Let go."""
+        """Let go of the journal or the connection."""
 
 
 def run(job: JobFile, options: ForgiveOptions) -> None:

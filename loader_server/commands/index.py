@@ -27,7 +27,7 @@ _SHOWN = 20
 
 
 def index_missing(job: JobFile) -> None:
-    """Make the indexes that are not there yet; of what trainers have to send first there is none."""
+    """Make the indexes that are missing, except for streams whose data set a trainer has to send first."""
     missing = [name for name in job.recipes if not job.is_indexed(name) and not job.is_awaited(name)]
     if missing:
         show(index_streams(job, missing), as_json=False)
@@ -36,7 +36,7 @@ def index_missing(job: JobFile) -> None:
 def index_streams(
     job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
-    """Make the indexes of these streams; without `force` only those that would be others."""
+    """Make the indexes of these streams; without `force` only those that would differ from the present ones."""
     reports = {}
     for name in sorted(names, key=lambda name: job.recipes[name].whole):  # these may read others
         recipe = job.recipes[name]
@@ -60,7 +60,7 @@ def index_streams(
 
 
 def _chain(recipe: StreamRecipe, source: Source) -> Chain:
-    """Its transforms. A `length` that nothing has is refused here, for looking at all data may take hours."""
+    """Its transforms. A `length` that nothing has is refused now, because indexing may take hours."""
     chain = recipe.chain(source.fields)
     settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
     if settled and all(field.key != recipe.settings.length for field in chain.fields):
@@ -69,7 +69,7 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
 
 
 def _try_keys(job: JobFile, recipe: StreamRecipe) -> None:
-    """Refuse now what would stop the job when it starts, or mask every sample of one source of a mixture."""
+    """Refuse now any key that would stop the job when it starts, or mask every sample of one source of a mixture."""
     if recipe.whole:
         return
     with contextlib.closing(open_sources(job, recipe)) as joined:

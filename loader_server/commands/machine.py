@@ -14,8 +14,8 @@ __all__ = ["add", "end"]
 
 
 def add(path: Path, *, to: Path) -> None:
-    """Have a job served where another one is."""
-    JobFolder(path)  # what is wrong with it is best said here
+    """Ask for a job to be served where another one is."""
+    JobFolder(path)  # its own errors are best reported here
     told = ask_machine(JobFolder(to).state, do="add", job=str(path.resolve()))
     print(f"Job {told['job']} is served at {told['endpoint']}, for now by {told['workers']} of the workers.")
 

@@ -32,7 +32,7 @@ _COMPARED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What is asked of a plan."""
+    """What to print of a plan."""
 
     stream: str
     group: int
@@ -44,7 +44,7 @@ class PlanQuestion:
 
 
 def show(job: JobFile, asked: PlanQuestion) -> None:
-    """Print the plan of one stream; with `find` where a sample is; with `other` what differs there."""
+    """Print the plan of one stream; with `find`, where a sample is; with `other`, what differs in another job file."""
     stream = open_stream(job, asked.stream)
     answer: dict[str, Any]
     tables: tuple[Table, ...]
@@ -68,7 +68,7 @@ def show(job: JobFile, asked: PlanQuestion) -> None:
 
 
 def open_stream(job: JobFile, name: str) -> Stream:
-    """Open it, with a progress bar where its plan takes long."""
+    """Open the stream, with a progress bar if its plan takes long."""
     if name not in job.recipes:
         raise SettingsError(
             expected="one of the streams " + ", ".join(job.recipes),
@@ -88,12 +88,12 @@ def open_stream(job: JobFile, name: str) -> Stream:
 
 
 def _facts(stream: Stream, asked: PlanQuestion) -> dict[str, Any]:
-    """What the plan amounts to, under the digest that cursors and `status` name it by."""
+    """What the plan amounts to, with the digest by which cursors and `status` name it."""
     return {"digest": stream.digest} | plan_report.facts(stream.plan, asked.group, asked.epoch)
 
 
 def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
-    """Where the sample of this name is in an epoch."""
+    """The places of the sample of this name in an epoch."""
     source = stream.source
     sample = next((one for one in range(source.samples) if source.name(one) == name), None)
     if sample is None:
@@ -109,7 +109,7 @@ def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
 
 
 def places_table(answer: dict[str, Any]) -> Table:
-    """What was found, for people."""
+    """The places that were found, for people."""
     table = Table("batch", "row", "group", "bucket", "shape", "with samples")
     table.title = f"{answer['name']} (sample {answer['sample']}) in epoch {answer['epoch']}"
     for seat in answer["seats"]:

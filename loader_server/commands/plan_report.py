@@ -44,7 +44,9 @@ class _Blocks:
     buckets: Integers
 
     def padding(self, total: int, unspilled: int) -> dict[str, float]:
-        """Where the cells without a sample go: `unspilled` is what samples would take in their own buckets."""
+        """What the cells without a sample are spent on; `unspilled`: cells that samples would take in their own
+        buckets.
+        """
         batch = self.rows * self.lengths
         cells = int((self.batches * batch).sum())
         filled = int((self.samples * self.lengths).sum())

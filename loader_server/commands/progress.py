@@ -1,6 +1,7 @@
-"""How commands show how far long work is.
+"""How commands show the progress of long work.
 
-Rules: what draws the bar is imported only where there is one to see, because it takes longer than starting a job.
+Rules: the library that draws the bar is imported only if the bar is seen, because importing takes longer than starting
+a job.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error if that is a terminal; elsewhere nothing."""
+    """A bar on standard error if that is a terminal, otherwise nothing."""
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

@@ -1,6 +1,6 @@
-"""What a job's coordinator remembers, asked for without changing anything: by whoever wants to see what the job sees.
+"""What a job's coordinator remembers, read without changing anything, for commands that show what the job sees.
 
-Rules: the journal is read if nobody holds it; otherwise the coordinator that runs is asked. A job that never ran
+Rules: the journal is read if nobody holds it; otherwise the running coordinator is asked. A job that never ran
 remembers nothing.
 """
 

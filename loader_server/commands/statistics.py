@@ -1,6 +1,6 @@
-"""Makes the statistics that `normalise` goes by: of all samples of a stream, as the transforms before it make them.
+"""Makes the statistics that `normalise` uses, over all samples of a stream as the transforms before it make them.
 
-Rules: the samples are shared out in pieces and merged in order, so the numbers are the same with any number of
+Rules: the samples are divided into pieces and merged in order, so the numbers are the same with any number of
 processes; a piece leaves only its moments behind, so memory does not grow with the data. A file is written whole or not
 at all. Samples that cannot be used are left out and counted. Random numbers are those of epoch 0.
 """
@@ -48,7 +48,7 @@ _PIECES_THAT_PAY = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsReport:
-    """What came of it; `bad` are the samples left out, by reason."""
+    """The result; `bad` are the samples left out, by reason."""
 
     path: Path
     stream: str
@@ -59,7 +59,7 @@ class StatisticsReport:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """What one piece holds."""
+    """The moments of one piece."""
 
     samples: int
     moments: Moments | None
@@ -103,7 +103,7 @@ def _made(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
 
 
 def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
-    """The index that samples are read by; lengths are measured later, where they have to be."""
+    """The index to read samples by; lengths are measured later, if they have to be."""
     for spec, folder in job.sources(recipe):
         with progress_bar(f"index {recipe.name}") as progress:
             request = IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=processes, progress=progress)
@@ -112,7 +112,7 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
 
 
 class _Total:
-    """What all pieces together hold."""
+    """The moments of all pieces together."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -124,7 +124,7 @@ class _Total:
         return self.samples + self.bad.total()
 
     def add(self, part: _Gathered) -> None:
-        """One more piece, in order."""
+        """Add the next piece, in order."""
         self.samples += part.samples
         self.bad += part.bad
         self.moments = _merged(self.moments, part.moments)
@@ -156,7 +156,7 @@ class _Gatherer:
         return self.recipe.chain(self._joined.source.fields, before=_NAME)
 
     def gather(self, piece: range) -> _Gathered:
-        """What these samples hold."""
+        """The moments of these samples."""
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
             try:

@@ -30,7 +30,7 @@ _MOST_NAMED = 8
 
 
 def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> None:
-    """Print the status of a job by its endpoint, or of all jobs beside one by its job file; in a terminal live."""
+    """Print the status of the job at an endpoint, or of all jobs served beside a job file's; in a terminal, live."""
 
     def look() -> dict[str, Any]:
         if "://" in of:
@@ -50,7 +50,7 @@ def show(of: str, *, keys: str, timeout_s: float, as_json: bool, once: bool) -> 
 
 
 def ask_all(path: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """The jobs of the machine that serves this one, each with its coordinator's report, if that answers."""
+    """The jobs of the machine that serves this one, each with its coordinator's report if it answers."""
     jobs: list[dict[str, Any]] = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
@@ -180,7 +180,7 @@ def _workers(report: dict[str, Any]) -> Table:
 
 
 def _remote(report: dict[str, Any]) -> Iterator[Table]:
-    """What workers read of remote files, if they do: from stores, and from the cache on their disk."""
+    """What workers read from remote files, if any: from stores, and from the cache on their disk."""
     rows = [one for one in report["workers"] if one["remote_bytes"] or one["remote_found"]]
     if rows:
         table = Table("remote files of", "fetched", "blocks found", "waited for")
@@ -196,7 +196,7 @@ def _share_kept(worker: dict[str, Any]) -> str:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """What the tables do not say: what they leave out, and what the bottleneck is."""
+    """What the tables do not say: what was left out, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
     taken = sum(one["taken"] for one in report["workers"])
@@ -223,7 +223,7 @@ def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
         named = [f"{one['number']} of epoch {one['epoch']}" for one in table["dead_letters"][:_MOST_NAMED]]
         more = table["dead"] - len(named)
         which = ", ".join([*named, *([f"and {more} more"] if more else [])])
-        yield f"{stream} ({work}): batches are given up, trainers failed at them too often: {which}"
+        yield f"{stream} ({work}): batches were given up because trainers failed at them too often: {which}"
 
 
 def _limit(stream: str, limit: str, waited: float) -> str:

@@ -1,6 +1,6 @@
 """The samples that are known to kill decoders.
 
-Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque text. Their number is
+Rules: pure. A sample is known by the identity that its source gives it, compared as an opaque string. Their number is
 bounded: long before that bound the data itself is at fault, and more convictions would only mask that. All workers get
 the same list under one version, and say in their heartbeats which one they have, so that one that was lost on its way
 is sent again.
@@ -48,7 +48,7 @@ class Convictions:
         self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
-        """The convictions that somebody wants forgotten; an empty string matches any."""
+        """The convictions that a request to forgive covers; an empty string matches any."""
         return [
             (stream, identity)
             for stream, identity in sorted(self._ends)

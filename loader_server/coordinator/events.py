@@ -1,4 +1,4 @@
-"""What the coordinator's state is told, what it orders and what it wants kept: its language with service and journal.
+"""What the coordinator's state is told, what it orders and what it wants kept: its interface to service and journal.
 
 Rules: pure; events and facts say what happened, instructions are orders; nothing here decides.
 """
@@ -132,7 +132,7 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class RankTaken:
-    """Who has had a rank, in the order in which they came: the last one has it now."""
+    """The incarnations that have held a rank, in the order in which they came: the last one holds it now."""
 
     stream: str
     rank: int
@@ -167,9 +167,9 @@ class ResultsKept:
     rows: int
     #: Means; None: not a number.
     values: tuple[tuple[str, float | None], ...]
-    #: Who told a part of it, by incarnation and serial.
+    #: Who reported a part of it, by incarnation and serial.
     told: tuple[tuple[int, int], ...]
-    #: Why the run came to its end; nothing while it goes on.
+    #: Why the run ended; empty while it goes on.
     ended: str = ""
 
 
@@ -204,7 +204,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class RunGraph:
-    """Keep this graph on disk, say so to who sent it, run its first epoch, and tell what came of it."""
+    """Keep this graph on disk, tell its sender so, run its first epoch, and report the result."""
 
     stream: str
     content: bytes

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 
-#: What no one could find again: who has which batch, and which are done.
+#: What nobody could find out again: who has which batch, and which are done.
 _OF_LEASES = (EpochOpened, NumberOut, TableRewound)
 
 _KINDS: dict[str, type[Fact]] = {
@@ -59,7 +59,7 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
 
 class HeldError(DataError):
-    """Another process holds the journal; `endpoint` is where that one serves, empty if it has not said so yet."""
+    """Another process holds the journal; `endpoint` is where it serves, empty if it has not said so yet."""
 
     endpoint = ""
 
@@ -116,8 +116,8 @@ class Journal:
         return database
 
     def say_where(self, endpoint: str) -> None:
-        """Let whoever finds the journal locked know where its coordinator serves."""
-        with contextlib.suppress(OSError):  # a full disk: they will have to find out otherwise
+        """Write down where this coordinator serves, for processes that find the journal locked."""
+        with contextlib.suppress(OSError):  # a full disk: they have to find out in another way
             os.pwrite(self._lock, endpoint.encode(), 0)
 
     def read_facts(self) -> Iterator[Fact]:
@@ -236,7 +236,7 @@ class JournalWriter:
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
-    """Whether it is the disk that fails and not the database: Python 3.10 passes on only SQLite's messages."""
+    """Whether the disk failed and not the database; Python 3.10 passes on nothing but SQLite's messages."""
     return any(words in str(error) for words in ("is full", "disk I/O error", "unable to open", "readonly"))
 
 

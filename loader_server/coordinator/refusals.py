@@ -1,4 +1,4 @@
-"""What the coordinator answers to those it turns away: what was expected, what came and what to do.
+"""What the coordinator answers to peers that it turns away: what was expected, what came and what to do.
 
 Pure: what to refuse is decided in `state`. The refusal of an attach names its request.
 """
@@ -84,7 +84,7 @@ def no_such_rank(attach: m.Attach) -> m.NotAttached:
 
 
 def another_plan(attach: m.Attach, cursor: Cursor, digest: str) -> m.NotAttached:
-    """Its cursor belongs to another plan than that of this digest."""
+    """Its cursor belongs to a plan other than the one of this digest."""
     remedy = "Data, job file or seed changed since that checkpoint: restore them, or start without it."
     return _not_attached(attach, "plan", f"a cursor of plan {digest}", f"one of plan {cursor.plan_digest}", remedy)
 
@@ -100,7 +100,7 @@ def too_large_a_world(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
 
 
 def lanes_misfit(attach: m.Attach, cursor: Cursor) -> m.NotAttached:
-    """Its ranks would not have the same rows from batch to batch, and these carry state."""
+    """Its ranks would not keep the same rows from batch to batch, and rows carry state here."""
     expected = f"a world of group = {cursor.group} ranks, as each carries the state of its own rows (carry)"
     remedy = (
         f"Start {cursor.group} ranks; or write group = {attach.world} in [job] and restart the loaders: it takes "
@@ -121,7 +121,7 @@ def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttach
 
 
 def not_in_lockstep(attach: m.Attach, expected: str, got: str) -> m.NotAttached:
-    """It asks for what only streams in lockstep have."""
+    """It asks for something that only streams in lockstep have."""
     remedy = (
         f'Leave that out (a strategy= has several replicas), or write mode = "lockstep" in [streams.{attach.stream}].'
     )
@@ -143,7 +143,7 @@ def not_a_queue(attach: m.Attach) -> m.NotAttached:
 
 
 def no_such_leases(attach: m.Attach, said: EpochDone | None, batches: int) -> m.NotAttached:
-    """What its checkpoint says is done is not of this plan."""
+    """The batches that its checkpoint says are done do not belong to this plan."""
     if said is None:
         return _not_attached(attach, "cursor", "epochs in order", "others", "Restore another checkpoint.")
     expected = f"batch numbers below {batches} in epoch {said.epoch}"
@@ -232,20 +232,20 @@ def graph_of_another_job(offer: m.GraphOffer, job: str) -> m.Refused:
 
 
 def no_graph_taken(offer: m.GraphOffer, streams: Iterable[str]) -> m.Refused:
-    """The stream's batches are made otherwise."""
+    """The stream takes no graph: its batches come from elsewhere."""
     names = ", ".join(f'"{name}"' for name in streams) or "none of this job's"
     remedy = 'In the job file write source = "graph" for the stream, and accept_graphs = true in [job].'
     return refused("graph", f"a stream that takes a graph: {names}", f'"{offer.stream}"', remedy)
 
 
 def too_large_a_graph(offer: m.GraphOffer, most: int) -> m.Refused:
-    """It has more bytes than a graph may have."""
+    """It is larger than a graph may be."""
     remedy = "Read the data from files instead of from arrays that are part of the graph."
     return refused("graph", f"at most {most} bytes", str(offer.nbytes), remedy)
 
 
 def another_graph(offer: m.GraphOffer, kept: str) -> m.Refused:
-    """The stream has one, or one is arriving."""
+    """The stream has a graph already, or one is arriving."""
     remedy = (
         "All ranks and restarts of a job send the same data set: the same code, files and version of TensorFlow. For "
         f"another one make another job, or end the loaders and remove graphs/{offer.stream}.graph in its state folder."
@@ -254,6 +254,6 @@ def another_graph(offer: m.GraphOffer, kept: str) -> m.Refused:
 
 
 def no_such_run(stream: str, reason: str) -> m.Refused:
-    """Its first epoch came to no good end."""
+    """Its first epoch failed."""
     remedy = "Mend the data set, or what it reads, and start again: it was not kept."
     return refused("graph", f'the first epoch of "{stream}" to be run, so that its batches are counted', reason, remedy)

@@ -92,13 +92,13 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
 
 
 def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
-    """The report as JSON; `cut` says how many entries of its lists were left out, where it would be too long."""
+    """The report as JSON; if it would be too long, `cut` says how many entries of its lists were left out."""
     text = json.dumps(report | {"cut": {}})
     return text if len(text) <= most else json.dumps(_cut(report, most))
 
 
 def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
-    """Short lists stay complete; the long ones share what room is left."""
+    """Cut its lists: short ones stay complete, and long ones share the room that is left."""
     cut = report | {"streams": {name: stream | {"trainers": []} for name, stream in report["streams"].items()}}
     cut |= {"workers": [], "culprits": [], "cut": {"workers": 2**53, "culprits": 2**53, "trainers": 2**53}}
     room = most - len(json.dumps(cut))

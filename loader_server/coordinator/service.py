@@ -95,7 +95,7 @@ class Coordinator:
         keys: ServerKeys | None,
     ) -> None:
         self._log = Log("coordinator", job=settings.job)
-        #: What is attached to, by name; replaced as a whole, for other threads to read.
+        #: The streams that trainers are attached to, by name; replaced as a whole, for other threads to read.
         self.streams = streams
         self._graphs: GraphKeeper | None = None
         self._of_graphs: SimpleQueue[GraphRuns | GraphFailed] = SimpleQueue()
@@ -129,7 +129,7 @@ class Coordinator:
         return self._state.counts
 
     def keep_graphs(self, make: Callable[[Callable[[GraphRuns | GraphFailed], None]], GraphKeeper]) -> None:
-        """Have graphs kept and run by this keeper, which is given whom to tell; once."""
+        """Let this keeper keep and run graphs, and report back here; to be called once."""
         self._graphs = make(self._hear_of_graph)
 
     def _hear_of_graph(self, event: GraphRuns | GraphFailed) -> None:
@@ -150,8 +150,8 @@ class Coordinator:
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
-                    # We stalled (a stopped machine, a slow disk): nobody expires for that, before all have had time to
-                    # be heard again.
+                    # We stalled (a stopped machine, a slow disk): nobody expires for that until all have had time to be
+                    # heard again.
                     due_s = now_s + _STALL_TICKS * self._tick_s
                     instructions += self._state.handle(Excused(), now_s)
                 turned_s = now_s
@@ -273,7 +273,7 @@ class Coordinator:
 
 
 def _is_promise(message: Message) -> bool:
-    """Whether it says what must not be forgotten: who has which batch, and what is done."""
+    """Whether it promises what must not be forgotten: who has which batch, and what is done."""
     return isinstance(message, Leases) or (isinstance(message, Attached) and bool(message.work))
 
 
@@ -289,6 +289,6 @@ def _refuse_incomplete(leases: list[str]) -> None:
 
 
 def _latest(orders: list[Send]) -> list[Send]:
-    """Of several lists of workers for one peer only the last: workers come by the dozen when a fleet starts."""
+    """Keep only the last of several lists of workers for one peer: when a fleet starts, workers come by the dozen."""
     last = {order.peer: order for order in orders if isinstance(order.message, Members)}
     return [order for order in orders if not isinstance(order.message, Members) or last[order.peer] is order]

@@ -28,7 +28,7 @@ class CoordinatorSettings:
     heartbeat_timeout_s: float
     #: How many rows with a sample may be masked before a feed ends with an error.
     max_bad: BadLimit
-    #: The streams that take a graph from a trainer, with the digest of the one that is kept, or none.
+    #: The streams that take a graph from a trainer, with the digest of the one that is kept, or an empty string.
     graphs: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """The samples of one stream as they are before the first transform that draws random numbers, kept across epochs.
 
-Rules: a sample is found only under the key of all that shaped it (the source and its index, the transforms so far with
-their settings and files, versions, the processor's loops) and as long as its identity is the one that it was kept
+Rules: a sample is found only under the key of everything that shaped it (the source and its index, the transforms so
+far with their settings and files, versions, the processor's loops), and only while its identity is the one it was kept
 under. What cannot be kept is made anew, which is always right. A stream whose first transform draws keeps nothing.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["FeatureCache"]
 
 
 class FeatureCache:
-    """What is kept of a stream's samples; see `SampleStore` for who may call what."""
+    """The kept samples of a stream; `SampleStore` says which threads may call what."""
 
     def __init__(self, stream: Stream, store: SampleStore) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class FeatureCache:
 
     @staticmethod
     def open(job: JobFile, stream: Stream) -> FeatureCache | None:
-        """The cache of a stream, if the job has one and the stream anything to keep."""
+        """The cache of a stream, if the job has one and the stream has anything to keep."""
         settings = job.feature_cache
         if not settings.bytes or not stream.chain.steady_steps:
             return None

@@ -1,11 +1,11 @@
 """Blobs by sample number, in a folder that the workers of a machine share, bounded together with its sister folders.
 
 A table has an entry a sample: in which segment its blob is, where, how long, and a check. Segments are files of one
-size; each is written by one process, from front to back, and read by all. Rules: an entry is only as good as its check,
-which covers the blob and what the sample is known by, so that what a kill -9, two writers at a time or a bad disk have
-left is not found. What is there stays: a store without room takes nothing more, because data that are read epoch after
-epoch would push each other out. Stores of other keys that nobody has open make room, those that were opened longest
-ago first. Locks are those of the kernel, which end with their process.
+size; each is written by one process, from front to back, and read by all. Rules: an entry counts only if its check is
+right, which covers the blob and the sample's identity; so whatever a kill -9, two simultaneous writers or a bad disk
+left behind is not found. What is there stays: a full store takes nothing more, because samples that are read epoch
+after epoch would keep evicting each other. Stores of other keys that nobody has open are removed to make room, the one
+opened longest ago first. Locks are the kernel's, which end with their process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["SampleStore"]
 
 _ENTRY = np.dtype([("check", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("segment", "<u4")])
-#: Segments are so many that each worker of a machine has one, and so few that all can be open.
+#: Enough segments for each worker of a machine to have one, and few enough for all to be open.
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 64, 1024
 _USUAL_BYTES = 2**26
 _TABLE, _SEGMENT = "table", "segment-"
@@ -71,7 +71,7 @@ class SampleStore:
         return np.frombuffer(self._mapped, _ENTRY)
 
     def get(self, sample: int, identity: str) -> bytearray | None:
-        """The blob of the sample that is known by this, if it is there."""
+        """The blob of the sample with this identity, if it is there."""
         check, offset, nbytes, segment = self._entries[sample].tolist()
         handle = self._segment(segment) if 0 < nbytes <= self._segment_bytes - offset else None
         if handle is None:
@@ -81,7 +81,7 @@ class SampleStore:
         return blob if whole and _check(blob, identity) == check else None
 
     def seem_kept(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these has an entry, be it good or not."""
+        """Whether each of these has an entry, good or not."""
         return np.asarray(self._entries["nbytes"][samples] > 0)
 
     def put(self, sample: int, identity: str, blob: bytes) -> None:
@@ -94,11 +94,11 @@ class SampleStore:
             os.pwrite(self._handle, blob, self._end)
             entry = np.array((_check(blob, identity), self._end, len(blob), self._number), _ENTRY)
             self._end += len(blob)
-            with self._noticing_a_full_disk():  # the segment has its place on the disk, the table has not
+            with self._noticing_a_full_disk():  # the segment has its room on the disk; the table does not
                 os.pwrite(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
 
     def close(self) -> None:
-        """Give back what is open, and the rest of the segment; once, for its descriptors may be others' by then."""
+        """Give back what is open, and the rest of the segment; only once, because its descriptors may be reused."""
         if self._mapped.closed:
             return
         self._end_segment()
@@ -155,7 +155,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[None]:
-        """Be the only one who makes or removes stores and segments."""
+        """Hold the lock of those who make or remove stores and segments."""
         self._root.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._root / "ledger", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -195,7 +195,7 @@ def _check(blob: bytes | bytearray, identity: str) -> int:
 
 
 def _cut(path: Path, handle: int, nbytes: int) -> None:
-    """Leave so many bytes of a segment, or none of it."""
+    """Cut a segment to this many bytes, or remove it."""
     if not nbytes:
         path.unlink(missing_ok=True)
     elif os.fstat(handle).st_size > nbytes:

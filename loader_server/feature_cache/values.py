@@ -1,6 +1,6 @@
-"""What transforms have made of a sample, as bytes: arrays and numbers of numpy, strings and plain numbers. Pure.
+"""What transforms have made of a sample, as bytes: numpy arrays and numbers, strings and plain numbers. Pure.
 
-Rules: what comes back is what went in, with the same types, and may be written to.
+Rules: what comes back equals what went in, with the same types, and is writable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
 def as_bytes(values: Mapping[str, Any]) -> bytes | None:
-    """The bytes of these values; None if some value is of a type that has none."""
+    """The bytes of these values; None if a value is of a type that cannot be kept."""
     said: list[tuple[str, Any]] = []
     parts: list[bytes] = []
     for key, value in values.items():
@@ -43,7 +43,7 @@ def as_bytes(values: Mapping[str, Any]) -> bytes | None:
 
 
 def from_bytes(raw: bytearray) -> dict[str, Any]:
-    """The values again; arrays lie in `raw`."""
+    """The values again; arrays are views of `raw`."""
     size = int.from_bytes(raw[:4], "little")
     at = 4 + size
     at += -at % _ALIGNMENT

@@ -1,8 +1,8 @@
 """The numbers of one epoch in queue mode: fresh, leased, given back, settled.
 
 Rules: pure. A number is fresh until it is leased for the first time, and numbers are leased in order, so `fresh` and
-the few that are out tell all: what is below `fresh` and not out is settled, that is, done or given up. Each step costs
-the same however long the epoch is, and memory grows with what is out only.
+the few that are out say everything: what is below `fresh` and not out is settled, that is, done or given up. Each step
+costs the same however long the epoch is, and memory grows with what is out only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OutNumber:
 
     @property
     def open(self) -> bool:
-        """Whether it was given back, and waits for somebody."""
+        """Whether it was given back, and can be leased again."""
         return not self.holder
 
 
@@ -44,12 +44,12 @@ class EpochLeases:
 
     @property
     def left(self) -> int:
-        """How many may be leased now."""
+        """How many can be leased now."""
         return self.batches - self.fresh + self._open
 
     @property
     def leased(self) -> int:
-        """How many trainers have."""
+        """How many are with trainers."""
         return len(self.out) - self._open
 
     @property
@@ -58,7 +58,7 @@ class EpochLeases:
         return self.fresh >= self.batches and not self.out
 
     def put(self, number: int, one: OutNumber) -> None:
-        """Note how the number stands now."""
+        """Set the state of a number."""
         self.remove(number)
         self.out[number] = one
         self._open += one.open
@@ -66,7 +66,7 @@ class EpochLeases:
             heapq.heappush(self._returned, number)
 
     def remove(self, number: int) -> None:
-        """It is settled."""
+        """Remove a number: it is settled."""
         before = self.out.pop(number, None)
         if before is not None:
             self._open -= before.open

@@ -13,7 +13,7 @@ __all__ = ["EpochClosed", "EpochOpened", "LeaseFact", "NumberDone", "NumberOut",
 
 @dataclass(frozen=True, slots=True)
 class EpochOpened:
-    """An epoch is worked on: numbers from `fresh` on were never leased, those before are settled unless they are out.
+    """An epoch is under way: numbers from `fresh` on were never leased, those before are settled unless they are out.
 
     `out` says how many are, so that a fact that went missing is noticed.
     """
@@ -28,7 +28,7 @@ class EpochOpened:
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed:
-    """All of it is settled, and a later one is worked on: undoes `EpochOpened`."""
+    """All of an epoch is settled, and a later one is under way: undoes `EpochOpened`."""
 
     stream: str
     work: str

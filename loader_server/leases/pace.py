@@ -1,6 +1,7 @@
-"""How long a trainer may have a batch in its hands: three times what the slowest of late took, and never too short.
+"""How long a trainer may work on a batch: three times as long as the slowest recent one took, and never too short.
 
-Pure. Only what lies between taking a batch and reporting it counts, so that slow loaders make no trainer look slow.
+Pure. Only the time between taking a batch and reporting it counts, so that slow loaders do not make a trainer look
+slow.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections import deque
 
 __all__ = ["Pace"]
 
-#: How many of the last durations count, and how many times the slowest of them a trainer may take.
+#: How many of the latest durations count, and how many times the slowest of them a trainer may take.
 _RECENT = 64
 _TIMES = 3
 
 
 class Pace:
-    """The durations of late; `floor_s` is the shortest time that anybody gets."""
+    """Recent durations; `floor_s` is the shortest time that anybody gets."""
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s

@@ -1,8 +1,8 @@
 """A process that is forked from the nursery, what it says on its pipe, and its restarts.
 
-Rules: a child says in a line of JSON that it is ready and where, once; a coordinator goes on to say what its job needs.
-It keeps its endpoint across restarts, so that trainers find it again; only one that can no longer start there tries
-another port. One that dies is started again after a pause, which grows while it does not live.
+Rules: a child says once, in a line of JSON, that it is ready and where; a coordinator goes on to say what its job
+needs. It keeps its endpoint across restarts, so that trainers find it again; only if it can no longer start there does
+it try another port. A child that dies is started again after a pause, which grows while it keeps failing.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Child:
     name: str
     command: Callable[[str], list[str]]
     listen: str = ""
-    #: Where else it may listen if it cannot start there any more; empty: nowhere.
+    #: Where else it may listen if it can no longer start there; empty: nowhere.
     spare_listen: str = ""
     process: Nursling | None = None
     restarts: int = 0
     #: Whether it became ready, and has not died since.
     served: bool = False
-    #: Its own error, in the words of a `StokerError`, which it has printed; empty if it said none.
+    #: The error that it printed, as the parts of a `StokerError`; empty if there was none.
     error: dict[str, str] = field(default_factory=dict)
     #: Whether it was told to end.
     is_ending: bool = False
-    #: When it is ended by force, if it lives then.
+    #: When it will be ended by force, if it still lives.
     kill_s: float = math.inf
     #: When it is to be started again, if that is so.
     again_s: float = math.inf
@@ -82,14 +82,14 @@ class Child:
         return self.process.pid if self.process is not None else 0
 
     def descriptors(self) -> Iterator[int]:
-        """What is readable once there is something to do."""
+        """The descriptors to poll: readable once there is something to do."""
         if self._pipe >= 0:
             yield self._pipe
         if self.process is not None:
             yield self.process.fileno()
 
     def due_s(self) -> float:
-        """When there is something to do in any case."""
+        """When there is something to do even if nothing is readable."""
         return self.kill_s if self.process is not None else self.again_s
 
     def hear(self) -> Iterator[dict[str, Any]]:
@@ -122,7 +122,7 @@ class Child:
         return code
 
     def end(self, within_s: float) -> None:
-        """Have it end in good order, or by force after this time; once."""
+        """Ask it to end in good order, and end it by force after this time; only once."""
         if not self.is_ending:
             self.is_ending, self.again_s = True, math.inf
             self.kill_s = time.monotonic() + within_s
@@ -135,7 +135,7 @@ class Child:
             self.process.send_signal(number)
 
     def reap(self) -> bool:
-        """Wait for the end that it was told; whether it had to be killed."""
+        """Wait until it has ended as it was told to; whether it had to be killed."""
         if self.process is None:
             return False
         in_time = self.process.wait(max(0.0, self.kill_s - time.monotonic())) is not None
@@ -165,7 +165,7 @@ class Child:
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing if it is none of ours, for code of the user's may write there."""
+    """What a line says; nothing if it is not one of ours, because the user's code may write there."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -174,7 +174,7 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 def _error_in(said: dict[str, Any]) -> dict[str, str]:
-    """The words of an error, if that is what it says."""
+    """The parts of an error, if that is what it says."""
     error = said.get("error")
     if not isinstance(error, dict) or set(error) != {"expected", "got", "where", "remedy"}:
         return {}

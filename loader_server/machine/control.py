@@ -1,9 +1,9 @@
 """How commands reach the process that serves a job: a socket in the job's state folder, one request a connection.
 
-Rules: only the user who runs the machine can connect, because whoever adds a job has its code run. The socket is there
-from the time that the job is served; the lock of the job's journal sees to it that nobody else serves it. Nothing here
-waits for whoever asks. An answer comes when what was asked for is done; the end of the connection without one means
-that the machine has ended.
+Rules: only the user who runs the loaders can connect, because adding a job runs its code. The socket exists from the
+time that the job is served; the lock of the job's journal ensures that nobody else serves it. Nothing here waits for a
+caller. An answer comes when the request was carried out; a connection that ends without one means that the loaders have
+ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Control", "Question", "ask_machine"]
 
 _NAME = "machine.sock"
 
-#: The most that crosses at a time: the path of a job file, or a line a job.
+#: The most bytes that cross at a time: the path of a job file, or a line for each job.
 _MOST_BYTES = 2**17
 
 
 class Question:
-    """Somebody who asks for something of one of the machine's jobs."""
+    """A command that asks something about one of this machine's jobs."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class Question:
         return self._connection.fileno()
 
     def read(self) -> dict[str, Any] | None:
-        """The request; None if it is not here yet, nothing if they hung up or it is none."""
+        """The request; None if it is not here yet, empty if the caller hung up or it is malformed."""
         try:
             request = json.loads(self._connection.recv(_MOST_BYTES))
         except BlockingIOError:
@@ -50,13 +50,13 @@ class Question:
         return request if isinstance(request, dict) else {}
 
     def answer(self, **facts: Any) -> None:  # noqa: ANN401 - plain JSON values
-        """Answer it, if they still listen; it is closed then."""
+        """Answer it, if the caller still listens, and close it."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(facts).encode())
         self.close()
 
     def refuse(self, error: StokerError) -> None:
-        """Say why not."""
+        """Answer with an error."""
         self.answer(error=error.words())
 
     def close(self) -> None:
@@ -78,27 +78,27 @@ class Control:
         self._listener.settimeout(0.0)
 
     def fileno(self) -> int:
-        """Readable when somebody comes."""
+        """Readable when somebody connects."""
         return self._listener.fileno()
 
     def take_in(self) -> Iterator[Question]:
-        """Those who have come."""
+        """Accept the connections that are waiting."""
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # no more, or no descriptor for them
+            except OSError:  # no more are waiting, or no descriptor is left
                 return
             connection.settimeout(0.0)
             yield Question(connection)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the socket."""
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
 
 def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - plain JSON values
-    """Ask the process that serves the job with this state folder; without a timeout wait for as long as that takes."""
+    """Ask the process that serves the job with this state folder; without a timeout, wait as long as it takes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s if timeout_s < math.inf else None)
         try:

@@ -1,7 +1,7 @@
 """The files of a graph that a trainer sent, as bytes for other machines: the graph, and the index of its first epoch.
 
-Rules: a reader survives any bytes, and writes nowhere but into the folders that it is given; the graph comes last, and
-what counts is there whole or not at all.
+Rules: a reader survives any bytes, and writes only into the folders that it is given; the graph comes last, and is
+there whole or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def pack(graph: Path, index: Path) -> bytes:
-    """Both, as one."""
+    """Pack both into one piece."""
     columns = index / read_meta(index).folder
     files = [*sorted(file for file in columns.iterdir() if file.is_file()), index / _META]
     named = [[file.relative_to(index).as_posix(), file.read_bytes()] for file in files]

@@ -53,7 +53,7 @@ class Guard:
             _answer_libzmq(context, self._answer_to)
 
     def look(self, now_s: float) -> bool:
-        """Look now and then whether the allowed keys have changed; whether they had."""
+        """Check now and then whether the allowed keys have changed; whether they had."""
         if self._allowed is None or now_s < self._look_s:
             return False
         self._look_s = now_s + _LOOK_S
@@ -73,7 +73,7 @@ class Guard:
             self._expected.add(identity)
 
     def expect_no_longer(self, identity: bytes) -> None:
-        """Let it in no longer; existing connections stay."""
+        """Stop letting this identity in; existing connections stay."""
         self._expected.discard(identity)
 
     def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:

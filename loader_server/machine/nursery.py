@@ -1,9 +1,9 @@
-"""A process that others are forked from: it has imported what they need, and has run nobody's code but ours.
+"""A process that others are forked from: it has imported what they need, and has run no code but ours.
 
 A new interpreter takes a third of a second to import what a worker needs, a fork some milliseconds, so a worker that
-was killed has its place back almost at once. Rules: open it before this process has threads or imports what a job file
-names, for a process with threads may hang when it forks. It forks one child for each request, tells its end, and does
-nothing else; it ends with its owner, and its children end with it (see processes).
+was killed has its place back almost at once. Rules: open it before this process starts threads or imports what a job
+file names, because a process with threads may hang when it forks. It forks one child for each request, tells its end,
+and does nothing else; it ends with its owner, and its children end with it (see processes).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Nursling:
     def __init__(self, pid: int, pidfd: int, end: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
-        #: A pipe that has its exit code at its end.
+        #: A pipe on which its exit code comes at the end.
         self._end = end
 
     def fileno(self) -> int:
@@ -62,7 +62,7 @@ class Nursling:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code, negative for a signal; None if it has not ended in time. Once it is told, it is forgotten."""
+        """Its exit code, negative for a signal; None if it has not ended in time. Once returned, it is forgotten."""
         if not select.select([self], [], [], timeout_s)[0]:
             return None
         code = os.read(self._end, 16)
@@ -77,7 +77,7 @@ class Nursery:
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
         assert threading.active_count() == 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        gc.freeze()  # so that collecting garbage does not write to pages that all share
+        gc.freeze()  # so that garbage collection does not write to pages that all share
         self._socket = ours
         owner = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_OWNER)
@@ -124,7 +124,7 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
     _setproctitle(_title(["nursery"]))
-    #: By pidfd, each child's process id, and where to say how it ended.
+    #: By pidfd: each child's process id, and where to report how it ended.
     children: dict[int, tuple[int, int]] = {}
     while True:
         ready, _, _ = select.select([owner.fileno(), *children], [], [])
@@ -170,7 +170,7 @@ def _tell_end(pidfd: int, pid: int, end: int) -> None:
 
 def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep: int) -> None:
     """Run with these arguments, as a new process would."""
-    # In a session of its own, because it is for our owner to pass on Ctrl-C at the terminal, in good order.
+    # In a session of its own, because our owner passes on Ctrl-C from the terminal, in good order.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -184,12 +184,12 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
 
 
 def _title(arguments: Sequence[str]) -> str:
-    """What `ps` shows, in the words of the command that would start the same."""
+    """What `ps` shows: the command that would start the same process."""
     return " ".join(["loader-server", *arguments])
 
 
 def _become(live: Callable[[], object]) -> None:
-    """Be another process from here on: nothing of what we were forked from runs on."""
+    """Become a process of our own: nothing of the one that we were forked from goes on running."""
     code = 1
     try:
         live()

@@ -1,4 +1,4 @@
-"""What of this machine's processor decides bytes."""
+"""Which features of this machine's processor affect bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 __all__ = ["processor_features"]
 
-#: Variables by which numpy and its BLAS are told to take other loops than the processor's best.
+#: Variables that make numpy and its BLAS use loops other than the processor's best.
 _LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
 
 
 def processor_features() -> str:
-    """What decides which loops numpy and BLAS take, the environment included; others may round otherwise."""
+    """What decides which loops numpy and BLAS use, including the environment; other loops may round differently."""
     told = [f"{name}={os.environ[name]}" for name in _LOOPS_BY_NAME if os.environ.get(name)]
     try:
         lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()

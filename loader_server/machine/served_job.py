@@ -1,7 +1,7 @@
-"""A job as the machine that serves it knows it: its processes but for its workers, and how far it is.
+"""A job as the machine that serves it knows it: its processes except its workers, and how far it has come.
 
-Rules: what the job file names is opened and imported in the job's own processes only, so what one job's code does there
-is no matter of another's.
+Rules: what the job file names is opened and imported in the job's own processes only, so one job's code cannot affect
+another's.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class StartError(StokerError):
 
 
 class PrintedError(StartError):
-    """The own error of a child that ended before it was ready, which it has printed."""
+    """The error of a child that ended before it was ready, and that has printed it itself."""
 
 
 class Stage(enum.Enum):
-    """How far a job is."""
+    """How far a job has come."""
 
     INDEXING = "indexing"
     COORDINATING = "its coordinator starts"
@@ -61,7 +61,7 @@ class ServedJob:
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
         self.control: Control | None = None
-        #: Who waits for it to be served, or to end.
+        #: The commands that wait for it to be served, or to end.
         self.asking: list[Question] = []
         #: When it is to end at the latest, once that was ordered.
         self.end_s = math.inf
@@ -94,7 +94,7 @@ class ServedJob:
             self.end_s = now_s
 
     def shut(self) -> None:
-        """Let no more commands in: it ends, and another process may serve it next."""
+        """Let no more commands in: the job ends, and another process may serve it next."""
         if self.control is not None:
             self.control.close()
             self.control = None
@@ -131,7 +131,7 @@ def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, 
 
 def _conflict(folder: JobFolder, setting: str, got: str, other: ServedJob, remedy: str) -> SettingsError:
     return SettingsError(
-        expected=f"another {setting} than that of the other jobs on this machine",
+        expected=f"a {setting} different from those of the other jobs on this machine",
         got=f"{got}, which is too near to that of job {other.name}"
         if setting == "metrics_port"
         else f"that of job {other.name}, {got}",

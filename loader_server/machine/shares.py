@@ -1,9 +1,9 @@
 """How many of a machine's workers each of its jobs has.
 
-Rules: pure. Each job has at least one worker. Of the rest, jobs get equal numbers until they have what they need; what
-nobody needs stays where it is. A job whose trainers wait needs all it can get; any other needs what it keeps busy, and
-a quarter on top. A job that says nothing needs what it has. Shares are looked at once a period, by what was said in it:
-a worker that changes jobs costs both of them what it had begun.
+Rules: pure. Each job has at least one worker. Of the rest, jobs get equal numbers until they have what they need;
+workers that nobody needs stay where they are. A job whose trainers wait needs all it can get; any other needs what it
+keeps busy, and a quarter on top. A job that says nothing needs what it has. Shares are recomputed once a period, from
+what was said in it: a worker that changes jobs costs both jobs what it had begun.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PERIOD_S", "Demand", "Shares", "demand_of", "divide"]
 
-#: How often shares are looked at: some heartbeats of each worker.
+#: How often shares are recomputed: after some heartbeats of each worker.
 PERIOD_S = 5.0
 
-#: What a job said before its last so many words is forgotten, also while nobody looks.
+#: Only this many of a job's latest statements are kept, even while nobody reads them.
 _MOST_SAID = 100
 
 #: Workers that are busy for more than 4/5 of their time leave little for the next burst.
@@ -30,7 +30,7 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a coordinator says of its job now and then."""
+    """What a coordinator says about its job now and then."""
 
     #: Whether trainers wait for data.
     waits: bool
@@ -54,13 +54,13 @@ def divide(workers: int, held: Mapping[str, int], needs: Mapping[str, int]) -> d
 
 
 def _urgency(given: int, held: int, need: int) -> tuple[bool, int, bool]:
-    """The smallest gets the next worker: who needs one and has least, then who need not give one up."""
+    """The smallest gets the next worker: a job in need with the fewest, then one that need not give one up."""
     needy = given < need
     return not needy, given if needy else 0, given >= held
 
 
 class Shares:
-    """What each job needs, from what was said in a period."""
+    """The needs of each job, from what was said in a period."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -72,11 +72,11 @@ class Shares:
         self._said.setdefault(job, deque(maxlen=_MOST_SAID)).append(demand)
 
     def due_s(self) -> float:
-        """When to look again."""
+        """When to recompute."""
         return self._looked_s + PERIOD_S
 
     def look(self, held: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """What each job should have, of these that have so many now; a new period begins."""
+        """How many workers each job should have, given how many each has now; a new period begins."""
         needs = {job: self._need(job, count) for job, count in held.items()}
         self._said, self._looked_s = {}, now_s
         return divide(self.workers, held, needs)

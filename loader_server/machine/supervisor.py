@@ -2,9 +2,10 @@
 
 Rules: a worker serves one job, in one of so many places as the machine has workers; `shares` says how many places each
 job has, and a place changes jobs by the end of one process and the start of another. Whatever ends is started again
-(see `child`), but for what failed before its job was ever served: that points to a mistake in the set-up, and ends the
-job, or everything if it was there from the beginning. Children are forked from the nursery, and end with this process,
-even if it is killed. The loop wakes when a child ends or speaks, somebody asks, a signal comes, or something is due.
+(see `child`), except what failed before its job was ever served: that points to a mistake in the set-up, and ends the
+job, or everything if the job was there from the beginning. Children are forked from the nursery, and end with this
+process, even if it is killed. The loop wakes when a child ends or speaks, a command asks something, a signal comes, or
+something is due.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class SupervisorSettings:
     insecure: bool = False
     drain_timeout_s: float = 10.0
     log_level: str = "info"
-    #: Is told of each job that is served from now on.
+    #: Called with each job that is served from now on.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
 
 @dataclass(slots=True, eq=False)
 class WorkerPlace:
-    """Where one worker runs; `job` is whose it is to be, `of` whose it is."""
+    """Where one worker runs; `job` is whose it is to be, `of` whose it is now."""
 
     number: int
     job: ServedJob | None = None
@@ -80,7 +81,7 @@ class Supervisor:
         self._shares = Shares(settings.workers)
         #: The file of the jobs' shelf of built batches, once one of them shares.
         self._shelf = -1
-        #: Who has come, by whose door, and has not asked yet.
+        #: Callers that have connected and not asked yet, with the job whose socket they used.
         self._questions: dict[Question, ServedJob] = {}
         self._waker = Waker()
         #: Whether the first jobs are still being started.
@@ -155,12 +156,12 @@ class Supervisor:
             child.end(self.settings.drain_timeout_s)
         for child in ending:
             if child.reap():
-                self.log.warning("killed, for it did not end in time", child=child.name)
+                self.log.warning("killed, because it did not end in time", child=child.name)
 
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Begin with a job."""
+        """Take on a job."""
         listen = listen or folder.settings.listen
         where = f"{folder.path}, listen"
         check_endpoint(listen, where=where, encrypted=folder.keys is not None, insecure=self.settings.insecure)
@@ -182,7 +183,7 @@ class Supervisor:
         return job
 
     def _advance(self, job: ServedJob) -> None:
-        """Go on with a job as far as that goes now."""
+        """Bring a job forward as far as it can go now."""
         if job.stage is Stage.COORDINATING and job.coordinator.served and self._may_join():
             self._admit(
                 [one for one in self.jobs.values() if one.stage is Stage.COORDINATING and one.coordinator.served]
@@ -213,7 +214,7 @@ class Supervisor:
         return not self._starting or all(job.coordinator.served for job in self.jobs.values())
 
     def _admit(self, jobs: Sequence[ServedJob]) -> None:
-        """Give places to jobs without: at first equal shares, later one until they say what they need."""
+        """Give places to jobs that have none: at first equal shares; later one each, until they say what they need."""
         for job in jobs:
             job.stage = Stage.JOINING
         held = self._held()
@@ -264,7 +265,7 @@ class Supervisor:
         return {job.name: counts[job.name] for job in self.jobs.values() if job.stage in _RUNNING}
 
     def _assign(self, targets: Mapping[str, int]) -> None:
-        """Have each job's places be so many."""
+        """Give each job this many places."""
         for name, count in targets.items():
             for place in [place for place in self.places if place.job is self.jobs[name]][count:]:
                 place.job = None
@@ -292,7 +293,7 @@ class Supervisor:
         self.places = [place for place in self.places if place.job is not None or place.child is not None]
 
     def _look_after(self, place: WorkerPlace, now_s: float) -> None:
-        """Have the place's worker be that of its job."""
+        """See to it that the place's worker belongs to its job."""
         child = place.child
         if child is not None and place.of is not place.job:
             child.end(self.settings.drain_timeout_s)
@@ -330,7 +331,7 @@ class Supervisor:
         self._look_after_places(now_s)
 
     def _look_at(self, job: ServedJob, now_s: float) -> None:
-        """Take in what its coordinator said and whether a process of its own has ended."""
+        """Take in what the job's coordinator said, and whether a process of the job has ended."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
             if code:
@@ -411,7 +412,7 @@ class Supervisor:
                 self._answer(question, job, request)
 
     def _answer(self, question: Question, job: ServedJob, request: Mapping[str, Any]) -> None:
-        """Do what is asked for; `job` is the one by whose door it came."""
+        """Do what a command asks for; `job` is the one whose socket it used."""
         wish = request.get("do")
         if wish == "add":
             try:

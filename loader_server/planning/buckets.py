@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Costs", "LengthHistogram", "best_boundaries", "chosen_boundaries"]
 
-#: Lengths above this share bins of 1/1024 of their size at most, so that a histogram stays small whatever the unit.
+#: Lengths above this share bins of at most 1/1024 of their size, so that a histogram stays small whatever the unit.
 _EXACT = 2048
 #: The work of one batch as an integer: with 2**31 // rows a sample, a billion samples fit into 64 bits.
 _BATCH = 2**31
@@ -136,7 +136,7 @@ def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
 
 
 def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list[Integers]:
-    """For 1, 2, … `shapes` buckets: the candidates that make the sum of all samples' costs least."""
+    """For 1, 2, … `shapes` buckets: the candidates that minimise the sum of all samples' costs."""
     last = len(below) - 1
     least = below * sample_cost
     cuts: list[Integers] = []
@@ -156,7 +156,7 @@ def _walked_back(cuts: list[Integers], last: int) -> Integers:
 
 
 def _one_more(least: Integers, below: Integers, sample_cost: Integers) -> tuple[Integers, Integers]:
-    """The least cost up to each candidate with one bucket more, and the cut before it; one level at a time."""
+    """The least cost up to each candidate with one more bucket, and the cut before it; one level at a time."""
     size = len(below)
     cost, cut = np.empty(size, np.int64), np.empty(size, np.int64)
     step = 1 << size.bit_length()

@@ -1,4 +1,4 @@
-"""The parts of a plan that take long to work out and are kept for the next start; where is not the planner's business.
+"""The parts of a plan that take long to compute and are kept for the next start; where is not the planner's business.
 
 Rules: pure; arrays are kept by name, under the digest of their plan, so what is found is right unless it is damaged,
 and a keeper never returns damaged arrays. Several threads and processes may load and save at once.
@@ -20,13 +20,13 @@ __all__ = ["Keeper", "Nowhere"]
 
 
 class Keeper(Protocol):
-    """Keeps arrays: `kind` says what they are, `name` whose."""
+    """Keeps arrays: `kind` says what they are, `name` which plan they belong to."""
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """What was saved; None if nothing was, or if it is gone or damaged."""
+        """The arrays that were saved; None if there are none, or if they are gone or damaged."""
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Keep these; a keeper that cannot tells the operator, not the planner."""
+        """Save these; a keeper that cannot do so tells the operator, not the planner."""
 
 
 class Nowhere:

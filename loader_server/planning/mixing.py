@@ -2,7 +2,8 @@
 
 Rules: pure; whole segments are interleaved in proportion to the weights, so that every window has its share of each
 source and batches mix samples of all; a source that does not cycle ends the pass when it runs out, one that cycles
-starts over in a new order; what a pass does not reach of a source is not trained on. Must not know lengths or samples.
+starts over in a new order; the part of a source that a pass does not reach is not trained on. Must not know lengths or
+samples.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-#: The orders in which a keyed hash decides; the others follow the data.
+#: The orders that a keyed hash decides; the others follow the data.
 SHUFFLING = ("shuffled", "laplace")
 #: Sample numbers fit into these bits.
 _SAMPLE_BITS = 40
@@ -32,7 +32,7 @@ __all__ = ["Arrangement", "DataPass", "arranged", "group_order", "row_order", "s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPass:
-    """One pass through all data: its number, the order asked for, the job's seed and what tells streams apart."""
+    """One pass through all data: its number, its order, the job's seed, and a text that tells streams apart."""
 
     number: int
     order: str

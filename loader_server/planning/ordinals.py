@@ -32,12 +32,12 @@ class OrdinalEpoch(EpochPlan):
         self._largest = shape
 
     def batch(self, number: int) -> PlannedBatch:
-        """What is known of it before it is made: the largest shape that it may have, and its number as its sample."""
+        """What is known of a batch before it is made: the largest shape that it may have; its sample is its number."""
         return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
 
 
 class OrdinalPlan(Plan):
-    """Room for so many elements of each of `producers` shards, none larger than `largest`."""
+    """Room for `elements` of each of `producers` shards, none larger than `largest`."""
 
     def __init__(self, *, producers: int, elements: int, largest: BucketShape, made_from: tuple[str, ...]) -> None:
         self.buckets = (largest,)
@@ -46,11 +46,11 @@ class OrdinalPlan(Plan):
         self._batches = producers * elements
 
     def most_batches(self, group: int) -> int:
-        """All epochs have as many."""
+        """The number of batches, the same in all epochs."""
         return -(-self._batches // group) * group
 
     def objection(self, group: int) -> None:  # noqa: ARG002 - as for plans of samples
-        """Any group will do: its last batches may be empty."""
+        """None: any group will do, because its last batches may be empty."""
         return
 
     def epoch(self, epoch: int, group: int) -> OrdinalEpoch:  # noqa: ARG002 - as for plans of samples

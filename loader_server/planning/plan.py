@@ -133,7 +133,7 @@ class Plan:
         return opened.schedule(groups, part)
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
-        """How many groups each window of a pass has, where that takes a look at every sample."""
+        """How many groups each window of a pass has, if finding out takes a look at every sample."""
         kept = self._keeper.load("groups", name)
         if kept is None:
             kept = {"groups": opened.groups()}
@@ -200,8 +200,8 @@ def _more_parts_than_groups(parts: int, fewest: int, group: int) -> SettingsErro
 
 
 def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ...], more: tuple[int, ...]) -> str:
-    """Settings count as they were written and in steps too: a key's rate may change while the text stays."""
-    # The plans of those who do not carry state are what they were before one could.
+    """The digest; settings count as written and in steps, because a key's rate may change while the text stays."""
+    # Plans without carried state keep the digests that they had before there was such a thing.
     fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
     said = [f"{name}={getattr(settings, name)!r}" for name in fields]
     meant = [f"{field.name}={getattr(of, field.name)!r}" for of in limits for field in dataclasses.fields(of)]

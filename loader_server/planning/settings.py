@@ -148,14 +148,16 @@ class PlanSettings:
         _weights, "how many samples of each source for how many of the others", default=()
     )
     cycle: tuple[bool, ...] = setting(
-        _flags, "for each source: true to start it over when it is through, false to end the epoch", default=()
+        _flags, "for each source: true to start it over when it runs out, false to end the epoch", default=()
     )
     sub_buckets: Mapping[str, int] | None = setting(
         _sub_buckets, "a second key, and into how many buckets by its length each bucket is divided", default=None
     )
     curriculum_epochs: int = setting(whole(0), "the first epochs, in which samples come sorted by length", default=0)
     epoch_parts: int = setting(
-        whole(1, 100_000), "an epoch is this part of the data: 4 makes quarters; not for evaluation", default=1
+        whole(1, 100_000),
+        "an epoch is one of this many parts of the data: 4 makes quarters; not for evaluation",
+        default=1,
     )
     largest_first: bool = setting(flag, "the largest shape comes first, as an early test of memory", default=False)
     packing: Amount | None = setting(
@@ -318,7 +320,7 @@ def _check_together(settings: PlanSettings) -> None:
 
 
 def _not_for_carry(settings: PlanSettings) -> list[str]:
-    """What would have other rows from batch to batch, or epochs that begin in mid-recording."""
+    """The settings under which rows would change from batch to batch, or epochs would begin in mid-recording."""
     found = {
         "packing": settings.packing is not None,
         "sub_buckets": bool(settings.sub_buckets),

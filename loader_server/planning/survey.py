@@ -31,7 +31,7 @@ __all__ = ["LEFT_OUT", "LengthTable", "Progress", "Survey", "bucket_of", "narrow
 
 Progress = Callable[[int, int], None]
 
-#: In place of a length: the sample takes no part.
+#: Stands in place of a length: the sample takes no part.
 LEFT_OUT = -1
 
 #: Samples whose lengths are in memory at once.
@@ -44,11 +44,11 @@ _KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above", "r
 
 
 class LengthTable(Protocol):
-    """What the planner reads of an index."""
+    """What the planner reads from an index."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the index."""
+        """The index's fingerprint."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -92,13 +92,13 @@ class Survey:
     run: Integers = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """As arrays by name, for a keeper."""
+        """These arrays by name, for a keeper."""
         own = {name: getattr(self, name) for name in _KEPT}
         return own | {f"other.{key}": longest for key, longest in self.others.items()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> Survey:
-        """From what `arrays` gave."""
+        """Made from what `arrays` gave."""
         return cls(
             edges=arrays["edges"].astype(np.int64),
             others={

@@ -1,6 +1,6 @@
 """Sources: where samples live, and the index that says how long each of them is.
 
-A module that holds a source imports all that it needs from here, one of this package as well as a user's own;
+A module that defines a source, of this package or a user's own, imports all that it needs from here;
 `docs/sources.md` shows how to write one.
 """
 

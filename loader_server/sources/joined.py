@@ -1,8 +1,7 @@
 """The indexed sources of one stream, seen as one: a mixture's members come one after another, samples by offset.
 
-Rules: each member has an index of its own; a single one is passed through as it is. Members may be of different kinds:
-a raw value is there for the transforms if all members have it, and where they need another, the member is named that
-lacks it.
+Rules: each member has its own index; a single one is passed through as it is. Members may be of different kinds:
+transforms get the raw values that all members have; if they need another, the error names the member that lacks it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class OpenedSource:
 
 
 class SourceSet:
-    """What a stream has to know of all its samples; `cut` says how their recordings are cut, if they are."""
+    """What a stream has to know about all its samples; `cut` says how their recordings are cut, if they are."""
 
     def __init__(self, opened: Sequence[OpenedSource], cut: str = "") -> None:
         self._opened = tuple(opened)
@@ -56,24 +55,24 @@ class SourceSet:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """How many samples there are."""
         return self._starts[-1]
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """What the index says of one raw sample."""
+        """What the index says about one raw sample."""
         place = bisect_right(self._starts, sample) - 1
         columns, own = self._opened[place].source.lengths, sample - self._starts[place]
         return {key: int(column[own]) for key, column in columns.items()}
 
     @property
     def fingerprint(self) -> str:
-        """Of the indexes, and of how samples are cut."""
+        """The fingerprint of the indexes, and of how samples are cut."""
         indexes = _joint(one.index.fingerprint for one in self._opened)
         return fingerprint(indexes, self._cut) if self._cut else indexes
 
     @property
     def made(self) -> str:
-        """Another text whenever one of the indexes was made anew."""
+        """A text that changes whenever one of the indexes is made anew."""
         return _joint(one.index.meta.folder for one in self._opened)
 
     @property
@@ -114,7 +113,9 @@ class SourceSet:
                 one.index.refuse_other_trial(chain)
 
     def _refuse_missing(self, chain: Chain) -> None:
-        """Ask for the length of one sample of each member, which needs all that the transforms count with."""
+        """Compute the length of one sample of each member, which fails if a member lacks what the transforms count
+        with.
+        """
         for one in self._opened if len(self._opened) > 1 else ():
             try:
                 _lengths(one, chain, 0, 1)
@@ -124,7 +125,7 @@ class SourceSet:
                 ) from error
 
     def refuse_lacking(self, key: str, chain: Chain) -> None:
-        """Refuse a source that has not the key whose length counts, if others have it."""
+        """Refuse a source that lacks the bucketed key, if others have it."""
         having = [one for one in self._opened if any(field.key == key for field in one.source.fields)]
         if not having or any(field.key == key for field in chain.fields):
             return
@@ -172,7 +173,7 @@ class SourceSet:
 
 
 def _first_sample(one: OpenedSource) -> dict[str, Any]:
-    """Nothing, if it cannot be decoded."""
+    """The first sample; None if it cannot be decoded."""
     (raw,) = read_patiently(one.source.read, [0], bool)
     try:
         return one.source.decode(0, raw)
@@ -229,12 +230,12 @@ class JoinedSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What all members have; steps a second only where all agree."""
+        """The fields that all members have; with steps a second only if all agree."""
         return self._fields
 
     @property
     def samples(self) -> int:
-        """Of all members."""
+        """The samples of all members."""
         return self._starts[-1]
 
     def _at(self, sample: int) -> tuple[Source, int]:
@@ -242,7 +243,7 @@ class JoinedSource(Source):
         return self._sources[place], sample - self._starts[place]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Each member is asked once for all that is wanted of it."""
+        """Read; each member is asked once, for all samples that are wanted from it."""
         placed = [self._at(sample) for sample in samples]
         asked: dict[Source, list[int]] = {}
         for source, sample in placed:
@@ -254,38 +255,38 @@ class JoinedSource(Source):
             yield next(raw[source])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Each member is told of its own."""
+        """Tell each member which of its samples come next."""
         of = np.searchsorted(self._starts, samples, side="right") - 1
         for place in np.unique(of).tolist():
             self._sources[place].expect(samples[of == place] - self._starts[place])
 
     def looks_ahead(self) -> bool:
-        """Whether any member does."""
+        """Whether any member looks ahead."""
         return any(one.looks_ahead() for one in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """As the member does."""
+        """Decode as the member does."""
         source, own = self._at(sample)
         return source.decode(own, raw)
 
     @property
     def gathers(self) -> bool:
-        """Whether all members do."""
+        """Whether all members gather."""
         return all(one.gathers for one in self._sources)
 
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
-        """Whether a member does."""
+        """Whether any member reads ahead."""
         return any(one.reads_ahead for one in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of each member."""
+        """The unread samples of each member."""
         asked = self._by_member(samples)
         found = [self._sources[place].unread(own) + self._starts[place] for place, _, own in asked]
         return np.concatenate(found) if found else samples
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Member by member, into arrays of its own, and from there into their rows."""
+        """Gather member by member into separate arrays, and from there into their rows."""
         for place, rows, own in self._by_member(samples):
             gather_rows(self._sources[place], own, rows, out)
 
@@ -297,17 +298,17 @@ class JoinedSource(Source):
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
-        """As the member calls it."""
+        """The member's name for it."""
         source, own = self._at(sample)
         return source.name(own)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """As the member says."""
+        """The member's place for it."""
         source, own = self._at(sample)
         return source.place(own)
 
     def identity(self, sample: int) -> str:
-        """As the member knows it."""
+        """The member's identity for it."""
         source, own = self._at(sample)
         return source.identity(own)
 

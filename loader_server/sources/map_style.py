@@ -1,7 +1,7 @@
 """A user's own map-style class as a source: `__len__` and `__getitem__`, as people have them for PyTorch.
 
-`__getitem__` gives a dict of arrays, numbers and strings, or a tuple whose values the setting `keys` names. Besides, a
-class may have
+`__getitem__` gives a dict of arrays, numbers and strings, or a tuple whose values the setting `keys` names. In
+addition, a class may have
 
 - `lengths()`, a mapping from keys to one whole number a sample: then no sample is looked at while indexing, and these
   keys are the ones that are padded;
@@ -40,7 +40,7 @@ __all__ = ["ItemPiece", "MapStyleSettings", "MapStyleSource"]
 
 _Values: TypeAlias = dict[str, Any]
 
-#: Values that are for the transforms, whatever numpy would make of them.
+#: Types of values that go to the transforms as they are, whatever numpy would make of them.
 _NO_ARRAYS = (str, bytes, Mapping, type(None))
 
 
@@ -62,7 +62,7 @@ def _keyword_arguments(value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapStyleSettings:
-    """What a stream with a user's own class says."""
+    """Settings of a stream with a user's own class."""
 
     source: str = setting(text, "a class with `__len__` and `__getitem__`, such as my_data:Digits")
     arguments: Mapping[str, Any] | None = setting(
@@ -81,7 +81,7 @@ class ItemPiece:
 
 
 class MapStyleSource(Source):
-    """Samples of a class. Columns: of each its number in the class, and the lengths of its arrays and strings."""
+    """Samples of a class. Columns: each sample's number in the class, and the lengths of its arrays and strings."""
 
     Settings = MapStyleSettings
     piece_rows = 16
@@ -100,7 +100,7 @@ class MapStyleSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """As the index says; before there is one, the first axis of every array counts as padded."""
+        """The fields as the index has them; before there is one, the first axis of every array counts as padded."""
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
         first = self._first_sample()
@@ -109,7 +109,7 @@ class MapStyleSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """What the class says of its data, if it does."""
+        """The class's fingerprint of its data, if it has one."""
         return f"{len(self._data)} {said}" if (said := self._fingerprint()) else ""
 
     def survey(self) -> Inventory:
@@ -185,7 +185,7 @@ class MapStyleSource(Source):
         return BadRow(self.settings.source, item, problem.reason, f"expected {problem.expected}, got {problem.got}")
 
     def _first_sample(self) -> _Values:
-        """The first one that can be had, which all others have to be like."""
+        """The first sample that can be read, which all others have to match."""
         if self._first is None:
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
             self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
@@ -203,7 +203,7 @@ class MapStyleSource(Source):
                 )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The fields: padded are the keys whose lengths the class tells, or else those whose lengths differ."""
+        """The fields: those keys are padded whose lengths the class tells, or else those whose lengths differ."""
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
             if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
@@ -223,7 +223,7 @@ class MapStyleSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the class is what it was."""
+        """Take the index, unless the data have changed."""
         expected = (indexed.about["items"], indexed.about["data"])
         if self._checked != expected:
             got = (len(self._data), self._fingerprint())
@@ -239,7 +239,7 @@ class MapStyleSource(Source):
         self._items = indexed.numbers["item"]
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # noqa: ARG002 - there is nothing to read
-        """Ask the class."""
+        """Ask the class for the sample."""
         return self._sample(int(self._items[self.checked(sample)]))
 
     def name(self, sample: int) -> str:
@@ -251,7 +251,7 @@ class MapStyleSource(Source):
         return self.settings.source, int(self._items[sample])
 
     def identity(self, sample: int) -> str:
-        """As the class says, or else its number in data like these."""
+        """The class's identity of it, or else its number and the data's fingerprint."""
         if not hasattr(self._data, "identity"):
             return super().identity(sample)
         return str(self._data.identity(int(self._items[sample])))
@@ -281,7 +281,7 @@ class MapStyleSource(Source):
     def _value(self, key: str, value: Any, item: int) -> Any:  # noqa: ANN401 - the user's
         if isinstance(value, _NO_ARRAYS):
             return value
-        array = np.array(value)  # a copy: what a transform changes in place stays as it is in the class
+        array = np.array(value)  # a copy, so that a transform's changes in place do not reach the class
         if str(array.dtype) not in DTYPES:
             raise self._bad("dtype", f'"{key}" of a dtype of {", ".join(sorted(DTYPES))}', str(array.dtype), item)
         return array
@@ -331,7 +331,7 @@ def _kinds(sample: _Values) -> dict[str, Field | None]:
 
 
 def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
-    """Arrays and numbers; the first axis varies of those that are padded."""
+    """Arrays and numbers as fields; the first axis of padded ones varies."""
     kinds = {key: kind for key, kind in _kinds(sample).items() if kind is not None}
     return [kind if key in padded else replace(kind, shape=np.shape(sample[key])) for key, kind in kinds.items()]
 

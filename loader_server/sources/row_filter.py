@@ -1,7 +1,7 @@
 """Which samples take part: an expression over their lengths and columns, such as `text > 9 and speaker != "ann"`.
 
-Rules: pure; what stands there is read as an expression and worked out here, so it can name columns, compare and
-calculate, and nothing else; nothing of it is ever run as code. It is worked out for many samples at once.
+Rules: pure; the text is parsed as an expression and evaluated here, so it can name columns, compare and calculate, and
+nothing else; it is never run as code. It is evaluated for many samples at once.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _REMEDY = (
 
 
 class _Misfit(Exception):  # noqa: N818 - a verdict that never leaves this module
-    """Something in the expression that it may not hold; the reader adds the place."""
+    """Something that the expression may not contain; the reader adds the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """An expression that was read and found allowed; `names` are the lengths and columns that it asks for."""
+    """An expression that was read and accepted; `names` are the lengths and columns that it uses."""
 
     said: str
     where: str
@@ -64,7 +64,7 @@ class RowFilter:
 
     @staticmethod
     def read(said: str, where: str) -> RowFilter:
-        """SettingsError for what is no expression, or holds more than names, numbers, strings and comparisons."""
+        """Read an expression; a SettingsError if it is none, or uses more than names, values and comparisons."""
         made = RowFilter(said, where, ())
         try:
             tree = _tree(said)
@@ -77,7 +77,7 @@ class RowFilter:
         return RowFilter(said, where, tuple(sorted(set(names) - _CONSTANTS.keys())))
 
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
-        """Which of so many samples it holds for, from an array for each of its names."""
+        """Which of `samples` samples it is true for, given an array for each of its names."""
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
                 made = _worked_out(_tree(self.said), values)
@@ -88,7 +88,7 @@ class RowFilter:
         return np.broadcast_to(np.asarray(made, bool), (samples,))
 
     def refuse_unknown(self, known: Mapping[str, _Value], where: str) -> None:
-        """SettingsError where a source has not what it asks for."""
+        """Raise a SettingsError if a source lacks something that it uses."""
         for name in self.names:
             if name not in known:
                 raise SettingsError(
@@ -143,7 +143,7 @@ def _is_number_of_name(node: ast.Call) -> bool:
     return named and not node.keywords and len(node.args) == 1 and isinstance(node.args[0], ast.Name)
 
 
-# --- working out ---
+# --- evaluating ---
 
 
 def _worked_out(node: ast.expr, values: Mapping[str, _Value]) -> _Value:
@@ -218,7 +218,7 @@ def _true_or_false(value: _Value) -> _Value:
 
 
 def _numbers(strings: _Value) -> NDArray[np.float64]:
-    """The numbers that strings hold; what is none compares as false."""
+    """The numbers in strings; a string that is no number makes comparisons false."""
     return np.array([_float(one) for one in np.atleast_1d(strings)], np.float64)
 
 

@@ -1,8 +1,8 @@
-"""A source beside a stream's own, which a transform draws recordings from: noises, impulse responses.
+"""An additional source from which a transform draws recordings: noises, impulse responses.
 
-Rules: it is named by a table, as a stream's source is; its rows are looked at when it is opened and kept in memory, so
-it suits thousands of recordings, not millions; a bad row is an error, because nobody would count it. It counts by its
-content: the columns that make an index's fingerprint.
+Rules: it is configured by a table, as a stream's source is; its rows are read when it is opened and kept in memory, so
+it suits thousands of recordings, not millions; a bad row is an error, because nobody would count it. It is identified
+by its content: the columns that make an index's fingerprint.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["SideSource", "SourceName", "side_source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceName:
-    """What the table of a source says besides the source's own settings."""
+    """The setting in a source's table besides the source's own."""
 
     source: str = setting(text, "the kind of source")
 
 
 class SideSource:
-    """What a job file says of it; equal to another that says the same."""
+    """What a job file says about it; equal if the settings are."""
 
     def __init__(self, said: str, places: FilePlaces | None = None) -> None:
         self._said = said
@@ -54,11 +54,11 @@ class SideSource:
         return hash(repr(self))
 
     def at(self, places: FilePlaces) -> SideSource:
-        """The same, with its paths relative to a folder, and a place for remote files."""
+        """The same, with a folder that its paths start from, and a place for remote files."""
         return SideSource(self._said, places)
 
     def digest(self, where: str) -> str:
-        """Of its content and of the versions that decode it; DataError where it cannot be used."""
+        """A digest of its content and of the versions that decode it; a DataError if it cannot be used."""
         source = self.opened(where)
         try:
             columns = {**source.indexed.numbers, **source.indexed.strings}
@@ -68,7 +68,7 @@ class SideSource:
             source.close()
 
     def opened(self, where: str) -> Source:
-        """Ready to be read."""
+        """The source, open for reading."""
         assert self._places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self._said), self._places, where).make()
         try:

@@ -1,12 +1,12 @@
-"""The door for formats: what a source of samples is, and what it gives to the index and gets back from it.
+"""The door for formats: what a source of samples is, what it gives to the index, and what it gets back.
 
-A source is one class that owns all that is known of its format. It lives twice. While an index is made, `survey` says
-what there is, in pieces, and `probe` looks at one piece, in whatever process: plain columns and bad rows come out.
-Later `open` gets the columns back, and samples go by number, from 0 to `samples - 1`.
+A source is one class that owns everything about its format. It has two lives. While an index is made, `survey` says
+what there is, in pieces, and `probe` looks at one piece, in any process, and returns plain columns and bad rows. Later
+`open` gets the columns back, and samples go by number, from 0 to `samples - 1`.
 
 Rules: making a source opens nothing; reading is input and output only and any thread may do it, decoding is CPU only
 and one thread does it, so that threads can read ahead. Instances are never pickled: another process gets settings, and
-makes its own. This module knows no format, and none knows another.
+makes its own. This module knows no format, and no format knows another.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
     "gather_rows",
 ]
 
-#: Samples of a segment, where the format suggests nothing else.
+#: Samples of a segment, unless the format suggests something else.
 SEGMENT_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is not indexed: in which file and line it stands, and why, in one word and in full."""
+    """A row that is not indexed: its file and line, and why, in one word and in full."""
 
     where: str
     line: int
@@ -58,13 +58,13 @@ class BadRow:
 class Inventory:
     """What there is before anything is looked at.
 
-    `pieces` yields the rows in order, so many at most at a time, as something that can be pickled; `origin` says what
-    the index is made from, for telling later whether it still is that; `about` are further facts, which may be written
-    as JSON, and the index's fingerprint hangs on them.
+    `pieces` yields the rows in order, in pieces of at most the given number of rows, which can be pickled; `origin`
+    says what the index is made from, to tell later whether it has changed; `about` are further facts, which can be
+    written as JSON and are part of the index's fingerprint.
     """
 
     total: int
-    #: Whether `total` counts pieces, as nobody knows the rows before they are looked at.
+    #: Whether `total` counts pieces, because the number of rows is not known before they are looked at.
     rows_unknown: bool = False
     pieces: Callable[[int], Iterator[Any]]
     origin: list[dict[str, Any]] = field(default_factory=list)
@@ -73,10 +73,10 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a piece holds: one entry a good row in each column, and the bad rows.
+    """What a piece holds: one entry for each good row in each column, and the bad rows.
 
-    `rows` has the number of each good row, and `bad` that of each bad one: its own among all rows, however these are
-    cut into pieces, and rising. Every piece has the same columns.
+    `rows` has the number of each good row among all rows, and `bad` that of each bad one; numbers rise, and do not
+    depend on how rows are cut into pieces. Every piece has the same columns.
     """
 
     rows: Sequence[int]
@@ -87,7 +87,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """What the index knows of a source's samples: the columns that `probe` found, and what `survey` said.
+    """What the index knows about a source's samples: the columns that `probe` found, and what `survey` said.
 
     `strings` are read like lists; `place` is the index's folder, for messages.
     """
@@ -103,8 +103,8 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfJob:
-    """What a source may have to know of its job: which stream it is for, the seed, the file, for other streams, and the
-    folder of what the job keeps.
+    """What a source may have to know about its job: its stream, the seed, the job file (for other streams), and the
+    job's state folder.
     """
 
     stream: str = ""
@@ -119,13 +119,13 @@ class OfJob:
 
     @property
     def graph(self) -> Path:
-        """Where a graph lies that a trainer sent for the stream."""
+        """The file of the graph that a trainer sent for the stream."""
         return (self.state or Path()) / "graphs" / f"{self.stream}.graph"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of a long sample: of the values that `keys` names, the steps from `start` to before `stop`."""
+    """A stretch of a long sample: the steps from `start` to before `stop` of the values that `keys` names."""
 
     sample: int
     start: int
@@ -134,31 +134,32 @@ class Chunk:
 
 
 class Source:
-    """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`, `read`
-    and `name` where there is something to read and to name, and of the others what it knows better.
+    """Random access to samples by number. A format defines `Settings`, `fields`, `survey`, `probe` and `decode`; `read`
+    and `name` if there is something to read and to name; and any of the others that it can do better.
     """
 
     #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.values.setting`.
     Settings: ClassVar[type[Any]]
-    #: How many rows a process looks at in one go: some tens of milliseconds of work.
+    #: How many rows a process probes in one go: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256
-    #: The same where each row is read, decoded and put through transforms, whose lengths are measured.
+    #: The same if each row is read, decoded and put through transforms whose lengths are measured.
     measured_rows: ClassVar[int] = 16
-    #: Whether samples can be read while indexing, as transforms that declare nothing need it.
+    #: Whether samples can be read while indexing, as undeclared transforms require.
     measurable: ClassVar[bool] = True
-    #: Whether pieces are looked at in other processes only, as it leaves behind what must not be there after a fork.
+    #: Whether pieces are probed only in other processes, because probing leaves behind what must not be there at a
+    #: fork.
     apart: ClassVar[bool] = False
-    #: Columns that differ between copies of one data set, so that no fingerprint hangs on them.
+    #: Columns that differ between copies of one data set, and so are not part of the fingerprint.
     local_columns: ClassVar[frozenset[str]] = frozenset()
 
     #: What `open` got.
     indexed: Indexed
 
     def __init__(self, settings: Any, base: Path) -> None:  # noqa: ANN401 - each source has its own
-        #: As the job file says; relative paths in it start from `base`.
+        #: The settings from the job file; relative paths in them start from `base`.
         self.settings = settings
         self.base = base
-        #: What the job says, where there is one.
+        #: About the job, if there is one.
         self.of_job = OfJob()
         #: Opens its files.
         self.files = Files(base)
@@ -167,35 +168,35 @@ class Source:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The numeric values of a raw sample; they may say more (`per_second`) once the source is open."""
+        """The numeric values of a raw sample; they may tell more (`per_second`) once the source is open."""
         raise NotImplementedError
 
     def stamp(self) -> str:
-        """A text that is another one whenever the data are, at the cost of a look at each file (`self.files.stamp`).
+        """A text that changes whenever the data do, at the cost of a look at each file (`self.files.stamp`).
 
-        Where it is what it was when an index was made, indexing again is left out, and after a kill -9 only the rest is
-        looked at. So it has to tell of all that `survey` and `probe` look at, missing files and new ones as well; empty
-        where nobody can tell.
+        If it is the same as when an index was made, indexing again is skipped, and after a kill -9 only the rest is
+        probed. So it has to cover everything that `survey` and `probe` look at, including missing and new files; empty
+        if nobody can tell.
         """
         return ""
 
     def survey(self) -> Inventory:
-        """What there is; DataError where the data set as a whole cannot be used."""
+        """What there is; a DataError if the data set as a whole cannot be used."""
         raise NotImplementedError
 
     def probe(self, piece: Any) -> Found:  # noqa: ANN401 - what `survey` gave
-        """Look at the rows of one piece, and at nothing else; OSError where the disk fails."""
+        """Look at the rows of one piece, and at nothing else; an OSError if the disk fails."""
         raise NotImplementedError
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # noqa: ARG002 - for those who need it
-        """Further facts that only the columns of all samples tell: they are in `indexed.about` later."""
+        """Further facts that only the columns of all samples tell; later they are in `indexed.about`."""
         return {}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index's columns; DataError where the data set is another one by now. A process that measures opens
-        piece after piece so.
+        """Take the index's columns; a DataError if the data have changed since. A process that measures lengths opens
+        piece after piece in this way.
         """
         self.indexed = indexed
 
@@ -205,7 +206,7 @@ class Source:
         return self.indexed.samples
 
     def checked(self, sample: int) -> int:
-        """The number, if a sample has it: a column would take -1 for its last entry."""
+        """The number, if there is such a sample: a column would take -1 for its last entry."""
         if not 0 <= sample < self.samples:
             raise IndexError(f"expected a sample from 0 to {self.samples - 1}, got {sample}")
         return sample
@@ -219,7 +220,7 @@ class Source:
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """The lengths of all samples, by the key of a raw sample: columns that are called `length_<key>`."""
+        """The lengths of all samples, by the key of a raw sample: the columns called `length_<key>`."""
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
@@ -231,7 +232,7 @@ class Source:
         return np.append(np.arange(0, self.samples, SEGMENT_SAMPLES, dtype=np.int64), self.samples)
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the samples from `start` to before `stop` begin a recording: all, where none is cut."""
+        """Which of the samples from `start` to before `stop` begin a recording: all, unless recordings are cut."""
         return np.ones(stop - start, np.bool_)
 
     @property
@@ -245,9 +246,10 @@ class Source:
         return (0,)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """The bytes of these samples, in this order, each by the time it is asked for; several threads may be at it.
+        """The bytes of these samples, in this order, each read when it is asked for; several threads may call this at
+        once.
 
-        OSError where the disk fails (who asks tries again), ReadError where the bytes are not the indexed ones.
+        An OSError if the disk fails (the caller tries again), a ReadError if the bytes are not the indexed ones.
         """
         return (b"" for _ in samples)
 
@@ -261,7 +263,7 @@ class Source:
         return self.files.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """The raw sample; SampleError where whole bytes cannot be decoded."""
+        """The raw sample; a SampleError if complete bytes cannot be decoded."""
         raise NotImplementedError
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:  # noqa: ARG002 - for who can
@@ -272,13 +274,13 @@ class Source:
         return None
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
-        """The bytes that decoding each of these takes, as `read` gives them; a format that need not read all of a
-        sample for a stretch of it does better.
+        """The bytes that decoding each of these takes: whole samples, as `read` gives them, unless a format can read
+        less.
         """
         return self.read([chunk.sample for chunk in chunks])
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """What `decode` gives of the sample, but of the chunk's keys the stretch alone."""
+        """The same as `decode` gives, with only the stretch of the chunk's keys."""
         made = self.decode(chunk.sample, raw)
         return made | {key: made[key][chunk.start : chunk.stop] for key in chunk.keys}
 
@@ -293,11 +295,11 @@ class Source:
         """
         raise NotImplementedError
 
-    #: Whether `gather` works on what `read` brought into memory, sample with neighbours.
+    #: Whether `gather` uses what `read` brought into memory, a sample together with its neighbours.
     reads_ahead: bool = False
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002 - for those who read ahead
-        """Of these samples those to `read` before they are gathered: one for each piece that is not in memory."""
+        """The samples among these to `read` before gathering: one for each piece of data that is not in memory."""
         return np.empty(0, np.int64)
 
     def name(self, sample: int) -> str:
@@ -306,23 +308,25 @@ class Source:
         return f"{where}, line {line}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """The file and line that somebody has to look at who wants to mend the sample."""
+        """The file and line to look at for mending the sample."""
         return str(self.indexed.place), sample
 
     def identity(self, sample: int) -> str:
-        """What stays the same for as long as the sample does, whatever its number, and is another text once somebody
-        mended it; for a file its path, size and time of change. For people too, and compared as it is.
+        """A text that stays the same as long as the sample does, whatever its number, and changes once the sample is
+        mended; for a file its path, size and time of change. People read it too, and it is compared as it is.
         """
         return f"sample {sample} of {self.indexed.fingerprint}"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules whose code shapes a sample's bytes; those outside of this package count as the transforms' do."""
+        """The modules whose code shapes a sample's bytes; those outside this package count as user code, like
+        transforms.
+        """
         return (type(self).__module__,)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of the libraries that shape a decoded sample's bytes, by name: all workers of a job have to have the same."""
+        """Versions of the libraries that shape a sample's bytes, by name: all workers of a job need the same."""
         return {}
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""The synthetic source: samples made of nothing, for load tests and for trying a job's settings without data.
+"""The synthetic source: made-up samples, for load tests and for trying a job's settings without data.
 
 Rules: a sample follows from its number and the settings alone, in integers of our own hashing, so it is the same on
-every machine; lengths spread like a log-normal distribution, as those of sentences and utterances do. What it makes of
-one sample it makes of a whole batch at once (`gather`), bytes being equal: that is what lets one core feed hundreds of
-trainers.
+every machine; lengths spread like a log-normal distribution, as those of sentences and utterances do. It makes whole
+batches at once (`gather`), with the same bytes as sample by sample, which lets one core feed hundreds of trainers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SyntheticSettings", "SyntheticSource"]
 
-#: Different lengths are drawn by so many equally likely steps of the distribution.
+#: Lengths are drawn from this many equally likely steps of the distribution.
 _LENGTH_BITS = 12
 
 #: A sample is a piece of one endless text, which repeats after so many steps.
@@ -42,13 +41,13 @@ _PIECE = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSettings:
-    """What a stream with source = "synthetic" says besides."""
+    """Further settings of a stream with source = "synthetic"."""
 
     samples: int = setting(whole(1, 2**40), "how many samples there are")
     kind: str = setting(
         choice("tokens", "features"), "tokens: whole numbers; features: vectors of `bands` numbers", default="tokens"
     )
-    median_length: int = setting(whole(1, 100_000), "half of the samples are at least so long, in steps", default=44)
+    median_length: int = setting(whole(1, 100_000), "half of the samples are at least this long, in steps", default=44)
     spread: float = setting(
         number(0, 2), "how much lengths differ: the standard deviation of their logarithm", default=0.5
     )
@@ -57,11 +56,11 @@ class SyntheticSettings:
 
 
 class SyntheticSource(Source):
-    """Samples of so many steps; the one column is their length."""
+    """Samples that are pieces of an endless text; the only column is their length."""
 
     Settings = SyntheticSettings
     piece_rows = _PIECE
-    #: A sample follows from its number: none may be left out of the index.
+    #: A sample follows from its number, so none may be left out of the index.
     measurable = False
     settings: SyntheticSettings
 
@@ -73,7 +72,7 @@ class SyntheticSource(Source):
         return (Field(key="features", dtype="float32", shape=(None, self.settings.bands)),)
 
     def stamp(self) -> str:
-        """The settings are all that there is."""
+        """A constant: the settings are all that there is."""
         return "synthetic"
 
     def survey(self) -> Inventory:
@@ -91,7 +90,7 @@ class SyntheticSource(Source):
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:
-        """Make the text that all samples are pieces of; nothing else has to be there."""
+        """Make the text that all samples are pieces of."""
         super().open(indexed)
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]
@@ -99,7 +98,7 @@ class SyntheticSource(Source):
         self._steps = np.arange(len(self._text), dtype=np.int64)
 
     def name(self, sample: int) -> str:
-        """Its number is all the name that it has."""
+        """The sample's number, its only name."""
         return f"synthetic {self.checked(sample)}"
 
     def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class SyntheticSource(Source):
 
     @property
     def gathers(self) -> bool:
-        """Batches are written at once."""
+        """True: whole batches are written at once."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
@@ -127,7 +126,7 @@ def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int
 
 
 def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
-    """The lengths that there are, equally likely, in rising order."""
+    """The possible lengths, equally likely, in ascending order."""
     count = 2**_LENGTH_BITS
     scores = (NormalDist().inv_cdf((step + 0.5) / count) for step in range(count))
     lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in scores]
@@ -139,7 +138,7 @@ def _starts(samples: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:
-    """Tokens from 1, for 0 is padding; features from -1 to 1, in steps that float32 holds exactly."""
+    """Tokens from 1, because 0 is padding; features from -1 to 1, in steps that float32 holds exactly."""
     if settings.kind == "tokens":
         words = hashed(np.arange(steps), key_of("synthetic tokens"))
         most = np.uint64(settings.vocabulary - 1)

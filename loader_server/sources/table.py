@@ -1,4 +1,4 @@
-"""Which sources there are, by the name that a job file says, and how any process makes one.
+"""Which sources there are, by their names in a job file, and how any process makes one.
 
 Rules: names lead to dotted names, and a module is imported only for those who use it, so that a format may need a
 library that others do without; other packages add theirs as entry points of the group `stoker.sources`. A name with a
@@ -47,15 +47,15 @@ SOURCES: dict[str, str] = {
 
 _ENTRY_POINTS = "stoker.sources"
 
-#: How a job file names a class that is none of ours, and what opens it.
+#: How a job file names a class that is not ours, and what opens it.
 _OWN_CLASS = "package.module:Class"
 _MAP_STYLE = "loader_server.sources.map_style:MapStyleSource"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """All that a process has to know to make a source: `name` as the job file has it, `dotted` what it leads to, and
-    for messages `where` it is named.
+    """All that a process has to know to make a source: its `name` in the job file, the `dotted` name that it leads to,
+    and, for messages, `where` it is named.
     """
 
     name: str
@@ -63,12 +63,12 @@ class SourceSpec:
     settings: Any
     base: Path
     where: str = ""
-    #: Where remote files are kept, if that was said.
+    #: Where remote files are kept, if that is set.
     cache: CacheSettings | None = None
     of_job: OfJob = field(default_factory=OfJob)
 
     def make(self) -> Source:
-        """A source of one's own; nothing is opened yet."""
+        """Make an instance; nothing is opened yet."""
         made = _class_at(self.dotted)(self.settings, self.base)
         made.of_job = self.of_job
         if self.cache is not None:
@@ -77,8 +77,8 @@ class SourceSpec:
 
 
 def dotted_name(name: str, where: str) -> str:
-    """Where the class of a source is; SettingsError for a name that nobody knows."""
-    if name in SOURCES:  # first, because asking for entry points reads the facts of every installed package
+    """The dotted name of a source's class; a SettingsError for an unknown name."""
+    if name in SOURCES:  # first, because asking for entry points reads the metadata of every installed package
         return SOURCES[name]
     others = {point.name: point.value for point in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
     if name in others:
@@ -102,7 +102,7 @@ def source_class(name: str, where: str) -> type[Source]:
 
 
 def settings_of_sources() -> dict[str, type[Any]]:
-    """The settings of each source of this package, by what a job file names it."""
+    """The settings of each source of this package, by its name in a job file."""
     return {name: _class_at(dotted).Settings for name, dotted in {**SOURCES, _OWN_CLASS: _MAP_STYLE}.items()}
 
 

@@ -1,6 +1,6 @@
 """Transforms: what a raw sample becomes before it is put into a batch.
 
-A module that holds a transform imports all that it needs from here, a built-in one as well as a user's own;
+A module that defines a transform, built-in or a user's own, imports all that it needs from here;
 `docs/transforms.md` shows how to write one.
 """
 

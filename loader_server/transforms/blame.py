@@ -1,8 +1,7 @@
 """Whose fault is it when decoding or transforming a sample fails: the sample's, or the machine's?
 
-Rules: pure. What is raised speaks about the sample, whatever its class; exhausted memory and errors of input and
-output do not. Decoders raise OSError for content that they do not like as well, but then without one of the system's
-numbers.
+Rules: pure. An exception is about the sample, whatever its class, unless memory is exhausted or input or output failed.
+Decoders also raise OSError for content that they reject, but then without an error number of the system's.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def told(error: BaseException) -> str:
 
 
 def undecoded(error: BaseException, name: str) -> SampleError | ReadError:
-    """What to raise where decoding a sample raised what is none of our own errors."""
+    """The error to raise if decoding a sample raised something other than our own errors."""
     if is_the_samples(error):
         return SampleError(
             reason="undecodable",

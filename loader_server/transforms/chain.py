@@ -1,6 +1,6 @@
-"""The transforms of one stream, in order: applies them to samples, and knows fields and lengths of what comes out.
+"""The transforms of one stream, in order: applies them to samples, and knows fields and lengths of the results.
 
-Rules: what comes out is checked against what was declared, so a batch never meets another dtype or shape; a transform
+Rules: results are checked against what was declared, so a batch never meets another dtype or shape; a transform
 that raises anything masks the sample, but input and output errors and exhausted memory are passed on, because they say
 nothing about the sample (see blame); all transforms that draw random numbers for a sample share one generator, keyed
 by seed, epoch and sample. A chain with an undeclared transform is `measured`: its fields are found while indexing and
@@ -46,7 +46,8 @@ _BYTES_VERSION = 2
 
 _ARRAYS = (np.ndarray, np.generic)
 
-#: Packages whose version shapes the bytes of a sample, whatever its transforms; they and sources name further ones.
+#: Packages whose version shapes the bytes of a sample, whatever its transforms; transforms and sources name further
+#: ones.
 _PACKAGES = ("numpy",)
 
 
@@ -54,8 +55,8 @@ _PACKAGES = ("numpy",)
 class Chain:
     """The transforms of one stream, in order.
 
-    `fields` are the values that come out; where the chain is `measured` and not yet bound, they are what would come out
-    if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings, files that these
+    `fields` are the values of a result; while the chain is `measured` and not yet bound, they are what the values would
+    be if the undeclared transforms changed nothing. `recipe` is the fingerprint of names, settings, files that these
     name and source texts; `fingerprint` adds the versions of all that affects the bytes, ours and those of packages.
     """
 
@@ -99,8 +100,8 @@ class Chain:
 
     @property
     def index_recipe(self) -> str:
-        """Of what an index hangs on: all transforms if lengths are measured; or those that tell which samples they
-        may refuse, and what comes before them; empty where there is neither.
+        """The recipe of what an index depends on: all transforms if lengths are measured; else those that tell which
+        samples they may refuse, and all before them; empty if there are none of either kind.
         """
         if self.measured:
             return self.recipe
@@ -119,7 +120,7 @@ class Chain:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that affects the bytes that this chain makes."""
+        """The fingerprint of all that affects the bytes that this chain makes."""
         return _fingerprint(self.steps)
 
     @property
@@ -129,7 +130,7 @@ class Chain:
 
     @property
     def steady_fingerprint(self) -> str:
-        """Of all that affects what these make."""
+        """The fingerprint of all that affects what these steps make."""
         return _fingerprint(self.steps[: self.steady_steps])
 
     def bound(self, fields: tuple[Field, ...]) -> Chain:
@@ -155,7 +156,7 @@ class Chain:
         return found
 
     def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """The lengths that one transform changes, from those before it; none of an undeclared one."""
+        """The lengths that one transform changes, from those before it; none if it is undeclared."""
         rules = step.outputs.lengths if step.outputs is not None else {}
         return {key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules}
 
@@ -164,7 +165,7 @@ class Chain:
         return self.finish(sample, (seed, epoch, number))
 
     def begin(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """What the transforms make of it that come before the first that draws: the same in each epoch."""
+        """The sample after the transforms that come before the first that draws: the same in each epoch."""
         for step in self.steps[: self.steady_steps]:
             sample = _apply(step, sample, None, self.where)
         return sample if self.steady_steps < len(self.steps) else dict(self._values(sample))
@@ -172,7 +173,7 @@ class Chain:
     def finish(
         self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0
     ) -> dict[str, NDArray[np.generic]]:
-        """The values of all fields, where so many of the transforms are done; the key is seed, epoch and number."""
+        """The values of all fields, when `done` transforms are already applied; the key is seed, epoch and number."""
         return dict(self._values(self._transform(sample, key, done)))
 
     def _values(self, made: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -184,7 +185,7 @@ class Chain:
         """Each transform that is not done, and what it makes of the sample; the key is seed, epoch and number, and
         `rng` what stands for their generator.
         """
-        rng = rng or (generator_for(*key) if self.draws else None)  # making one takes 33 µs
+        rng = rng or (generator_for(*key) if self.draws else None)  # making a generator takes 33 µs
         for step in self.steps[done:]:
             sample = _apply(step, sample, rng, self.where)
             yield step, sample
@@ -246,7 +247,7 @@ def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleErr
 
 
 def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[str, Any]:
-    """What a transform made: what it returned, or what it changed in place."""
+    """The result of a transform: the dict that it returned, or the one that it changed in place."""
     if returned is None:
         return changed
     if not isinstance(returned, dict):
@@ -275,12 +276,14 @@ def _recipe(steps: Sequence[NamedTransform]) -> str:
 
 
 def _steady_recipe(steps: Sequence[NamedTransform]) -> str:
-    """Without those that draw: an evaluation stream that does not augment goes by the statistics of training."""
+    """The recipe without transforms that draw: an evaluation stream, which does not augment, uses training's
+    statistics.
+    """
     return _recipe([step for step in steps if not step.draws])
 
 
 def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransform], where: str) -> None:
-    """A transform that goes by statistics of the data says what these were made of."""
+    """Refuse statistics that were made from other transforms than those before this one."""
     made_of = getattr(step.call, "made_of", None)
     if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
@@ -359,12 +362,12 @@ def _measured_field(key: str, value: object, assumed: Field | None, where: str) 
 
 @functools.cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """Numpy takes 4 µs to find it."""
+    """Cached, because numpy takes 4 µs to find it."""
     return str(dtype)
 
 
 def _may_refuse(step: NamedTransform) -> LengthRule | None:
-    """What a transform says of samples that it may refuse, by lengths, if it says so."""
+    """A transform's function that tells from lengths which samples it may refuse, if it has one."""
     return getattr(step.call, "may_refuse", None)
 
 
@@ -379,7 +382,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
 
 def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
-    """What a rule makes of lengths; SettingsError for one that is not there."""
+    """Apply a rule to lengths; a SettingsError if it asks for one that is not there."""
     try:
         return np.asarray(rule(lengths))
     except KeyError as missing:

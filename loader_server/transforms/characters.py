@@ -1,4 +1,4 @@
-"""`characters`: a transcript to int32 numbers, one a character; 0 is left free for padding and blanks.
+"""`characters`: a transcript to int32 numbers, one for each character; 0 is left free for padding and blanks.
 
 Rules: pure; characters are numbered from 1 in the order of the alphabet; a letter that the alphabet has only in the
 other case counts as that one. The declared length is the transcript's, an upper bound where unknown characters are

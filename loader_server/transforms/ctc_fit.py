@@ -1,8 +1,8 @@
-"""`ctc_fit`: refuses samples with more labels than CTC can say in their frames.
+"""`ctc_fit`: refuses samples with more labels than CTC can emit in their frames.
 
-Rules: pure; changes nothing. CTC needs a frame for each label, and one more between two that are equal. Comes after
-the transforms that make labels and frames. Samples whose lengths leave it in doubt are tried while indexing, and are
-bad rows there; one that only its repeated labels betray is masked, counted and named when it is built.
+Rules: pure; changes nothing. CTC needs a frame for each label, and one more between two that are equal. Comes after the
+transforms that make labels and frames. Samples that are doubtful by their lengths are tried while indexing, and are bad
+rows if they do not fit; one that fails only because of repeated labels is masked, counted and named when it is built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CtcFitSettings:
 
     labels: str = setting(text, "the key of the labels", default="text")
     frames: str = setting(text, "the key of the frames", default="audio")
-    reduction: int = setting(whole(1), "of how many frames the model makes one", default=1)
+    reduction: int = setting(whole(1), "how many frames the model merges into one", default=1)
 
 
 @transform(settings=CtcFitSettings, draws=False)
@@ -39,7 +39,7 @@ class CtcFit:
         self._labels, self._frames, self._reduction = settings.labels, settings.frames, settings.reduction
 
     def may_refuse(self, lengths: Lengths) -> NDArray[np.bool_]:
-        """Which samples have too few frames, as far as lengths tell."""
+        """Which samples may have too few frames, judging by lengths."""
         doubtful: NDArray[np.bool_] = lengths[self._labels] > lengths[self._frames] // self._reduction
         return doubtful
 

@@ -76,14 +76,14 @@ class Outputs:
         per_second: Mapping[str, float] | None = None,
         removes: tuple[str, ...] = (),
     ) -> Outputs:
-        """As `transform` takes them; for classes whose outputs depend on their settings."""
+        """Outputs in the form that `transform` takes; for classes whose outputs depend on their settings."""
         fields = tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items())
         return Outputs(fields=fields, lengths=dict(lengths or {}), removes=tuple(removes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a transform says of itself. Without outputs it is measured while indexing."""
+    """What a transform says about itself. Without outputs it is measured while indexing."""
 
     outputs: Outputs | None = None
     draws: bool = True
@@ -126,7 +126,7 @@ def declaration_of(function: object) -> Declaration:
 
 @contextlib.contextmanager
 def placing(where: str) -> Iterator[None]:
-    """Say where, in errors of settings that do not know it, or know only the last part."""
+    """Add the place to settings errors that do not know it, or know only its last part."""
     try:
         yield
     except SettingsError as error:
@@ -150,7 +150,7 @@ def _refuse_both(given: object) -> None:
 
 
 def _refuse_unread(function: Callable[..., Any], settings: type[Any] | None) -> None:
-    """Settings have to be readable from a job file, and the transform has to take them."""
+    """Refuse settings that cannot be read from a job file, and a transform that does not take them."""
     if settings is None:
         return
     if not _is_of_settings(settings):

@@ -1,8 +1,8 @@
 """Finds the transforms that a stream names, and makes them ready to be called.
 
-Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code
-counts differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
-process for each of its settings, and again when a file that they name has another content. Must not know chains.
+Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code is
+identified differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
+process for each set of settings, and again when a file that they name has changed. Must not know chains.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class NamedTransform:
 
     name: str
     call: Transform
-    #: None: they are measured while indexing.
+    #: None: its outputs are measured while indexing.
     outputs: Outputs | None
-    #: Of its settings, the content of files that they name, and where it is a user's own, its source.
+    #: The fingerprint of its settings, the content of files that they name and, if it is a user's own, its source.
     identity: str
     #: The versions of the installed packages that its bytes depend on.
     packages: Mapping[str, str]
-    #: What it gets in place of a generator; None: it draws.
+    #: What it gets instead of a generator; None if it draws.
     refusing: RefusingGenerator | None = field(repr=False, compare=False)
 
     @property
     def draws(self) -> bool:
-        """Whether it gets a generator of the sample's own."""
+        """Whether it gets the sample's generator."""
         return self.refusing is None
 
 
@@ -85,7 +85,9 @@ def find_transforms(
     """The transforms of these names, in this order, with their settings from the tables named for them; files that
     these name are looked for in `places`.
     """
-    targets = [_target(name, f"{where}, transforms") for name in names]  # before tables: a misspelt name is told first
+    targets = [
+        _target(name, f"{where}, transforms") for name in names
+    ]  # before tables: a misspelt name is reported first
     owned = _tables_by_transform(names, tables, where)
     found = zip(names, targets, strict=True)
     return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
@@ -101,7 +103,7 @@ def settings_of_built_ins() -> dict[str, type[Any]]:
 
 
 def table_names(names: Iterable[str]) -> set[str]:
-    """What the table of one of these transforms may be called: its full name, or what stands after the colon."""
+    """What the tables of these transforms may be called: the full name, or the part after the colon."""
     return {part for name in names for part in (name, _short(name))}
 
 
@@ -221,7 +223,7 @@ def _callable(instance: object) -> Transform:
 
 @contextlib.contextmanager
 def _blaming_settings(name: str, where: str) -> Iterator[None]:
-    """Errors of a transform's own code that reads its settings, or constructs it, are errors of the job file."""
+    """Turn errors of a transform's own code, while it reads settings or is constructed, into errors of the job file."""
     try:
         with placing(where):
             yield

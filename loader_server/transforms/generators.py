@@ -38,7 +38,7 @@ class Drawn:
 
 
 class RecordingGenerator(np.random.Generator):
-    """Gives the numbers that `generator_for` gives, and keeps them in `drawn`: for who wants to see them."""
+    """Gives the numbers that `generator_for` gives, and keeps them in `drawn` for those who want to see them."""
 
     def __init__(self, seed: int, epoch: int, sample: int) -> None:
         super().__init__(_bits_for(seed, epoch, sample))

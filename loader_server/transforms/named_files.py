@@ -1,7 +1,7 @@
 """Files that a transform's settings name, a vocabulary or a source of noises: where they are, and what is in them.
 
-Rules: a file is looked for below the job file's folder. It counts by its content: a copy of another name or in another
-place is the same, so machines may keep it where they like, and one that has changed makes another transform.
+Rules: a file is looked for below the job file's folder. A file is identified by its content: a copy under another name
+or in another place is the same, so machines may keep it where they like, and a changed one makes another transform.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 2**20
 
 
 def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each transform has its own
-    """The settings, with the path of each file for its name."""
+    """The settings, with each file's path in place of its name."""
     if settings is None:
         return None
     values = _said(settings)
@@ -36,9 +36,10 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:  # noqa: ANN401 - each
 
 
 def content_of_settings(settings: Any, where: str) -> str:  # noqa: ANN401 - each transform has its own
-    """All that the settings say, with the digest of each file for its path; SettingsError for one that is not there.
+    """All that the settings say, with each file's digest in place of its path; a SettingsError if one is missing.
 
-    A setting that is None when it is left out says nothing then: one that is added later changes nobody's content.
+    A setting that is left out and then None adds nothing, so that a setting that is introduced later does not change
+    the content of earlier ones.
     """
     if settings is None:
         return ""

@@ -1,7 +1,7 @@
 """Who made a sample longer than its batch has room for: the source, or one of the transforms?
 
-Rules: pure but for the transforms, which run once more, with the same numbers drawn; the first that breaks its own word
-is named, and only if none does those that gave none.
+Rules: pure except for the transforms, which run once more and draw the same numbers; the first that breaks its
+declaration is named, and only if none does, those without one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def blame_for_length(
 
 
 def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, int, int]]:
-    """The keys that are longer than foretold, with both lengths."""
+    """The keys that are longer than declared, with both lengths."""
     found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
     return [(key, most, made) for key, most, made in found if made > most]
 

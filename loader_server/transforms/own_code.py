@@ -1,8 +1,8 @@
 """The code of a user's own transform: its module, the modules beside it that it imports, and installed packages.
 
-Rules: an installed module counts by the version of its package, any other by its source; imports are read from the
-sources and nothing is run, so all processes find the same, whatever they have imported so far. A module that is
-imported by a name made at run time is not found. Must not know chains.
+Rules: an installed module is identified by the version of its package, any other by its source; imports are read from
+the sources and nothing is run, so all processes find the same, whatever they have imported so far. A module that is
+imported under a name computed at run time is not found. Must not know chains.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnCode:
 
 
 def own_code(modules: Sequence[str]) -> OwnCode:
-    """The code behind these modules, which count by source even if they are installed."""
+    """The code behind these modules, which are identified by source even if they are installed."""
     sources: dict[str, bytes] = {}
     packages: dict[str, str] = {}
     seen, waiting = set(modules), list(modules)
@@ -109,7 +109,7 @@ def _named(source: bytes, package: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             near = "." * node.level + (node.module or "")
-            with contextlib.suppress(ImportError):  # further up than its package: it could not be imported either
+            with contextlib.suppress(ImportError):  # above its package: it could not be imported either
                 module = importlib.util.resolve_name(near, package)
                 yield from (f"{module}.{alias.name}" for alias in node.names)
 

@@ -1,6 +1,6 @@
 """An amount that several holders share, so that none of them takes all the room.
 
-Rules: pure. Whoever holds less than what is left may take more; so one alone may take half, two a third each, and
+Rules: pure. A holder that has less than what is left may take more; so one alone may take half, two a third each, and
 there is always something left for a newcomer. Amounts are not split: the last one may exceed the limit.
 """
 

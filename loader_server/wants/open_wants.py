@@ -1,4 +1,4 @@
-"""The wants that a worker has accepted and not answered yet: which is built next, and what each trainer's cost.
+"""The wants that a worker has accepted and not answered yet: which is built next, and what those of each trainer cost.
 
 Rules: pure. Every accepted ticket ends exactly once. Open tickets, and the bytes of batches that go by TCP, are counted
 for each trainer, so one that asks for too much, or does not read, holds up only itself.
@@ -93,7 +93,7 @@ class OpenWants(Generic[S, B]):
         return self._reads(session.address) and (build.want.in_slot or self._batches.has_room(trainer))
 
     def give_up(self) -> tuple[S, B] | None:
-        """End one that nobody has begun; whose it is, and the build."""
+        """End a want that nobody has begun; returns its trainer and the build."""
         build = self._queue.take()
         if build is None:
             return None
@@ -103,7 +103,7 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End one that was taken, whatever became of it; whose it is, or None if that trainer is gone."""
+        """End a want that was taken, whatever became of it; returns its trainer, or None if that trainer is gone."""
         if not build.want.in_slot:
             self._batches.give_back(build.trainer, self._largest[build.want.stream])
         session = self._sessions.of(build.trainer)

@@ -21,7 +21,7 @@ __all__ = ["Sessions", "TrainerSession"]
 
 
 class TrainerSession(Protocol):
-    """What has to be known about a trainer."""
+    """What this module needs of a trainer's session."""
 
     incarnation: int
     #: The connection that it speaks on.

@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
     """What a ticket is to this worker."""
 
     NEW = "new"
-    STALE = "stale"  #: it, or a later one of its slot, was seen before
+    STALE = "stale"  #: this ticket, or a later one of its slot, was seen before
     BUSY = "busy"  #: its trainer asks for too much at once
 
 
@@ -77,7 +77,7 @@ class Tickets:
         return self._open.get(ticket.slot) == ticket
 
     def held(self) -> tuple[Ticket, ...]:
-        """All that still have to be answered."""
+        """All tickets that still have to be answered."""
         return tuple(self._open.values())
 
     def __len__(self) -> int:

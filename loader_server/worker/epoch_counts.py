@@ -28,7 +28,7 @@ _KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class EpochQuestion:
-    """Of which epoch a trainer asks how many batches it has."""
+    """Which epoch a trainer asks about."""
 
     stream: str
     epoch: int
@@ -43,7 +43,7 @@ class EpochCounts:
         self._log = log
         self._wake = wake
         self._known: dict[EpochQuestion, int] = {}
-        #: Who waits for which answer.
+        #: The peers that wait for each answer.
         self._askers: dict[EpochQuestion, set[int]] = {}
         self._asked: SimpleQueue[EpochQuestion | None] = SimpleQueue()
         self._found: deque[tuple[EpochQuestion, int | None]] = deque()

@@ -1,7 +1,7 @@
 """Streams that cannot be opened yet, because a trainer still has to send the graph that makes their batches.
 
 They are opened once graph and index are on this machine's disk: where the coordinator runs here too it puts them there,
-and otherwise they are fetched from it, piece by piece. Rules: for the poll loop, which never waits here: opening
+and otherwise they are fetched from it, piece by piece. Rules: used by the poll loop, which never waits here: opening
 imports TensorFlow, so a thread does it. Whatever fails is tried again.
 """
 
@@ -32,7 +32,7 @@ _LOOK_S = 0.5
 
 @dataclass(slots=True)
 class _Fetched:
-    """What has come of a stream's files."""
+    """What has arrived of a stream's files."""
 
     digest: str = ""
     content: bytearray = field(default_factory=bytearray)
@@ -48,7 +48,7 @@ class LateStreams:
         self._lacking = {name: _Fetched() for name in job.recipes if not job.is_there(name)}
         self._opening: set[str] = set()
         self._look_s = 0.0
-        #: Whatever was tried: the name, and the builder if it is open.
+        #: The streams that were tried: name, and the builder if it could be opened.
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
     @property
@@ -57,7 +57,7 @@ class LateStreams:
         return set(self._lacking)
 
     def look(self, now_s: float) -> list[m.GraphWanted]:
-        """Now and then, begin to open what is there by now; returns what to ask the coordinator for."""
+        """Now and then, begin to open the streams whose files have come; returns what to ask the coordinator for."""
         if not self._lacking or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
@@ -81,7 +81,7 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """The builders of those that are open since the last call."""
+        """Take the builders of the streams that were opened since the last call."""
         found = []
         while not self._tried.empty():
             name, builder = self._tried.get()
@@ -92,7 +92,7 @@ class LateStreams:
         return found
 
     def take_pieces(self, pieces: Iterable[m.GraphPiece]) -> list[m.GraphWanted]:
-        """What came from the coordinator; returns what to ask for at once."""
+        """Take in pieces that came from the coordinator; returns what to ask for at once."""
         return [wanted for piece in pieces for wanted in self._take(piece)]
 
     def _take(self, piece: m.GraphPiece) -> list[m.GraphWanted]:

@@ -22,7 +22,7 @@ __all__ = ["Membership"]
 #: The heartbeat timeout, until the coordinator tells us the job's.
 _USUAL_TIMEOUT_S = 2.0
 
-#: For how long a worker that was never registered goes on trying: its coordinator may start later than it does.
+#: How long a worker that was never registered keeps trying: its coordinator may start later than it does.
 _FIRST_TIME_S = 60.0
 
 #: Pause before registering again, and before sending again what could not be sent.

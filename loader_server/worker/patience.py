@@ -1,4 +1,4 @@
-"""A peer that says a lot without bringing any batch nearer is ignored for the rest of a moment.
+"""A peer that says a lot without bringing any batch nearer is ignored for a moment.
 
 Rules: pure. Taking in a message and refusing it costs twenty times as much as dropping it unread, and whatever a worker
 does for one trainer keeps the others waiting. What is dropped may be said again; a want that is lost this way is

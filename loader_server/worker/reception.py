@@ -70,7 +70,7 @@ class ReceptionParts:
     guard: Guard
     log: Log
     wake: Callable[[], None]
-    #: The streams that will be served, and are not open yet.
+    #: The streams that will be served and are not open yet.
     awaited: Callable[[], Container[str]]
 
 
@@ -95,7 +95,7 @@ class Reception:
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
     def serve(self, stream: Stream) -> None:
-        """Serve a stream that is open since, and has its builder."""
+        """Serve a stream that has been opened meanwhile, with its builder."""
         self._largest[stream.name] = _largest_bytes(stream)
         self._count[stream.name] = self._parts.builders[stream.name].batches
 
@@ -177,7 +177,7 @@ class Reception:
     def _greet(self, identity: bytes, former: Session | None, hello: m.Hello) -> None:
         known = self._sessions.of(hello.incarnation)
         if hello.stream in self._parts.awaited():
-            return  # it says so again, and by then the stream may be open
+            return  # it will say so again, and by then the stream may be open
         refusal = self._objection_to_stranger(hello, known)
         if refusal is not None:
             self._sender.say(identity, refusal)
@@ -214,12 +214,12 @@ class Reception:
         return None
 
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
-        """Whether it was accepted."""
+        """Accept or refuse a want; whether it was accepted."""
         known = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not known or want.worker != self._parts.incarnation:
             return self._refuse(identity, refusals.another_trainer(want.ticket))
         verdict = self._wants.judge(session, want.ticket)
-        if verdict is Verdict.STALE:  # an answer could be mistaken for that to the open ticket
+        if verdict is Verdict.STALE:  # an answer could be mistaken for the answer to the open ticket
             self.counts.stale += 1
             return False
         refusal = self._objection_to_want(session, want, verdict)

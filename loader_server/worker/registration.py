@@ -1,8 +1,8 @@
 """A worker's talk with the coordinator: it registers, sends heartbeats, and learns of samples that kill decoders.
 
 Rules: used in the worker's poll loop only; when to say what is decided in `membership`. If the coordinator is away we
-wait for it, and register again when it is back; attached trainers are served meanwhile. One that was never there is
-waited for only so long.
+wait for it, and register again when it is back; attached trainers are served meanwhile. A coordinator that was never
+there is waited for only so long.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Registration:
             self._send(one)
 
     def leave(self) -> None:
-        """Say that we leave, so that no new wants come; once."""
+        """Say that we are leaving, so that no new wants come; only once."""
         if not self.membership.left:
             leave = m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)
             self.membership.left = self._send(leave)

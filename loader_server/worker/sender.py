@@ -59,7 +59,7 @@ class _Peer:
     waiting: int = 0
     #: Bytes that were sent since the last mark.
     unmarked: int = 0
-    #: Whether nothing was said since the last look.
+    #: Whether nothing has been said since the last look.
     quiet: bool = False
 
 
@@ -69,7 +69,7 @@ class _Unread:
 
     tracker: zmq.MessageTracker
     settle: Callable[[], None]
-    #: Of a batch: its length, and the buffer of `SendBuffers` that it lies in.
+    #: If it is a batch: its length, and the buffer of `SendBuffers` that it lies in.
     nbytes: int = 0
     buffer: NDArray[np.uint8] | None = None
 
@@ -114,13 +114,13 @@ class Sender:
         return [self.router, *([self._sealed_router] if self._sealed_router is not None else ())]
 
     def watch(self, doors: Doors) -> None:
-        """Have connections to all of these counted."""
+        """Count connections to all of these sockets."""
         doors.watch("messages", self.router)
         if self._sealed_router is not None:
             doors.watch("sealed", self._sealed_router)
 
     def drop_strays(self, ready: set[object]) -> int:
-        """Read and drop what came to the ROUTER for sealed payloads, where nobody has anything to say; how much."""
+        """Read and drop what came to the ROUTER for sealed payloads, where nobody may say anything; how much it was."""
         if self._sealed_router is None or self._sealed_router not in ready:
             return 0
         return sum(1 for _ in read_waiting(self._sealed_router))

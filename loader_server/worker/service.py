@@ -82,7 +82,7 @@ class Worker:
         self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
         self._streams = {name: Stream(self._job, name) for name in self._job.recipes if self._job.is_there(name)}
-        #: What it counts of remote files.
+        #: Its counts of remote files.
         self.remote_counts = self._job.cache.counts
         self.build_counts = {name: BuildCounts() for name in self._streams}
         self._quarantine = Quarantine(self._job.state / "quarantine.jsonl")

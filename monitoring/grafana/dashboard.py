@@ -60,7 +60,7 @@ def _job_variable() -> dict[str, Any]:
 
 
 def _placed() -> list[dict[str, Any]]:
-    """Rows below each other, panels side by side in them."""
+    """Lay out rows one below the other, with their panels side by side."""
     placed: list[dict[str, Any]] = []
     y = 0
     for row in ROWS:

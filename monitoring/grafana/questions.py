@@ -70,7 +70,7 @@ _HEALTH = Row(
         Panel(
             title="Does the model learn?",
             unit="none",
-            about="Loss and metrics of the last epoch, and of evaluations, over all ranks, if the trainers tell them.",
+            about="Loss and metrics of the last epoch and of evaluations, over all ranks, if the trainers report them.",
             queries=(Query('stoker_result{job="$job"}', "{{result}} of {{stream}}"),),
         ),
         Panel(
@@ -276,8 +276,8 @@ _DATA = Row(
         Panel(
             title="Do workers wait for remote files?",
             unit="percentunit",
-            about="Share of the needed blocks and files that the machine's cache had not. Many after the first minute: "
-            "the store is slower than the trainers, or remote_cache_bytes too little to look ahead.",
+            about="Share of the needed blocks and files that the machine's cache lacked. Many after the first minute: "
+            "the store is slower than the trainers, or remote_cache_bytes is too small to look ahead.",
             queries=(
                 Query(
                     'sum by (instance) (rate(stoker_remote_blocks_total{job="$job", kind="waited"}[1m])) / '

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset", "unfit", "with_plain_keys"]
 
-#: Rows of a batch, if nothing else is said.
+#: Rows of a batch, unless the pipeline asks for others.
 _MAX_ROWS = 32
 #: What RETURNN calls the length of an axis: "size:key:axis".
 _SIZE = "size"
@@ -46,7 +46,7 @@ class PipelineContext:
         self.dataset_name = dataset_name
         #: The samples of the stream that the job names as `base`: of one shard in a worker, none in a trainer.
         self.base_dataset = base_dataset
-        #: How many rows `padded_batch` gives a batch, if nothing else is said.
+        #: How many rows `padded_batch` gives a batch by default.
         self.default_max_rows = default_max_rows
         #: Where `prefetch_to_consumer_device` puts elements; empty in a worker.
         self.consumer_device = consumer_device
@@ -94,7 +94,7 @@ def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
 
 
 def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, where: str) -> tf.data.Dataset:
-    """Call the function, and see that it divided its work once and gave a data set."""
+    """Call the function, and check that it divided its work exactly once and returned a data set."""
     made = function(context)
     if context.marked != 1:
         raise SettingsError(
@@ -114,7 +114,7 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
 
 
 def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]] = _nothing) -> tf.data.Dataset:
-    """A data set of samples of these fields, which `samples` gives anew each time; without fields there are none."""
+    """A data set of samples with these fields: `samples` is called at each iteration. Empty without fields."""
     import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
 
     if not fields:
@@ -136,7 +136,7 @@ def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
 
 
 def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
-    """The same with the keys that elements have behind the marker, without colons: `size:key:axis` is a length."""
+    """The same data set with the keys that elements have below the marker: no colons; `size:key:axis` is a length."""
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
         return dataset

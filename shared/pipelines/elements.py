@@ -39,7 +39,7 @@ _VALUES, _SHAPE = ":values", ":shape"
 
 @dataclass(frozen=True, slots=True)
 class ElementValue:
-    """One value of an element: None for each axis that varies."""
+    """One value of an element; its shape has None for each axis that varies."""
 
     key: str
     dtype: str
@@ -57,7 +57,7 @@ class ElementValue:
 
 
 def fields_of_element(values: Iterable[ElementValue]) -> tuple[Field, ...]:
-    """What crosses for these."""
+    """The fields in which these values cross."""
     return tuple(field for value in values for field in _fields(value))
 
 
@@ -69,7 +69,7 @@ def _fields(value: ElementValue) -> tuple[Field, ...]:
 
 
 def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
-    """What an element holds of which these cross: an axis before one that varies counts as varying as well."""
+    """The values that cross in these fields; an axis before one that varies counts as varying, too."""
     known = {field.key: field for field in fields}
     return tuple(_value(field, known) for field in known.values() if field.key.endswith(_VALUES))
 
@@ -86,7 +86,7 @@ def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
 def flat_values(
     values: Iterable[ElementValue], element: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.generic]]:
-    """An element as it crosses."""
+    """The element in the form in which it crosses."""
     flat: dict[str, NDArray[np.generic]] = {}
     for value in values:
         array = element[value.key]
@@ -111,7 +111,7 @@ def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_on_wire(keys: Iterable[str]) -> Sequence[str]:
-    """The keys of an element of which these cross."""
+    """The keys of an element that crosses under these keys."""
     return [key.removesuffix(_VALUES) for key in keys if key.endswith(_VALUES)]
 
 

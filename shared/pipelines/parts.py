@@ -1,4 +1,4 @@
-"""Strings, ragged and sparse values as dense tensors of numbers, which are what crosses, and back.
+"""Turns strings, ragged and sparse values into dense tensors of numbers, because only those cross, and back.
 
 A value that is not dense, or no number, becomes parts under keys of their own: values with offsets. A string tensor
 `text` is `text:bytes`, all of them one after another, and `text:sizes`, how many bytes each has; a ragged one is
@@ -6,7 +6,7 @@ A value that is not dense, or no number, becomes parts under keys of their own: 
 `text:dense`. Flat strings have parts in turn.
 
 Rules: imports TensorFlow only where a pipeline is built; a value without parts stays as it
-is; no rows are a value like any other, because a shard may have ended. Keys have no colon before.
+is; no rows are a value like any other, because a shard may have ended. Keys have no colon until then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTES, _SIZES, _FLAT, _ROWS, _AT, _DENSE = "bytes", "sizes", "flat", "rows_", "
 
 
 def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
-    """A data set of dicts, with parts in the place of what has parts; the same one where nothing has."""
+    """A data set of dicts, in which parts replace each value that has parts; the same data set if none has."""
     import tensorflow as tf  # noqa: PLC0415 - only where pipelines are built
 
     spec = dataset.element_spec

@@ -16,7 +16,7 @@ from shared.wire.layout import DTYPES
 
 __all__ = ["MOST_BYTES", "SentGraph", "digest_of_graph"]
 
-#: Tables that are part of a graph count as well: who has more reads files.
+#: Lookup tables inside the graph count, too; larger ones have to be read from files.
 MOST_BYTES = 64 * 2**20
 
 
@@ -28,13 +28,13 @@ class SentGraph:
     graph: bytes
 
     def encode(self) -> bytes:
-        """All of it."""
+        """Values and graph as bytes."""
         packed: bytes = msgpack.packb([[[one.key, one.dtype, one.shape] for one in self.values], self.graph])
         return packed
 
     @staticmethod
     def decode(content: bytes, where: str) -> SentGraph:
-        """What `encode` gave; DataError for anything else."""
+        """Read what `encode` wrote; a DataError for anything else."""
         try:
             said, graph = msgpack.unpackb(content)
             values = tuple(_value(*one) for one in said)
@@ -55,5 +55,5 @@ def _value(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
 
 
 def digest_of_graph(content: bytes) -> str:
-    """Names the content."""
+    """The name of this content."""
     return fingerprint(content)

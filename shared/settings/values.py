@@ -66,7 +66,7 @@ def setting(
 
 
 def settings_that_count(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass of settings
-    """Those by which things are told apart: all but what came later and is not said."""
+    """The settings by which things are told apart: all but later ones that are left out."""
     values = dataclasses.asdict(settings)
     for field in dataclasses.fields(settings):
         if field.metadata.get("later") and values[field.name] == field.default:

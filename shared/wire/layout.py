@@ -87,7 +87,7 @@ class Layout:
                 yield slice(tensor.offset + tensor.nbytes, end)
 
 
-#: What batches have besides whose rows carry state: true where a row's state is to be forgotten before it.
+#: An extra tensor of batches whose rows carry state: true where a row's state is to be forgotten first.
 RESET = Field(key="reset", dtype="bool", shape=())
 
 

@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_gone_says_what_to_remove(folder: Path, endpoint: s
     of = json.loads((parts / "prediction.json").read_text())["of"]
     (folder / "checkpoints" / of["checkpoint"]["file"]).unlink()
     code, _, complained = start(folder, endpoint, "--output", output.name).ended()
-    assert (code, "expected the checkpoint that was begun with" in complained) == (1, True), complained
+    assert (code, "expected the checkpoint that this began with" in complained) == (1, True), complained
     assert "Put it back from a copy, or remove gone.jsonl.parts to begin anew." in complained
 
 

@@ -191,7 +191,7 @@ def test_a_job_that_cannot_be_served_is_refused_and_changes_nothing(tmp_path: Pa
         same.write_text(same.read_text().replace('name = "same"', 'name = "served"'))
         code, _, complained = command("add", same, "--to", served)
         assert code == 1
-        assert "expected another name than that of the other jobs on this machine" in complained
+        assert "expected a name different from those of the other jobs on this machine" in complained
 
         there = make(tmp_path, "there", samples=20)
         there.write_text(there.read_text().replace("tcp://127.0.0.1:*", loaders.endpoint))
@@ -223,7 +223,7 @@ def test_several_jobs_that_cannot_be_served_together_do_not_begin(tmp_path: Path
     for job in jobs:
         job.write_text(job.read_text().replace('listen = "tcp://127.0.0.1:*"\n', "metrics_port = 39417\n"))
     code, _, complained = command("run", *jobs)
-    assert (code, "expected another listen than that of the other jobs on this machine" in complained) == (1, True)
+    assert (code, "expected a listen different from those of the other jobs on this machine" in complained) == (1, True)
     jobs[1].write_text(jobs[1].read_text().replace("39417", '39418\nlisten = "tcp://127.0.0.1:*"'))
     code, _, complained = command("run", *jobs, "--workers", "2")
     assert (code, "expected another metrics_port" in complained) == (1, True)

@@ -323,7 +323,7 @@ LEFT_OUT: dict[str, tuple[str, Callable[[Path], object], int, str]] = {
         SHARDS,
         both(tar_header(2, b"0"), lambda folder: flip(folder / "a.tar", 2048 + 5)),
         2,
-        r"line 2: broken_file: the checksum of a header does not fit",
+        r"line 2: broken_file: the checksum of a header does not match",
     ),
     "a size below zero": (SHARDS, tar_header(2, b"-0000002000"), 2, r"line 2: broken_file: the checksum of a header"),
     "a pax header that never ends": (SHARDS, pax(b"0 a=b\n"), 1, r"line 1: broken_file: a pax header cannot be read"),

@@ -43,7 +43,7 @@ class Attachment:
         self._serial = 0
         #: The cursor of the open request.
         self._asked: Cursor | None = None
-        #: In queue mode: what it says is done.
+        #: In queue mode: what the open request says is done.
         self._asked_done: DoneSet | None = None
         self._open = False
         #: The number of whoever waits for the answer.
@@ -144,7 +144,9 @@ class Attachment:
         self._timeout_s = said.heartbeat_timeout_ms / 1000
         self.attached = True
         self._beat_s = now_s + self._timeout_s / 4
-        if self._answer_to is not None and not said.work:  # in queue mode nobody goes back to where he attached
+        if (
+            self._answer_to is not None and not said.work
+        ):  # in queue mode a trainer does not go back to where it attached
             self._attached_at = cursor
         return True
 

@@ -1,9 +1,9 @@
-"""Queue mode in the trainer, when training is over: which of the trainers does what is to be done once.
+"""Queue mode in the trainer, when training is over: which trainer does the work that is to be done once.
 
 Rules: pure. The coordinator leases this work when all epochs are settled, to one trainer; if that one is gone before it
-was done, to another. One message is open at a time and is repeated as it was until it is answered. Whoever asked is
-answered when the work is this trainer's, or when it is done; and whoever has done it, when that is on disk. Its serials
-lie above those of the batches' messages, so that an answer tells which of both it is for.
+was done, to another. One message is open at a time and is repeated as it was until it is answered. A caller that asked
+gets an answer when the work is this trainer's, or when it is done; a caller that has done it, when that is on disk. Its
+serials lie above those of the batches' messages, so that an answer shows which of the two it is for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAUSE_S = 0.5
 
 
 class EndLease:
-    """What is open with the coordinator about it."""
+    """The open message to the coordinator about it, and its answer."""
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
         #: When there will be something to say.
@@ -36,23 +36,23 @@ class EndLease:
         self._serial = _FIRST_SERIAL
         self._generation = 0
         self._open: m.Outcomes | None = None
-        #: Who wants to know; None: nobody.
+        #: The caller that waits; None: nobody.
         self._asked: int | None = None
         self._lease: Lease | None = None
         self._is_report = False
 
     def ask(self, serial: int, now_s: float) -> None:
-        """Whose is the work?"""
+        """Ask whether the work is ours."""
         self._asked, self._is_report = serial, False
         self._say(now_s)
 
     def settle(self, serial: int, now_s: float, *, done: bool) -> None:
-        """It is done, or the user failed at it."""
+        """The work is done, or the user failed at it."""
         self._asked, self._is_report = serial, True
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:
-        """The coordinator knows us again, or has news: say again what is open, or ask at once."""
+        """The coordinator knows us again, or has news: repeat the open message, or ask at once."""
         if self._asked is not None:
             self.due_s = now_s
 

@@ -97,14 +97,14 @@ class StateAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """In queue mode: the user wants to know whether what is to be done once after training is ours. Serials grow."""
+    """In queue mode: the user asks whether the work to be done once after training is ours. Serials grow."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndSettled:
-    """That is `done`, or the user failed at it."""
+    """That work is `done`, or the user failed at it."""
 
     serial: int
     done: bool
@@ -112,14 +112,14 @@ class EndSettled:
 
 @dataclass(frozen=True, slots=True)
 class ResultsTold:
-    """The user says what an epoch or an evaluation came to: means over so many rows. Serials grow."""
+    """The user reports the results of an epoch or an evaluation: means over a number of rows. Serials grow."""
 
     serial: int
     epoch: int
     step: int
     rows: int
     values: tuple[tuple[str, float | None], ...]
-    #: Why the run came to its end; nothing while it goes on.
+    #: Why the run ended; empty while it goes on.
     ended: str = ""
 
 

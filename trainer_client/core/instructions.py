@@ -76,7 +76,7 @@ class AnswerAttach:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """In queue mode: tell whoever asked whether what comes once after training `is_ours`; if not, it is done."""
+    """In queue mode: tell the caller whether the work that comes once after training `is_ours`; if not, it is done."""
 
     serial: int
     is_ours: bool
@@ -92,7 +92,7 @@ class EndReading:
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """In queue mode: tell whoever asked what is done, all that this trainer settled included."""
+    """In queue mode: tell the caller what is done, including all that this trainer settled."""
 
     serial: int
     done: DoneSet
@@ -100,7 +100,7 @@ class AnswerState:
 
 @dataclass(frozen=True, slots=True)
 class AnswerResults:
-    """Give the coordinator's answer to whoever told results."""
+    """Give the coordinator's answer to the caller that reported results."""
 
     answer: m.Aggregate
 

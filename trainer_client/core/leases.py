@@ -1,9 +1,9 @@
-"""Queue mode in the trainer: the batches that it leased, in the order in which it trains on them, and what it says of
-them to the coordinator.
+"""Queue mode in the trainer: the batches that it leased, in the order in which it trains on them, and what it tells the
+coordinator about them.
 
 Rules, each from an interleaving that failed without it:
 - One message is open at a time, and is repeated as it was until it is answered; what happens meanwhile goes into the
-  next. An answer lists all leases that we have, so whatever is missing from it is ours no more.
+  next. An answer lists all leases that we have, so whatever is missing from it is no longer ours.
 - A lease that was lost before its batch was taken stays in its place, marked as void, and the consumer passes over it:
   taking it out would race with the consumer. One that was lost in the consumer's hands is still reported done, since
   it was trained on; until then nothing new is leased, because a stuck consumer would be stuck on that, too.
@@ -45,7 +45,7 @@ class LeasedUpcoming(Upcoming):
         self.taken: dict[Lease, None] = {}
 
     def add(self, leases: Iterable[Lease], generation: int) -> None:
-        """These come last."""
+        """Append these leases."""
         for lease in leases:
             at = Position(plan_epoch(self._work, lease.epoch), lease.number, self._group)
             self._coming.append(
@@ -55,7 +55,7 @@ class LeasedUpcoming(Upcoming):
             )
 
     def missing(self) -> None:
-        """Nothing has to be learnt: the coordinator knows how many batches an epoch has."""
+        """None: the coordinator knows how many batches an epoch has."""
 
     def is_over(self, position: Position) -> bool:  # noqa: ARG002 - as in lockstep
         """An epoch is over when the coordinator says so."""
@@ -102,7 +102,7 @@ class HeldLeases:
         upcoming: LeasedUpcoming,
         out: list[i.Instruction],
     ) -> None:
-        #: Leases that are ours no more, and whose batches nobody has taken yet.
+        #: Leases that are no longer ours, and whose batches nobody has taken yet.
         self.void: set[Lease] = set()
         self._settings = settings
         self._stream, self._work = attached.stream, attached.work or ""
@@ -113,7 +113,7 @@ class HeldLeases:
         self._generation = 0
         #: In the order in which they were leased.
         self._held: dict[Lease, None] = {}
-        #: In the consumer's hands, but ours no more.
+        #: In the consumer's hands, but no longer ours.
         self._lost: set[Lease] = set()
         self._done: dict[Lease, None] = {}
         self._failed: dict[Lease, None] = {}
@@ -125,7 +125,7 @@ class HeldLeases:
         self._told_in_hand: Lease | None = None
         #: The first epoch that is not settled.
         self._unsettled = 0
-        #: Who is served and in which epoch; None: nobody yet, so nothing is leased.
+        #: The reader that is served, and its epoch; None: nobody yet, so nothing is leased.
         self._reader: tuple[int, int] | None = None
         self._has_ended = False
         #: The job was ended: what is held is all that there will be.
@@ -187,7 +187,7 @@ class HeldLeases:
         self._again_s, self._is_called = now_s, True
 
     def rewind(self, epoch: int) -> None:
-        """A checkpoint was restored, which leaves off in this epoch: nothing is ours until the coordinator says so."""
+        """A checkpoint of this epoch was restored: nothing is ours until the coordinator says so."""
         self._begin_generation(0)
         self._unsettled = epoch
 
@@ -203,7 +203,7 @@ class HeldLeases:
         fresh = [lease for lease in ours if lease not in self._held]
         self._held.update(dict.fromkeys(fresh))
         self._upcoming.add(fresh, self._generation)
-        # There may be more for what we would have by now; but who got less than he asked for waits to be called.
+        # We may want more by now; but if we got less than we asked for, we wait to be called.
         self._poll_s = now_s + (self._timeout_s / 2 if len(said.leases) < wanted else 0.0)
         self._answer_states(said)
         return True
@@ -228,7 +228,7 @@ class HeldLeases:
     # --- turns ---
 
     def decide(self, now_s: float) -> None:
-        """End the reader that nothing is left for, and say what is to be said."""
+        """End a reader that nothing is left for, and send the message that is due."""
         self._end_reader()
         if self._open is None and self._has_to_say(now_s):
             self._begin()
@@ -251,7 +251,7 @@ class HeldLeases:
         return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
 
     def _in_hand(self) -> Lease | None:
-        """What was leased first, if the consumer has it."""
+        """The first lease, if the consumer has its batch."""
         first = next(iter(self._held), None)
         return first if first in self._upcoming.taken else None
 
@@ -261,7 +261,7 @@ class HeldLeases:
         return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
 
     def _before(self) -> int:
-        """The first epoch of which nothing is wanted; who trains has the beginning of the next one at hand already."""
+        """The first epoch of which nothing is wanted; one that trains also wants the beginning of the next."""
         if self._reader is None:
             return 0
         before = self._reader[1] + (2 if self._work == "train" else 1)

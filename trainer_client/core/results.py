@@ -1,7 +1,7 @@
-"""What this trainer's epochs and evaluations came to, told to the coordinator until all ranks have told theirs.
+"""The results of this trainer's epochs and evaluations, repeated to the coordinator until all ranks have reported.
 
-Rules: pure. Each is repeated until the answer is whole, and then all before it are over as well: whoever waited for one
-of them told no later one.
+Rules: pure. Each is repeated until its answer covers all ranks, and then all before it are over as well: a caller that
+waits for one reports no later one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["OpenResults"]
 
 _PAUSE_S = 1.0
-#: Nobody is further ahead of the other ranks.
+#: The most results that are open: no rank is further ahead of the others.
 _MOST_OPEN = 16
 
 
 class OpenResults:
-    """Those that are not known to be whole."""
+    """Results whose means over all ranks are not known yet."""
 
     def __init__(self, settings: CoreSettings, out: list[i.Instruction]) -> None:
-        #: When to say them again.
+        #: When to repeat them.
         self.due_s = float("inf")
         self._settings = settings
         self._out = out
         self._open: dict[int, m.Results] = {}
 
     def tell(self, told: ResultsTold, now_s: float) -> None:
-        """Say it with the next `tick`."""
+        """Send it with the next `tick`."""
         if len(self._open) >= _MOST_OPEN:
             del self._open[min(self._open)]
         self._open[told.serial] = m.Results(
@@ -50,7 +50,7 @@ class OpenResults:
         self.due_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """Say again what is open, if it is time."""
+        """Repeat open results, if it is time."""
         if now_s >= self.due_s:
             self._out.extend(i.ToCoordinator(one) for one in self._open.values())
             self.due_s = now_s + _PAUSE_S if self._open else float("inf")

@@ -1,7 +1,7 @@
-"""Was every batch given out once? Compares what trainers got with what the plan says they should have got.
+"""Whether every batch was given out once: compares what trainers got with what the plan says they should get.
 
-Rules: pure; a lap is one pass through an epoch; a trainer is believed only how many rounds of a lap it went and whether
-the lap ended.
+Rules: pure; a lap is one pass through an epoch; the only claims of a trainer's that are believed are how many rounds of
+a lap it went, and whether the lap ended.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
 
 
 def _due(lap: Lap, world: int) -> list[int]:
-    """The batch numbers that the plan gives this rank in the rounds it went, which are all if the lap ended."""
+    """The batch numbers that the plan gives this rank in the rounds it went; all rounds, if the lap ended."""
     way = rounds(0, lap.batches, lap.group, world)
     places = (one.place(lap.rank) for one in (way if lap.ended else islice(way, lap.rounds)))
     return [place.number for place in places if not place.empty]

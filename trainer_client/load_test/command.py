@@ -97,7 +97,7 @@ def load_test(asked: Asked) -> int:
 
 
 def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
-    """The test as it is kept: settings, machine, figures, runs."""
+    """The document of the test: settings, machine, figures, runs."""
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runs = [_run(asked, repeat) for repeat in range(asked.repeats)]
     figures = together([run["figures"] for run in runs])
@@ -117,7 +117,7 @@ def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(asked: Asked, repeat: int) -> dict[str, Any]:
-    """One repeat, with loaders of its own unless running ones were named."""
+    """One repeat, with its own loaders unless running ones were named."""
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         progress = stack.enter_context(_progress_bar())

@@ -30,7 +30,7 @@ __all__ = ["main"]
 
 _TELL_EVERY_S = 0.5
 
-#: So many trainers attach at a time: a coordinator has one thread, and a hundred would only wait for each other.
+#: How many trainers attach at a time: a coordinator has one thread, and a hundred would only wait for each other.
 _ATTACHING = 16
 
 #: A batch that is this late is an error, not just a wait.

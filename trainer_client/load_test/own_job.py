@@ -1,4 +1,4 @@
-"""Loaders of its own for a load test: `loader-server run` on a synthetic job in a temporary folder.
+"""A load test's own loaders: `loader-server run` on a synthetic job in a temporary folder.
 
 Rules: the loaders are another program, started by its command and known by what it prints; none of their code is
 imported here. Folder and processes are gone when this is closed.

@@ -170,7 +170,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """What it counted, as plain values."""
+        """Its counts, as plain values."""
         tally = self.tally
         return {
             "rank": self.rank,

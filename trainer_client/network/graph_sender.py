@@ -1,8 +1,7 @@
 """Sending a data set to the coordinator, until its stream can be attached to.
 
-Rules: in the thread of whoever calls, before there is a feed. What to say next follows from what was answered last, and
-the offer is said again when nothing is; so a coordinator that is started anew in between only costs time. Knows no
-TensorFlow.
+Rules: runs in the caller's thread, before there is a feed. The last answer decides what to say next, and without an
+answer the offer is repeated; so a coordinator that is restarted in between only costs time. Must not know TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphSender", "Sending", "send_graph"]
 
-#: How long an answer is waited for before the offer is said again.
+#: How long to wait for an answer before the offer is repeated.
 _PAUSE_S = 0.5
 
 
 class Sending:
-    """What is said: pure."""
+    """Decides what to say. Pure."""
 
     def __init__(self, job: str, stream: str, content: bytes) -> None:
         self._content = content
         self.offer = m.GraphOffer(job=job, stream=stream, digest=digest_of_graph(content), nbytes=len(content))
-        #: Whether all of it is kept there, and whether its stream can be attached to.
+        #: Whether the coordinator has all of it, and whether its stream can be attached to.
         self.kept = self.runs = False
 
     def answer(self, said: m.Message) -> m.GraphPiece | None:
-        """What to say to this at once; None: to wait. RefusedError if it is a refusal."""
+        """The next message after this answer; None: wait. A RefusedError if it is a refusal."""
         if isinstance(said, m.Refused):
             raise error_of(said, "coordinator")
         if not isinstance(said, m.GraphKept | m.GraphWanted) or said.digest != self.offer.digest:
@@ -61,7 +60,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSender:
-    """Where to send."""
+    """Where to send the graph, and how long to wait."""
 
     endpoint: str
     keys: ClientKeys | None
@@ -70,7 +69,7 @@ class GraphSender:
 
 
 def send_graph(to: GraphSender, sending: Sending) -> None:
-    """Have it kept and run; LostError if nobody answers, RefusedError if it is refused."""
+    """Send the graph until it is kept and runs; a LostError without answers, a RefusedError if it is refused."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = connect_dealer(context, to.endpoint, to.keys, secrets.token_bytes(16))
     try:

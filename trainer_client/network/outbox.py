@@ -101,16 +101,16 @@ class Reader:
         return self.end is not None and self.first + self.taken >= self.end
 
     def begin(self, head: int) -> None:
-        """It is served from this number on."""
+        """The reader is served from this number on."""
         self.first, self.end = head - self.taken, None
 
     def count(self, item: Item) -> None:
-        """It takes this one."""
+        """The reader takes this one."""
         self.taken = item.seq + 1 - self.first
         self.end = item.seq + 1 if item.batch.last else None
 
     def ends_before(self, item: Item) -> bool:
-        """Whether this one was leased of a later epoch than the reader's: in queue mode nothing else tells its end."""
+        """Whether this one belongs to a later epoch than the reader's: in queue mode nothing else tells the end."""
         is_later = item.batch.lease is not None and item.batch.lap > self.start.epoch
         if is_later:
             self.end = item.seq
@@ -240,7 +240,7 @@ class Outbox:
             self._wake()
 
     def take_alike(self, reader: Reader, first: Item, most: int) -> list[Item]:
-        """Take up to this many more that are there already and have the shape of the first."""
+        """Take up to this many more that are there already and have the same shape as the first."""
         alike: list[Item] = []
         with self._lock:
             while len(alike) < most and self._served is reader and not reader.ended:

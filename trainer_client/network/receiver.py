@@ -101,7 +101,7 @@ class Receiver:
         self._questions: dict[m.Message, list[Future[Any]]] = {}
         self._states: dict[int, Future[DoneSet]] = {}
         self._ends: dict[int, Future[bool]] = {}
-        #: What was told of results, whether to wait for all ranks, and who waits.
+        #: Results that were reported: whether to wait for all ranks, and who waits.
         self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
         self._offers: list[i.Offer] = []
         self._told = (0.0, 0.0)
@@ -151,14 +151,14 @@ class Receiver:
         return self.wait_for(answer)
 
     def ask_end(self) -> bool:
-        """In queue mode: wait until what is to be done once after training is ours, or done by another (False)."""
+        """In queue mode: wait until the work to be done once after training is ours, or done by another (False)."""
         serial, answer = next(self._serials), Future[bool]()
         self._ends[serial] = answer
         self.outbox.tell(e.EndAsked(serial))
         return self.wait_for(answer, of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
-        """It is done, or the user failed at it; returns when that is on the coordinator's disk."""
+        """That work is done, or the user failed at it; returns when this is on the coordinator's disk."""
         serial, answer = next(self._serials), Future[bool]()
         self._ends[serial] = answer
         self.outbox.tell(e.EndSettled(serial, done))
@@ -167,7 +167,7 @@ class Receiver:
     def tell_results(
         self, at: tuple[int, int], rows: int, values: tuple[tuple[str, float | None], ...], *, ended: str, whole: bool
     ) -> Future[m.Aggregate]:
-        """Tell what an epoch or evaluation came to, or the run; the first answer, or the one about all ranks."""
+        """Report the results of an epoch, an evaluation or a run; the first answer, or the one about all ranks."""
         serial, answer = next(self._serials), Future[m.Aggregate]()
         self._results[serial] = (whole, answer)
         self.outbox.tell(e.ResultsTold(serial, *at, rows, values, ended))

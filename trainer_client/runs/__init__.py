@@ -1,1 +1,1 @@
-"""Internal: what a run consists of beside its data, such as when it stops early."""
+"""Internal: what a run consists of besides its data, such as when it stops early."""

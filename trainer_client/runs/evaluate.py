@@ -1,8 +1,8 @@
 """`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
 
 Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; all streams are judged
-by the same one. That the loaders are lost is an error, never an end. TensorFlow is imported once the loaders have let
-us in, so that whoever mistyped their address need not wait for it.
+by the same one. Losing the loaders is an error, never an end. TensorFlow is imported only once the loaders have let us
+in, so that nobody waits for it after mistyping their address.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
-#: How often a folder is looked at for a new checkpoint: nothing tells of one.
+#: How often to look for a new checkpoint in a folder, because nothing announces one.
 _LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """Go on with each new checkpoint, until training ends or `max_time_s` is over."""
+    """Go on with each new checkpoint until training ends, or for `max_time_s`."""
 
-    #: Infinite where there is no limit.
+    #: Infinite if there is no limit.
     max_time_s: float
 
 
@@ -55,7 +55,7 @@ class EvaluateOrder:
     keys: str
     connect_timeout_s: float
     checkpoints: Path
-    #: None: once.
+    #: None: evaluate once.
     follow: Follow | None
     #: None: write no summaries.
     summaries: Path | None
@@ -96,7 +96,7 @@ def _evaluator(module: ModelModule) -> Evaluator:
 
 
 def _connect(order: EvaluateOrder, stream: str) -> Feed:
-    """Saying what for, so that a stream which is trained on refuses, before anybody's place is taken."""
+    """Connect, saying what for, so that a stream for training refuses before we take anybody's place."""
     return connect(
         order.endpoint,
         stream=stream,
@@ -128,12 +128,12 @@ def _inputs_alone(order: EvaluateOrder, feed: Feed) -> bool:
 
 
 def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
-    """The newest checkpoint, and each new one that is followed."""
+    """Yield the newest checkpoint and, when following, each new one."""
     folder = CheckpointFolder(order.checkpoints, 1)
     newest = ""
     max_time_s = order.follow.max_time_s if order.follow is not None else 0.0
     while True:
-        # In this order: what is written before the end is marked is seen after the mark was.
+        # In this order: a checkpoint that was written before the mark is found by a look after it.
         finished, there = folder.is_finished(), folder.newest()
         if there != newest:
             newest = there
@@ -149,7 +149,7 @@ def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, di
 
 
 def no_checkpoint(folder: CheckpointFolder) -> DataError:
-    """There is nothing to judge, or to predict with."""
+    """The error if there is no model to evaluate, or to predict with."""
     return DataError(
         expected="a checkpoint", got="none", where=str(folder),
         remedy="Train with FeedCheckpoint into this folder, or wait for it with evaluate --follow.",
@@ -157,15 +157,15 @@ def no_checkpoint(folder: CheckpointFolder) -> DataError:
 
 
 def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
-    """The model's values, without the optimizer's behind them."""
+    """The model's values, without the optimizer's that follow them."""
     return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
 
 
-# --- what is told ---
+# --- reports ---
 
 
 def _share(feed: Feed, record: dict[str, Any], values: dict[str, float]) -> None:
-    """For `loader-server status`."""
+    """Share the values, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
     at = {"epoch": record["epoch"], "step": record.get("step", 0)}
     feed._session.share_results(means, rows=int(values["rows"]), **at)  # noqa: SLF001 - as above

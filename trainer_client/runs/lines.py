@@ -1,4 +1,4 @@
-"""The lines by which a run says that it begins and how it ended, whatever it does.
+"""The lines that any run prints when it begins and when it ends.
 
 Rules: pure. Hours may be more than 24.
 """
@@ -16,24 +16,26 @@ __all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "startin
 
 
 def starting_line(what: str) -> str:
-    """A run begins to do `what`."""
+    """The line of a run that begins to do `what`."""
     return f"STARTING: {what}"
 
 
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
-    """A model was judged by a stream: loss and metrics, and `rows`, over how many samples."""
+    """The line of an evaluation on a stream: loss and metrics, and over how many samples (`rows`)."""
     judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples)"
 
 
 def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:
-    """The same for scripts; what is no finite number is null, as JSON has no other."""
+    """The same for scripts; a value that is not finite is null, because JSON has no such numbers."""
     numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers})
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
-    """A run came to its end in good order, after `totals` and so long; `why` there, where there are several ends."""
+    """The line of a run that ended in good order, after `totals` and `seconds`; `why`, if a run can end in several
+    ways.
+    """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 
 

@@ -1,8 +1,8 @@
 """A module of the user's that says what a run needs: the model, its loss, its metrics, the keys of its data.
 
-Rules: a piece is found by its usual name, or by the name that the user gave in its place, `module:name`. A function
-gets the parameters that it has; one that no function has is an error. A piece that is missing is named with an example.
-It must not know TensorFlow, nor what the pieces are used for.
+Rules: a piece is found under its usual name, or under a name that the user gave instead, `module:name`. A function gets
+the parameters that it takes; a parameter that no function takes is an error. A missing piece is reported with an
+example. It must not know TensorFlow, nor what the pieces are used for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "ModelModule"]
 
-#: The pieces, and how each might look.
+#: The pieces, each with an example.
 EXAMPLES = {
     "model": "def model(units=64):\n    return keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(10)])",
     "loss": "loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
@@ -36,7 +36,7 @@ EXAMPLES = {
 
 
 class ModelModule:
-    """The pieces of one module, or of others where `names` says so, with the parameters for their functions."""
+    """The pieces of one module, or of others if `names` says so, with the parameters for their functions."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], names: Mapping[str, str]) -> None:
         module, _, model = name.partition(":")
@@ -47,16 +47,16 @@ class ModelModule:
 
     @property
     def full_name(self) -> str:
-        """Where the model comes from, as the user may name it."""
+        """The full name of the model, in the form that users write."""
         return self._names.get("model", f"{self.name}:model")
 
     def digest(self) -> str:
-        """Of the module's source, so that another text is known for another; of what it imports nothing is said."""
+        """A digest of the module's source, to recognise a changed module; what it imports is not covered."""
         path = _imported(self.name).__file__
         return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
 
     def find(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
-        """The piece as it stands in the module; None if there is none, unless the user named it."""
+        """The piece as the module has it; None if there is none, unless the user named it."""
         place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
         module = _imported(place or self.name)
         found = getattr(module, attribute, None)
@@ -65,14 +65,14 @@ class ModelModule:
         return found
 
     def require(self, piece: str) -> Any:  # noqa: ANN401 - whatever it is
-        """The piece as it stands in the module; an error with an example if there is none."""
+        """The piece as the module has it; an error with an example if there is none."""
         found = self.find(piece)
         if found is None:
             raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
         return found
 
     def feed_keys(self) -> dict[str, Any]:
-        """Which keys of a batch are what: arguments of `feed.dataset`."""
+        """The roles of a batch's keys: arguments of `feed.dataset`."""
         keys = self.require("feed_keys")
         known = {"inputs", "targets", "weights", "map"}
         if not isinstance(keys, dict) or not keys.keys() <= known:
@@ -93,7 +93,7 @@ class ModelModule:
         return None if self.find(piece) is None else self._call(piece)
 
     def find_function(self, piece: str) -> Callable[..., Any] | None:
-        """The piece, which is to be called later, with other things than parameters; None if there is none."""
+        """The piece as a function to be called later, with arguments of ours; None if there is none."""
         found = self.find(piece)
         if found is not None and not callable(found):
             raise SettingsError(
@@ -113,7 +113,7 @@ class ModelModule:
         return function(**{name: value for name, value in self.parameters.items() if name in taken})
 
     def refuse_unknown_parameters(self) -> None:
-        """Once all pieces are made: a parameter that no function has would do nothing."""
+        """Refuse, once all pieces are made, parameters that no function took, because they would do nothing."""
         for name in self.parameters:
             if name not in self._known:
                 raise self._unknown(name)

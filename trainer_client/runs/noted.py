@@ -1,6 +1,6 @@
 """Means over the batches of an epoch, each weighted by its rows.
 
-Rules: pure. Its state is inside a run's, so an epoch that was resumed in its middle comes to the same.
+Rules: pure. Its state is part of a run's, so an epoch that was resumed in its middle has the same means.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ __all__ = ["NotedMeans"]
 
 
 class NotedMeans:
-    """Sums so far, each with the rows that it is over."""
+    """The sums so far, each with the number of rows in it."""
 
     def __init__(self) -> None:
-        #: The most rows that any of them is over.
+        #: The largest number of rows in any of them.
         self.rows = 0
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, means: Mapping[str, float], rows: int) -> None:
-        """Add those of a batch with so many rows; what is not a number there says nothing if there are none."""
+        """Add the means of a batch with this many rows; without rows, values that are not numbers are ignored."""
         for name, mean in means.items():
             total, over = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + rows * float(mean) if rows else total, over + rows)
             self.rows = max(self.rows, over + rows)
 
     def means(self) -> dict[str, float]:
-        """By name."""
+        """The means by name."""
         return {name: total / rows for name, (total, rows) in self._sums.items() if rows}
 
     def state(self) -> dict[str, Any]:
-        """As plain values."""
+        """The state as plain values."""
         return {name: [total, rows] for name, (total, rows) in self._sums.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> NotedMeans:
-        """What `state` returned."""
+        """Made from what `state` returned."""
         made = cls()
         made._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
         made.rows = max((rows for _, rows in made._sums.values()), default=0)

@@ -1,10 +1,10 @@
-"""`trainer-client predict`: what a model says of each sample of a stream, shared by any number of trainers.
+"""`trainer-client predict`: a model's outputs for each sample of a stream, shared by any number of trainers.
 
-Rules: the stream is in queue mode, and trainers lease its batches. A batch is told done once its part is on disk, so
-whoever is killed costs what it had in hand. Reading goes on, epoch after epoch, until no part is missing: leases may
-have gone to another prediction, or been done in one that was given up. Whoever sees that none is missing makes the
-output of the parts, one at a time, so it is there when any of the trainers ends well. All predict with the checkpoint
-that the first of them found.
+Rules: the stream is in queue mode, and trainers lease its batches. A batch is reported done once its part is on disk,
+so a killed trainer costs only what it had in hand. Reading goes on, epoch after epoch, until no part is missing: leases
+may have gone to another prediction, or been done in one that was given up. A trainer that sees that none is missing
+makes the output from the parts, one trainer at a time, so the output is there when any of them ends well. All predict
+with the checkpoint that the first of them found.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class PredictOrder:
     keys: str
     connect_timeout_s: float
     checkpoints: Path
-    #: None: a processor of the user's gets the outputs.
+    #: None: the user's processor gets the outputs.
     output: Path | None
     as_json: bool
 
 
 def predict(order: PredictOrder) -> None:
-    """Predict, with others who do the same, until each sample is done."""
+    """Predict, together with other trainers, until every sample is done."""
     began_s = time.monotonic()
     if order.output is not None:
         check_format(order.output)
@@ -88,7 +88,7 @@ def _connect(order: PredictOrder) -> Feed:
 
 
 class _Prediction:
-    """What one trainer does of a prediction."""
+    """One trainer's part in a prediction."""
 
     def __init__(self, order: PredictOrder, feed: Feed, sink: _Parts | _Processor) -> None:
         #: Samples that this trainer predicted.
@@ -115,7 +115,7 @@ class _Prediction:
             print(starting_line(f"predicting {order.stream} with {at}"), flush=True)
 
     def predict(self) -> Finished:
-        """Until nothing is left to be done."""
+        """Predict until nothing is left to be done."""
         while not self._sink.is_complete():
             for batch in self._feed:
                 if not self._sink.has(batch.number):
@@ -123,7 +123,7 @@ class _Prediction:
         return self._sink.finish()
 
     def _predict(self, batch: Batch) -> None:
-        """Of the rows that hold no sample, the model's outputs mean nothing."""
+        """Predict one batch; the outputs of rows without a sample mean nothing, and are dropped."""
         there = np.flatnonzero(batch["tag"] >= 0)
         samples = batch["tag"][there]
         outputs = self._predictor.predict(batch, len(batch["tag"]))
@@ -140,7 +140,7 @@ class _Prediction:
 
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
-    """A stream whose epoch is not each sample once, in a row of its own."""
+    """Refuse a stream whose epoch is not every sample once, each in its own row."""
     session = feed._session  # noqa: SLF001 - both are halves of one face
     keys = {field.key for field in session.fields}
     got = ""
@@ -152,19 +152,19 @@ def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
         got = "one with several samples in a row (packing)"
     if got:
         raise SettingsError(
-            expected="a stream with evaluation = true, each sample in a row of its own", got=got,
+            expected="a stream with evaluation = true, and one sample in each row", got=got,
             where=f"--stream {order.stream}", remedy="Name a stream that is like it, with these settings changed.",
         )  # fmt: skip
 
 
 def _name_is_taken(outputs: dict[str, Any]) -> DataError:
     return DataError(
-        expected=f"outputs of other names than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
+        expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
         where="the model", remedy="Give the model's outputs other names.",
     )  # fmt: skip
 
 
-# --- what a prediction is of ---
+# --- what is predicted ---
 
 
 def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
 
 
 class _Parts:
-    """With `--output`: into parts, of which the output is made."""
+    """With `--output`: outputs go into parts, from which the file is made."""
 
     def __init__(self, output: Path, batches: int) -> None:
         self._parts = PredictionParts(output)
@@ -209,7 +209,7 @@ class _Parts:
         self.lock, self.has, self.take = self._parts.lock, self._parts.has, self._parts.write
 
     def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """The one that the prediction was begun with; else, or once it has ended, the newest."""
+        """The checkpoint that the prediction began with; the newest, if there is no prediction or it has ended."""
         begun = self._parts.begun()
         if begun and self._parts.finished() is None:
             name = begun["checkpoint"]["file"]
@@ -217,15 +217,15 @@ class _Parts:
         return _newest(folder)
 
     def begin(self, of: dict[str, Any]) -> None:
-        """Refuse a prediction of anything but what was begun."""
+        """Join the prediction that was begun; refused if it is of something else."""
         self._parts.begin(of, self._batches)
 
     def is_complete(self) -> bool:
-        """Whether each batch is predicted, whoever did it."""
+        """Whether every batch is predicted, whoever did it."""
         return self._parts.finished() is not None or not self._parts.missing()
 
     def finish(self) -> Finished:
-        """Make the output, if nobody has; who finds somebody at it waits."""
+        """Make the output if nobody has; waits while somebody else does so."""
         with self._parts.lock():
             finished = self._parts.finished()
             if finished is None:
@@ -236,7 +236,7 @@ class _Parts:
 
 
 class _Processor:
-    """Without: to a function of the user's, batch by batch. What is done is known to the coordinator alone."""
+    """Without it: outputs go to the user's function, batch by batch. Only the coordinator knows what is done."""
 
     def __init__(self, processor: Callable[[dict[str, NDArray[Any]]], object] | None) -> None:
         self._processor = processor
@@ -244,23 +244,23 @@ class _Processor:
         self._asked = 0
 
     def lock(self) -> nullcontext[None]:
-        """There is nothing that others may touch."""
+        """No lock: there is nothing that others could touch."""
         return nullcontext()
 
     def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """The newest."""
+        """The newest checkpoint."""
         return _newest(folder)
 
     def begin(self, of: dict[str, Any]) -> None:
-        """Nothing is kept."""
+        """Nothing to do: nothing is kept."""
 
     def is_complete(self) -> bool:
-        """After an epoch, or what others left of it."""
+        """True after one epoch, or what others left of it."""
         self._asked += 1
         return self._asked > 1
 
     def has(self, _number: int) -> bool:
-        """What is leased is to be done."""
+        """False: what is leased has to be done."""
         return False
 
     def take(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
@@ -272,7 +272,7 @@ class _Processor:
             self._processor({name: column[usable] for name, column in columns.items()})
 
     def finish(self) -> Finished:
-        """What this trainer did."""
+        """The counts of this trainer alone."""
         return self._finished
 
 

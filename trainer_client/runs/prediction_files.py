@@ -2,7 +2,7 @@
 
 Rules: the columns are the sample's number, its name and the model's outputs; samples that could not be used are
 counted and left out. A sample that comes twice is an error. A number that JSON does not have (NaN, an infinite one) is
-null there. Nothing is held but some rows at a time. It must not know how the rows came about.
+null there. Only some rows are in memory at a time. It must not know how the rows came about.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_format(output: Path) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[NDArray[np.void]]) -> Finished:
-    """Write what of the rows could be used, as the suffix says; returns how many that is, and how many could not."""
+    """Write the usable rows in the suffix's format; returns how many were usable, and how many were not."""
     finished, last = {"samples": 0, MASKED: 0}, -1
     with FORMATS[path.suffix](path) as write:
         for row in rows:
@@ -95,7 +95,7 @@ def _parquet() -> Any:  # noqa: ANN401 - a module without types
 
 
 class _ParquetRows:
-    """The columns' types are those of the first row; a value whose shape varies is a list all the same."""
+    """Writes rows with the column types of the first one; a value whose shape varies is a list all the same."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,13 +1,13 @@
 """The outputs of a prediction while it is being made: a folder beside the output, with a file for each batch.
 
 Rules, so that any number of trainers may write here, and be killed at any moment:
-- A part is there whole or not at all: it is written under another name, synced and renamed. A batch that two trainers
-  predicted has one part still.
-- The folder alone says which batches are done. Leases only share the work out, so a coordinator that forgot them, or
+- A part is there whole or not at all: it is written under another name, synced and renamed. A batch that two
+  trainers predicted has one part.
+- The folder alone says which batches are done. Leases only divide the work, so a coordinator that forgot them, or
   that gave some to another prediction, costs time and no sample.
-- The record says what the outputs come of: a prediction of anything else into the same output is refused.
+- The record says what the outputs were made from: a prediction of anything else into the same output is refused.
 - Whoever ends it removes what others are still writing: that is no error, and what they wrote later they remove.
-- A sample is in one batch only; whoever gets it in a second one refuses that, before all is predicted in vain.
+- A sample is in one batch only; a second one with it is refused at once, before everything is predicted in vain.
 - Whoever begins or ends something holds the lock, which the kernel releases when its holder dies.
 
 It must not know TensorFlow, feeds, or the format of the output.
@@ -41,26 +41,26 @@ SAMPLE, TAG, MASKED = "sample", "tag", "masked"
 _FORMAT = 1
 _RECORD = "prediction.json"
 
-#: Rows that are brought into order at a time may take so much memory.
+#: The most memory for rows that are sorted at a time.
 _BLOCK_BYTES = 2**26
 
 Finished = dict[str, int]
 
 
 class PredictionParts:
-    """The parts of what becomes `output`."""
+    """The parts from which `output` is made."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
         self.folder = output.with_name(output.name + ".parts")
-        #: Of the prediction that was begun or joined: parts of an earlier one are none.
+        #: Names the prediction that was begun or joined; parts of an earlier one do not count.
         self._id = ""
         #: By sample: one more than the number of the batch that it was in here; 0: it was in none.
         self._batch_of = np.zeros(0, np.int32)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Nobody else begins or ends this prediction meanwhile."""
+        """Hold the lock, so that nobody else begins or ends this prediction meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -69,12 +69,12 @@ class PredictionParts:
     # --- what is predicted ---
 
     def begun(self) -> dict[str, Any]:
-        """What the outputs come of, under the names that `begin` was given; nothing if there are none."""
+        """What the outputs are made from, under the names given to `begin`; empty if nothing was begun."""
         record = self._read()
         return {} if record.get("finished") and not self.output.exists() else record.get("of", {})
 
     def begin(self, of: Mapping[str, Any], batches: int) -> None:
-        """Go on with the prediction of all this, or begin it; refused if there is one of something else."""
+        """Join the prediction of all this, or begin it; refused if there is one of something else."""
         there = self.begun()
         for name, value in of.items():
             if there and there.get(name) != value:
@@ -92,7 +92,7 @@ class PredictionParts:
         self._write({"format": _FORMAT, "id": self._id, "of": dict(of), "batches": batches})
 
     def finished(self) -> Finished | None:
-        """What is in the output: how many samples, and how many could not be used; None if it is not there yet."""
+        """How many samples the output has, and how many could not be used; None if it is not there yet."""
         finished: Finished | None = (self._own() if self._id else self._read()).get("finished")
         return finished
 
@@ -152,12 +152,12 @@ class PredictionParts:
             part.unlink(missing_ok=True)
 
     def _is_over(self) -> bool:
-        """Whether nobody reads its parts any more."""
+        """Whether this prediction is over, so that nobody reads its parts any more."""
         record = self._read()
         return record.get("id") != self._id or "finished" in record
 
     def _refuse_repeated(self, number: int, samples: NDArray[np.int64]) -> None:
-        """The same batch may come again, when a lease expired; a sample of it in another may not."""
+        """Refuse samples that came in another batch; the same batch may come again, when a lease expired."""
         more = int(samples.max(initial=-1)) + 1 - len(self._batch_of)
         if more > 0:
             self._batch_of = np.pad(self._batch_of, (0, max(more, len(self._batch_of))))
@@ -172,7 +172,7 @@ class PredictionParts:
 
     @contextmanager
     def _replacing(self, name: str) -> Iterator[Path]:
-        """A file to write, which then is there under this name at once."""
+        """A file to write, which appears under this name once it is whole."""
         temporary = self.folder / f"{name}.tmp{secrets.token_hex(4)}"
         yield temporary
         with temporary.open("rb+") as file:
@@ -196,7 +196,7 @@ class PredictionParts:
             yield from _gather(paths, ends, order[start : start + block])
 
     def finish(self, written: Path, finished: Finished) -> None:
-        """The output is written whole: put it in its place, and remove the parts."""
+        """Put the output, which is complete now, in its place, and remove the parts."""
         with written.open("rb+") as file:
             os.fsync(file.fileno())
         written.replace(self.output)
@@ -209,10 +209,10 @@ class PredictionParts:
 
 
 def came_again(sample: int, where: str) -> DataError:
-    """The stream's epoch is not each sample once."""
+    """The error if a stream's epoch has a sample twice."""
     return DataError(
         expected="each sample once", got=f"sample {sample} again", where=where,
-        remedy="Predict on a stream whose samples come once an epoch: one that is neither mixed nor packed.",
+        remedy="Predict on a stream whose samples come once in each epoch: one that is neither mixed nor packed.",
     )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def _load(path: Path) -> NDArray[np.void]:
 
 
 def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.void]]:
-    """The rows at these places of all parts one after the other; each part is opened once."""
+    """The rows at these places, counted over all parts; each part is opened once."""
     part_of = np.searchsorted(ends, places, side="right")
     found: dict[int, NDArray[np.void]] = {}
     by_part = np.argsort(part_of, kind="stable")

@@ -1,6 +1,6 @@
-"""How far a run is, which limit or whose word ends it, and the two lines that it prints.
+"""How far a run has come, what ends it, and the two lines that it prints.
 
-Rules: one of all ranks prints; an error ends a run without a line, for it is no end in good order. It must not know
+Rules: only one rank prints; an error ends a run without a line, because that is no end in good order. It must not know
 feeds or Keras; the clock is passed in.
 """
 
@@ -25,7 +25,7 @@ class RunProgress:
     """From `begin` to `finish`; may begin again."""
 
     def __init__(self, until: Until, *, prints: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        #: Why the run is over; nothing while it goes on.
+        #: Why the run is over; empty while it goes on.
         self.reason = ""
         self._until = until
         self._prints = prints
@@ -43,7 +43,7 @@ class RunProgress:
         return self._clock() - self._began_s
 
     def begin(self, what: str, there: RunTotals) -> None:
-        """The run begins, or goes on, with what is there already."""
+        """Begin or continue the run, with these totals so far."""
         self._began_s, self.reason = self._clock(), ""
         self._there = self._totals = there
         self._limits = self._until.from_there(there)
@@ -53,7 +53,7 @@ class RunProgress:
         self._look()
 
     def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
-        """So many more steps are done, and so many epochs in all; whether the run is over."""
+        """Count steps that are done, and epochs in all; whether the run is over."""
         done = self._totals
         self._totals = replace(done, epochs=epochs, steps=done.steps + steps, samples=done.samples + samples)
         self._look()
@@ -67,7 +67,7 @@ class RunProgress:
         self.reason = self.reason or why
 
     def finish(self) -> None:
-        """The run is over."""
+        """End the run."""
         totals = self.totals
         if self._prints:
             print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)

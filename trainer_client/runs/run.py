@@ -1,4 +1,4 @@
-"""`Run`: a training loop of one's own, from the cursor to a target, over as many epochs as that takes.
+"""`Run`: for your own training loop, from the cursor to a target, over as many epochs as that takes.
 
 Rules: a batch counts as trained on once the next is asked for, so `state()` inside the loop, after a step, is that of
 the step before: call `done()` first to save what the step made. Leaving the loop early loses nothing and ends nothing.
@@ -40,7 +40,7 @@ class Run:
             )  # fmt: skip
         check_time_limit(until, self._session)
         self._progress = RunProgress(until, prints=self._session.rank == 0)
-        #: What was done before the loop began, or until it was left.
+        #: The totals before the loop began, or when it was left.
         self._there = RunTotals()
         self._is_running = False
         self._noted = NotedMeans()
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Why the run is over; nothing while it goes on."""
+        """Why the run is over; empty while it goes on."""
         return self._progress.reason
 
     @property
@@ -116,7 +116,7 @@ class Run:
             self._tell()
 
     def _tell(self) -> None:
-        """What the epoch came to that is over now."""
+        """Report the results of the epoch that has just ended."""
         noted, self._noted = self._noted, NotedMeans()
         if noted.rows:
             totals = self.totals
@@ -146,7 +146,7 @@ class Run:
 
 
 def check_time_limit(until: Until, session: FeedSession) -> None:
-    """Clocks differ, and ranks in step have to end at the same one."""
+    """Refuse a time limit in lockstep: clocks differ, and all ranks have to end at the same step."""
     if until.max_time_s is not None and session.world > session.replicas and not session.in_queue:
         raise SettingsError(
             expected="one process, or a stream in queue mode", got=f"a world of {session.world} in lockstep",

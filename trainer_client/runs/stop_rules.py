@@ -1,7 +1,7 @@
 """Whether training should stop early: rules that look at the losses of all evaluations so far.
 
 Rules: pure. A rule is a function of the history alone, so whoever has the history takes the same decision, restarted or
-not; the history is the whole state. Lower is better. What is not a number is worse than every number.
+not; the history is the whole state. Lower is better. NaN is worse than every number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LevelledOff", "NoProgress", "StopRule", "Worsening", "stopping_rule"
 
 
 class StopRule(Protocol):
-    """Looks at losses, the last evaluation's last."""
+    """A rule over the losses of all evaluations, the latest one last."""
 
     def holds(self, losses: Sequence[float]) -> bool:
         """Whether to stop now."""
@@ -28,7 +28,7 @@ class StopRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoProgress:
-    """Stop once `evaluations` in a row were not better, by more than `min_change`, than the best before them."""
+    """Stop after `evaluations` in a row that did not beat the best before them by more than `min_change`."""
 
     evaluations: int = 3
     min_change: float = 0.0
@@ -47,7 +47,7 @@ class NoProgress:
 
 @dataclass(frozen=True, slots=True)
 class Worsening:
-    """Stop once the last of `last` evaluations is worse than all others of them."""
+    """Stop once the latest of `last` evaluations is worse than all the others."""
 
     last: int = 4
 
@@ -61,7 +61,7 @@ class Worsening:
 
 @dataclass(frozen=True, slots=True)
 class LevelledOff:
-    """Stop once the last of `last` evaluations is within `mean` of the others' mean, and they deviate by less than
+    """Stop once the latest of `last` evaluations is within `mean` of the others' mean, and these deviate by less than
     `deviation`.
     """
 

@@ -1,4 +1,4 @@
-"""How far a run goes: to an epoch, a step, or for so long; and what it has done so far.
+"""How far a run goes: to an epoch, to a step, or for a time; and what it has done so far.
 
 Rules: pure. A number is absolute, so a run that was restarted ends where an unbroken one would; `"+10"` counts from
 where the checkpoint is. Whichever limit comes first ends the run.
@@ -28,23 +28,23 @@ class RunTotals:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """As plain values, for a checkpoint."""
+        """The totals as plain values, for a checkpoint."""
         return {"epochs": self.epochs, "steps": self.steps, "samples": self.samples, "seconds": self.seconds}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunTotals:
-        """What `state` returned; a checkpoint of an earlier release says less."""
+        """Made from what `state` returned; a checkpoint of an earlier release has fewer."""
         return cls(**{name: state[name] for name in ("epochs", "steps", "samples", "seconds") if name in state})
 
     def words(self) -> list[str]:
-        """For the line that says how a run ended."""
+        """The totals in words, for the line that says how a run ended."""
         return [f"{self.epochs} epochs", f"{self.steps} steps", f"{self.samples} samples"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
     """Where a run ends: after `epochs` or `steps` in all (or `"+10"`: ten more than the checkpoint has), or once it
-    has gone on for `max_time_s` since it was started. What is left out does not limit it.
+    has gone on for `max_time_s` since it was started. A limit that is left out does not count.
     """
 
     epochs: int | str | None = None
@@ -55,11 +55,11 @@ class Until:
         if self.epochs is None and self.steps is None and self.max_time_s is None:
             raise _nonsense("epochs, steps or max_time_s", "none of them", 'Write Until(epochs=75), or epochs="+10".')
         if self.max_time_s is not None and not self.max_time_s > 0:
-            raise _nonsense("max_time_s above 0", f"{self.max_time_s}", "Write how many seconds to go on at most.")
+            raise _nonsense("max_time_s above 0", f"{self.max_time_s}", "Write a number of seconds.")
         self.from_there(RunTotals())
 
     def from_there(self, there: RunTotals) -> RunLimits:
-        """The same in absolute numbers, for a run that begins with what a checkpoint has."""
+        """The limits in absolute numbers, for a run that continues from a checkpoint's totals."""
         return RunLimits(
             epochs=_absolute("epochs", self.epochs, there.epochs),
             steps=_absolute("steps", self.steps, there.steps),
@@ -76,7 +76,7 @@ class RunLimits:
     max_time_s: float | None
 
     def reached(self, totals: RunTotals, since_start_s: float) -> str:
-        """Which of them ends the run now, in words; nothing if it goes on."""
+        """The limit that ends the run now, in words; empty if it goes on."""
         if self.epochs is not None and totals.epochs >= self.epochs:
             return f"{self.epochs} epochs are reached"
         if self.steps is not None and totals.steps >= self.steps:
@@ -93,7 +93,7 @@ class RunLimits:
 
 
 def _absolute(name: str, said: int | str | None, there: int) -> int | None:
-    """A number as it is, `"+10"` as ten more than there are."""
+    """The absolute number: a number stands for itself, `"+10"` for ten more than there are."""
     if said is None:
         return None
     text = str(said)

@@ -89,8 +89,8 @@ class BatchIterator:
         raise StopIteration
 
     def _forget_state(self, resets: Any, taken: int) -> None:  # noqa: ANN401 - of one batch or of several
-        """Where state is carried, nobody has that of the batches before a start in mid-epoch: a reader's first batch,
-        one for each rank, then says that all rows begin anew, to those who look.
+        """If state is carried, a reader that starts in mid-epoch has no state from the batches before; so its first
+        batches, one for each rank, say in `reset` that all rows begin anew.
         """
         new = self._ranks.replicas - (self._reader.taken - taken)
         if self._carries and self.start.number and new > 0 and resets is not None:
@@ -100,7 +100,7 @@ class BatchIterator:
         conversion_s = time.perf_counter() - taken_s
         times = ReadTimes(at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         self._accounts.count_read([item.header for item in items], arrays, times)
-        if self._accounts.counts.step_wait_s is None:  # a loop that reports its own waits is believed instead
+        if self._accounts.counts.step_wait_s is None:  # a loop that reports its own waits takes precedence
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
 
     @property

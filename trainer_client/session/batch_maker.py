@@ -1,4 +1,4 @@
-"""Turns what lies in slots into what a consumer gets: batches over a slot's own bytes, copies, stacks of small batches.
+"""Turns slots into what a consumer gets: batches over a slot's own bytes, copies, stacks of small batches.
 
 Rules: runs in the consumer's thread. A batch is a view of its slot, and the slot comes back when the last view goes. A
 consumer that holds nearly all slots is given copies instead, once it was asked to let go: the feed never waits for it.
@@ -43,7 +43,7 @@ class BatchMaker:
         self._warned_of_copies = False
 
     def make(self, item: Item, leases: LeaseAccount | None = None) -> Batch:
-        """The batch in this item's slot; `leases` is to hear what becomes of it."""
+        """The batch in this item's slot; `leases` is told what becomes of it."""
         layout = self._layout_of(item)
         data = self._bytes_of(item, layout)
         settle = None if leases is None else partial(leases.settle, item.batch)
@@ -55,7 +55,7 @@ class BatchMaker:
         return layout
 
     def _bytes_of(self, item: Item, layout: Layout) -> NDArray[np.uint8]:
-        """Those of the slot, or a copy."""
+        """The slot's bytes, or a copy of them."""
         receiver = self._receiver
         data = receiver.memory.slot(item.slot)[: layout.nbytes]
         # The reserve serves one head after another, so a consumer that keeps its batches must never hold it.
@@ -65,7 +65,7 @@ class BatchMaker:
     def stack(self, items: Sequence[Item], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
         """These keys of batches of one shape, each in an array with one more axis in front.
 
-        A single one stays where it lies; several are copied, and their slots are free again at once.
+        A single one is not copied; several are copied, and their slots are free again at once.
         """
         layout = self._layout_of(items[0])
         if len(items) == 1:

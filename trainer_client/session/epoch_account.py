@@ -1,9 +1,9 @@
 """What a trainer counts: all batches that it read, for metrics, and each epoch by itself, for the epoch's log line.
 
 Rules: pure; plain numbers that only grow; a few microseconds a batch. Waits are reported twice: for each batch by the
-reader of the feed, and for each step by the training loop, if it does. An epoch's log line goes by the loop's figures
-where there are any, because a reader inside `tf.data` runs ahead of the steps. What was read ahead, or by an iterator
-that was dropped, counts towards the epoch that it belongs to; steps count only once they were trained on.
+reader of the feed, and for each step by the training loop, if it does. An epoch's log line uses the loop's figures if
+there are any, because a reader inside `tf.data` runs ahead of the steps. What was read ahead, or by an iterator that
+was dropped, counts towards the epoch that it belongs to; steps count only once they were trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shared.wire.messages import Pushed
     from shared.wire.parts import WireShape
 
-#: How many batches that were read and not trained on are told apart.
+#: How many batches that were read and not trained on are counted separately.
 _MOST_UNTRAINED = 4096
 
 __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
@@ -33,7 +33,7 @@ __all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimes:
-    """Of one batch: when it was taken, how long the consumer waited for it, and how long making arrays of it took."""
+    """The times of one batch: when it was taken, how long the consumer waited, and how long making arrays took."""
 
     at_s: float
     wait_s: float
@@ -143,7 +143,7 @@ class Accounts:
         space, rows = len(headers) * shape.rows, sum(header.rows for header in headers)
         counts.sample_rows += rows
         for header in headers:
-            if not header.empty:  # an empty place goes by another batch's number
+            if not header.empty:  # an empty place has another batch's number
                 self._note_untrained((header.epoch, header.number), header.rows)
         counts.masked_rows += sum(header.masked for header in headers)
         # A packed row may lack several samples.
@@ -160,7 +160,9 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
-        """The oldest of too many goes with the next: who reads far ahead counts whole epochs, not single batches."""
+        """Note a batch; the oldest of too many is merged into the next, because after reading far ahead only sums
+        matter.
+        """
         self._untrained[batch] = rows
         if len(self._untrained) > _MOST_UNTRAINED:
             oldest, following = itertools.islice(self._untrained, 2)
@@ -204,6 +206,6 @@ class Accounts:
 
 
 def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
-    """How much of a wait is put down to building the batch, and how much to its transfer."""
+    """Split a wait into the part for building the batch, and the part for its transfer."""
     build_wait_s = wait_s if in_slot else min(wait_s, build_s)
     return build_wait_s, wait_s - build_wait_s

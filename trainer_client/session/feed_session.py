@@ -49,7 +49,7 @@ class FeedSession:
         self._metrics_server: MetricsServer | None = None
         try:
             answer = self.receiver.attach(None)
-            #: What was read and waited for.
+            #: Counts of what was read and waited for.
             self.accounts = Accounts(self.receiver.spec.fields)
             self._serve_metrics(metrics)
         except BaseException:
@@ -81,7 +81,7 @@ class FeedSession:
 
     @property
     def producers(self) -> int:
-        """How many shards batches come from that are made whole, each with shapes of its own; else 0."""
+        """How many shards make whole batches, each with its own shapes; 0 if batches are made from samples."""
         return self.receiver.spec.producers
 
     @property
@@ -101,7 +101,7 @@ class FeedSession:
 
     @property
     def in_queue(self) -> bool:
-        """Whether batches are leased, so that nobody has to go in step with others."""
+        """Whether batches are leased, so that trainers need not go in lockstep."""
         return self.leases is not None
 
     @property
@@ -144,7 +144,7 @@ class FeedSession:
     def open(self, *, keep_interrupt: bool = False) -> BatchIterator:
         """Start reading at the cursor, to the end of its epoch; the cursor stays where it is.
 
-        An earlier Ctrl-C is taken for dealt with, unless it is still to be kept.
+        An earlier Ctrl-C counts as handled, unless it is to be kept.
         """
         if not keep_interrupt:
             self.receiver.outbox.forget_interrupt()
@@ -169,19 +169,21 @@ class FeedSession:
         self.cursor.count_to_end(batches.start, batches.taken // self.replicas)
 
     def count_step_wait(self, wait_s: float) -> None:
-        """The training loop waited this long for a step's data; from now on its word counts, not the reader's."""
+        """The training loop waited this long for a step's data; from now on its figures count, not the reader's."""
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
 
     def share_results(
         self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False
     ) -> dict[str, float] | None:
-        """Tell the coordinator means over so many rows; those over all ranks, if that is waited for."""
+        """Report means over a number of rows to the coordinator; returns those over all ranks, if asked to wait for
+        them.
+        """
         step = 0 if self.in_queue else step
         return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
-        """Tell the coordinator that a run came to its end in good order."""
+        """Tell the coordinator that a run ended in good order."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step)
 
     def interrupt(self, error: BaseException) -> None:
@@ -189,7 +191,7 @@ class FeedSession:
         self.receiver.outbox.interrupt(error)
 
     def nudge(self) -> None:
-        """Wake whoever is waiting for a batch, to let signal handlers run, and let them wait on."""
+        """Wake whoever is waiting for a batch, so that signal handlers run, and then the wait goes on."""
         self.receiver.outbox.nudge()
 
     # --- the end ---

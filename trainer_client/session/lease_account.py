@@ -31,13 +31,13 @@ __all__ = ["LeaseAccount", "only_in_lockstep", "only_in_queue"]
 
 
 class LeaseAccount:
-    """What one feed has of the work; `at` is the epoch that the next reader reads."""
+    """One feed's share of the work; `at` is the epoch that the next reader reads."""
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
         self._spec = receiver.spec
         self._accounts = accounts
-        #: What was taken and is not settled, oldest first.
+        #: Batches that were taken and are not settled, oldest first.
         self._taken: deque[UpcomingBatch] = deque()
         #: Names the newest reading.
         self.reading = 0
@@ -46,14 +46,14 @@ class LeaseAccount:
         self.at = Position(answer.cursor.epoch, 0, answer.cursor.group)
 
     def begin_reading(self) -> Position:
-        """Where a reader that is opened now begins; what was taken before and not settled comes again."""
+        """Where a reader that is opened now begins; batches that were taken and not settled come again."""
         self._taken.clear()
         self.reading += 1
         self._settled = self._counted = 0
         return self.at
 
     def take(self, item: Item) -> bool:
-        """A consumer takes this batch; False if it is this trainer's no more, and to be passed over."""
+        """A consumer takes this batch; False if it is no longer this trainer's, and has to be skipped."""
         leases, lease = self._receiver.stream.leases, item.batch.lease
         assert leases is not None
         assert lease is not None
@@ -66,14 +66,14 @@ class LeaseAccount:
     # --- what becomes of batches ---
 
     def settle(self, batch: UpcomingBatch, *, done: bool) -> None:
-        """It is done, or the user failed at it; the first word counts."""
+        """The batch is done, or the user failed at it; the first report counts."""
         if batch in self._taken:
             self._taken.remove(batch)
             self._settled += 1
             self._tell(batch, done=done)
 
     def settle_read(self) -> None:
-        """The next batch is asked for: all that were read before are done, unless something else was said."""
+        """The next batch is asked for: all that were read before are done, unless the user said otherwise."""
         self._settle_to(self._settled + len(self._taken))
 
     def count(self, rounds: int) -> None:
@@ -114,13 +114,13 @@ class LeaseAccount:
         self._receiver.standing.trained_to = (epoch, 0)
 
     def finish(self, work: Callable[[], object]) -> bool:
-        """Do this once, in one of the trainers, after all epochs; whether it was this one."""
+        """Do this once, in one of the trainers, after all epochs; whether it was done in this one."""
         if self._receiver.settings.core.epochs is None or self._spec.work != "train":
             raise SettingsError(
                 expected="a feed that trains and knows how many epochs there are",
                 got=f"one to {self._spec.work}, with epochs={self._receiver.settings.core.epochs}",
                 where="finish",
-                remedy="Give connect(..., epochs=) what all trainers go by.",
+                remedy="Give connect(..., epochs=) the number that all trainers use.",
             )
         if not self._receiver.ask_end():
             return False
@@ -132,10 +132,10 @@ class LeaseAccount:
         self._receiver.settle_end(done=True)
         return True
 
-    # --- what lockstep alone has ---
+    # --- what only lockstep has ---
 
     def rounds_left(self) -> int:
-        """Nobody knows: it depends on how fast the others are."""
+        """Refused: it depends on how fast the others are."""
         raise only_in_lockstep("the number of rounds that are left")
 
     def most_rounds(self) -> int:
@@ -149,7 +149,7 @@ class LeaseAccount:
         return int(state["epochs"][0][0])
 
     def state(self) -> dict[str, Any]:
-        """What is done, as plain values: numbers up to a mark, but those that are missing."""
+        """What is done, as plain values: all numbers up to a mark, except those that are missing."""
         done = self._receiver.ask_state()
         return {
             "job": self._spec.job,
@@ -160,7 +160,7 @@ class LeaseAccount:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned, with all trainers: what was done since is leased again."""
+        """Take all trainers back to what `state` returned: what was done since is leased again."""
         mine = {"plan_digest": self._spec.plan_digest, "job": self._spec.job, "stream": self._spec.stream}
         mine["work"] = self._spec.work
         for name, value in mine.items():
@@ -175,7 +175,7 @@ class LeaseAccount:
         self._rewind(DoneSet(tuple(epochs)))
 
     def rewind(self) -> None:
-        """Go to the very beginning: a model without a checkpoint has trained on nothing."""
+        """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
         self._rewind(DoneSet((EpochDone(0, 0, ()),)))
 
     def _rewind(self, done: DoneSet) -> None:
@@ -185,7 +185,7 @@ class LeaseAccount:
 
 
 def only_in_lockstep(what: str) -> SettingsError:
-    """The user asks for what only streams in lockstep have."""
+    """The error if the user asks for something that only streams in lockstep have."""
     return SettingsError(
         expected="a stream in lockstep",
         got=f"a stream in queue mode, which does not have {what}",
@@ -195,7 +195,7 @@ def only_in_lockstep(what: str) -> SettingsError:
 
 
 def only_in_queue(what: str) -> SettingsError:
-    """The user asks for what only streams in queue mode have."""
+    """The error if the user asks for something that only streams in queue mode have."""
     return SettingsError(
         expected="a stream in queue mode",
         got="a stream in lockstep, whose ranks know without asking who is first",

@@ -41,7 +41,7 @@ def serve(
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
-    """How the feed is doing."""
+    """The samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
     yield MetricSamples.one(names.COPIED, maker.copied, name)

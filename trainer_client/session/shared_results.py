@@ -1,9 +1,9 @@
-"""Loss and metrics of this trainer among those of all ranks.
+"""Shares this trainer's loss and metrics with those of all ranks.
 
-Rules: what is told is kept by the coordinator or told again, so a lost coordinator costs a moment and no result.
-Whoever waits for all ranks gets the same numbers as they do: decisions that all have to take alike may rest on them.
-He waits as long as the feed lives, as for a batch: another rank may evaluate for long. Who does not wait gets no error
-from here, so that nothing keeps him from saving his checkpoint.
+Rules: a result is kept by the coordinator or reported again, so a lost coordinator costs a moment and no result. A
+caller that waits for all ranks gets the same numbers as they do, so decisions that all have to make alike can be based
+on them. It waits as long as the feed lives, as it would for a batch, because another rank may evaluate for long. A
+caller that does not wait gets no error from here, so that nothing keeps it from saving its checkpoint.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedResults", "refuse_what_cannot_be_told"]
 
-#: How long to wait for the coordinator to say that it has them, which matters to a process that is about to end.
+#: How long to wait for the coordinator's receipt, which matters to a process that is about to end.
 _MOMENT_S = 1.0
-#: Strings, dates and complex numbers, some of which would pass for numbers.
+#: Kinds of arrays that are not numbers, although some would pass for them: strings, dates and complex numbers.
 _NO_NUMBERS = "SUMmc"
 
 Values = tuple[tuple[str, float | None], ...]
 
 
 class SharedResults:
-    """What one feed tells of its stream."""
+    """The results that one feed shares about its stream."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        #: Names of which the log says that they are not told.
+        #: Names that the log has already said are not shared.
         self._left_out: set[str] = set()
 
     def share(
         self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool
     ) -> dict[str, float] | None:
-        """Tell means over so many rows, those of them that are numbers; the means over all ranks, if that is waited
-        for.
-        """
+        """Report those means that are numbers, over this many rows; the means over all ranks, if asked to wait."""
         told = _plain(values)
         self._log_left_out(values, told)
         answer = self._receiver.tell_results((epoch, step), rows, told, ended="", whole=wait)
@@ -63,43 +61,43 @@ class SharedResults:
         if names:
             self._left_out |= names
             self._receiver.log.warning(
-                "results are not shared: numbers are, that are no arrays", names=sorted(names), most=MOST_MEANS
+                "results are not shared: only plain numbers are, not arrays", names=sorted(names), most=MOST_MEANS
             )
 
     def end(self, why: str, *, epoch: int, step: int) -> None:
-        """The run came to its end in good order; a coordinator that is away is told as long as we are there."""
+        """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live."""
         _wait_a_moment(self._receiver.tell_results((epoch, step), 0, (), ended=why, whole=False))
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
-    """None if there is none yet, or the feed failed: that is raised where it is read."""
+    """Wait a moment; None if there is no answer yet, or if the feed failed, which is raised where it is read."""
     with contextlib.suppress(FutureTimeoutError):
         return answer.result() if answer.exception(_MOMENT_S) is None else None
     return None
 
 
 def refuse_what_cannot_be_told(values: Mapping[str, Any]) -> None:
-    """Where the user names the values, none is left out in silence."""
+    """Refuse values that cannot be sent: if the user named them, none is left out silently."""
     told = {name for name, _ in _plain(values)}
     missing = [name for name in values if name not in told]
     if missing:
         raise SettingsError(
             expected=f"at most {MOST_MEANS} numbers, with names of at most {LONGEST_NAME} characters",
-            got=f"{len(values)} values, of which {missing[0][:50]!r} cannot be told",
+            got=f"{len(values)} values, of which {missing[0][:50]!r} cannot be sent",
             where="aggregate",
-            remedy="Pass plain numbers, such as float(loss); of arrays their means, or each item by a name of its own.",
+            remedy="Pass plain numbers, such as float(loss); of arrays pass the mean, or each item under its own name.",
         )
 
 
 def _plain(values: Mapping[str, Any]) -> Values:
-    """Those that a message can hold."""
+    """The values that a message can hold."""
     numbers = ((name, _number(value)) for name, value in values.items() if len(name) <= LONGEST_NAME)
     told = [(name, number) for name, number in numbers if number is not None]
     return tuple((name, number if math.isfinite(number) else None) for name, number in told[:MOST_MEANS])
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401 - whatever stands in the logs
-    """Also of an array or tensor without dimensions; None if it is no number."""
+    """The number, perhaps from an array or tensor without dimensions; None if it is no number."""
     try:
         array = np.asarray(value)
         return None if array.ndim or array.dtype.kind in _NO_NUMBERS else float(array)

@@ -26,7 +26,7 @@ __all__ = ["TrainedCursor"]
 
 
 class TrainedCursor:
-    """Where one feed stands."""
+    """The cursor of one feed."""
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
@@ -34,9 +34,10 @@ class TrainedCursor:
         self._ranks = receiver.settings.core.ranks
         self._accounts = accounts
         self._next_group = answer.next_group
-        #: This rank has told the coordinator where it stands, and the coordinator agreed.
+        #: Whether this rank has told the coordinator where it stands, and the coordinator agreed.
         self._stated = False
-        #: An iterator that came to its end counted its epoch, and none was opened since: `count` has nothing to add.
+        #: Whether an iterator that reached its end has counted its epoch, and none was opened since: `count` adds
+        #: nothing.
         self._all_counted = False
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
@@ -106,7 +107,7 @@ class TrainedCursor:
         return int(state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """As plain values."""
+        """The cursor as plain values."""
         return {
             "job": self._spec.job,
             "stream": self._spec.stream,
@@ -117,7 +118,7 @@ class TrainedCursor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned; refused if the plan is another one, or other ranks stand elsewhere."""
+        """Go to a cursor that `state` returned; refused if the plan has changed, or other ranks are elsewhere."""
         mine = self.state()
         for name in ("job", "stream", "plan_digest"):
             if state.get(name) != mine[name]:
@@ -130,7 +131,7 @@ class TrainedCursor:
         self._reattach(Position(int(state["epoch"]), int(state["number"]), int(state["group"])))
 
     def rewind(self) -> None:
-        """Go to the very beginning: a model without a checkpoint has trained on nothing."""
+        """Go to the very beginning, because a model without a checkpoint has trained on nothing."""
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))
 

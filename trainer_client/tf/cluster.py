@@ -1,6 +1,7 @@
-"""What TensorFlow needs to know of a role: its server, its cluster resolver, and where its variables live.
+"""What TensorFlow needs to know about a role: its server, its cluster resolver, and where its variables live.
 
-Rules: hosts go by TensorFlow 2's names (the master is the chief). It must not read the environment: a role says it all.
+Rules: task types have TensorFlow 2's names (the master is the chief). It must not read the environment: a role has
+everything.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def start_server(role: Role) -> tf.distribute.Server:
 
 
 def device_function(role: Role) -> Callable[[Any], str]:
-    """For `tf.compat.v1.device` in a graph: variables go to the parameter servers in turn, all else to this process."""
+    """For `tf.compat.v1.device` in a graph: variables go to the parameter servers in turn, the rest to this process."""
     if not role.cluster:
         return lambda _operation: ""
     own = f"/job:{role.task_type}/task:{role.index}"

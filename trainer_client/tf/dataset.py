@@ -50,7 +50,7 @@ __all__ = ["FeedDataset", "copies_batches", "distributed", "flush_references", "
 #: Elements that are prepared during a step: one hides the work on the next, one evens out different shapes.
 PREFETCH = 2
 FLUSH_TIMEOUT_S = 0.1
-_LOOKS = 2  # one full pass may be an `adapt`, but a second may be training, and it is late to warn after a third
+_LOOKS = 2  # one full pass may be an `adapt`, but a second may be training; after a third it is late to warn
 
 
 def make(session: FeedSession, structure: ElementStructure) -> FeedDataset:
@@ -82,7 +82,9 @@ def distributed(
     _prepare(session)
     counting = _Counting(session)
     source = _pipeline(Openings(session, structure, counting)).prefetch(PREFETCH)
-    source.cardinality = lambda: tf.constant(session.cursor.most_rounds(), tf.int64)  # Keras takes it for steps: rounds
+    source.cardinality = lambda: tf.constant(
+        session.cursor.most_rounds(), tf.int64
+    )  # Keras takes it for steps, which are rounds
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
         data.__class__ = _DistributedFeedDataset
@@ -179,7 +181,7 @@ class _Counting:
             self.session.count_to_end(batches)
 
     def settle(self) -> None:
-        """A consumer inside a graph cannot be observed; once it can want no more, ask whether it left anything."""
+        """Ask whether a consumer inside a graph, which cannot be observed, left anything, once it can want no more."""
         session = self.session
         if self._batches is None or session.evaluation or session.in_queue or session.error is not None:
             return
@@ -206,7 +208,7 @@ class _Derived:
         """Whoever derived the dataset gets TensorFlow's account of it."""
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
-        """One full pass may be a look as well; several from the same cursor suggest training."""
+        """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.evaluation:
             Log("trainer").warning(
@@ -293,7 +295,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
 
 
 class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[misc] # TensorFlow has no types
-    """As TensorFlow made it, except that its iteration is observed."""
+    """TensorFlow's own data set, except that its iteration is observed."""
 
     counting: _Counting
 

@@ -108,7 +108,7 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
 
 
 def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
-    """One shape for all buckets: a dimension has a size only if they all agree on it. What is made whole varies."""
+    """One shape for all buckets: a dimension has a size only if they all agree on it. Whole batches vary."""
     if session.producers:
         return {field.key: (1, *field.shape) for field in session.fields}
     layouts = [layout_of(session.fields, shape) for shape in session.shapes]

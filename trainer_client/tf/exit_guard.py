@@ -45,7 +45,7 @@ def enter(one: Endable) -> None:
 
 
 def leave(one: Endable) -> None:
-    """It came out, or the pass is gone."""
+    """The thread came out, or the pass is gone."""
     _inside.discard(id(one))
     _last_left_s[0] = monotonic()
 

@@ -1,9 +1,9 @@
-"""An op that calls a Python function, as `tf.numpy_function`, for functions that return arrays and are called often.
+"""An op that calls a Python function, like `tf.numpy_function`, for functions that return arrays and are called often.
 
-TensorFlow looks at each array that such a function returns: with NumPy 2 it parses NumPy's version each time (14 µs an
-array, of 50 µs that an element of two arrays costs in all), and enters AutoGraph's context first. It leaves alone what
-a function of its eager kind returns, so ours passes for one. Rules: the function returns a list of C-contiguous arrays
-of the right types, and stays alive as long as TensorFlow's own would. It must not know feeds.
+TensorFlow examines each array that such a function returns: with NumPy 2 it parses NumPy's version each time (14 µs an
+array, of 50 µs for an element of two arrays in all), and enters AutoGraph's context first. It does not examine what a
+function of its eager kind returns, so ours poses as one. Rules: the function returns a list of C-contiguous arrays of
+the right types, and stays alive as long as TensorFlow's own would. It must not know feeds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes:
 
 
 def _keep_alive(called: _AsItIs) -> None:
-    """TensorFlow knows functions by weak references only; the outermost graph keeps them."""
+    """Let the outermost graph keep the function, because TensorFlow holds only weak references."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) not in {None, graph}:
         graph = graph.outer_graph

@@ -1,6 +1,6 @@
 """`loader-server show`: any batch of a job, looked at, as a table, as JSON, as a picture and as sound.
 
-A minibatch is a number, so it needs no job that runs. Rules: what is printed is made of one dict of plain facts. The
+A minibatch is a number, so no job has to run. Rules: what is printed is made of one dict of plain facts. The
 batch is built in `shown_batch`, and drawn in `batch_picture`.
 """
 
@@ -42,7 +42,7 @@ _LEAST_NAME = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowQuestion:
-    """What is to be looked at: `group` 0 is the job's own, `wav` a row, -1 for none."""
+    """What to show: `group` 0 is the job's own, `wav` a row, -1 for none."""
 
     stream: str
     epoch: int
@@ -129,7 +129,7 @@ def _sample_facts(batch: ShownBatch, one: ShownSample) -> dict[str, Any]:
 
 
 def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
-    """A few of the values; of many, what they are like."""
+    """The values if they are few; otherwise a summary of them."""
     got = np.asarray(drawn.got)
     facts: dict[str, Any] = {"transform": step, "method": drawn.method, "shape": list(got.shape)}
     facts["first"] = got.ravel()[:_SHOWN_VALUES].tolist()
@@ -175,7 +175,7 @@ def _shortened(text: str) -> str:
 
 
 def _drawn_text(drawn: dict[str, Any]) -> str:
-    """Of many values, how many."""
+    """The values as text; if there are many, only their number."""
     what = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
     if "mean" in drawn:
         return f"{what} x {math.prod(drawn['shape'])}"
@@ -188,7 +188,7 @@ def _drawn_text(drawn: dict[str, Any]) -> str:
 
 
 def _write_sound(batch: ShownBatch, row: int) -> str:
-    """The last of the row that is a sound: what is trained on, or what features were made of."""
+    """Write the last value of the row that is a sound: what is trained on, or what features were made from."""
     here = [one for one in batch.samples if one.row == row]
     if not here:
         last = max((one.row for one in batch.samples), default=-1)
@@ -216,7 +216,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
 
 
 def _as_int16(sound: NDArray[Any]) -> NDArray[np.int16]:
-    """Full scale is 1 for floats; louder than that is cut off."""
+    """Samples as int16; floats have 1 as full scale, and anything louder is clipped."""
     if sound.dtype == np.int16:
         return sound
     return np.round(np.clip(sound.astype(np.float64), -1, 1) * (2**15 - 1)).astype("<i2")

@@ -1,4 +1,4 @@
-"""One batch of a plan, built here as a worker builds it, with all that can be said of its samples.
+"""One batch of a plan, built here as a worker builds it, with all that can be said about its samples.
 
 Rules: the bytes are the builder's own, so what is seen is what is trained on; texts and draws come from decoding and
 transforming each sample once more with the same generator, which keeps what it gives. A sample that the job convicted
@@ -39,7 +39,7 @@ _LOWEST_RATE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNumber:
-    """Which batch, of groups of how many."""
+    """Which batch, and the size of groups that it is counted in."""
 
     epoch: int
     number: int
@@ -58,7 +58,7 @@ class Sound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSample:
     """A sample of a batch: its row, and where in that it begins; the strings of the raw sample; what the transforms
-    drew, with their names; the last of it that is a sound. Of a masked sample these are there as far as it came.
+    drew, with their names; the last of it that is a sound. Of a masked sample, as much as there was before the error.
     """
 
     row: int
@@ -97,7 +97,7 @@ class _Masked:
 
 
 def built_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
-    """Build it; SettingsError where there is no batch of this number."""
+    """Build it; a SettingsError if there is no batch of this number."""
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
     builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
@@ -170,7 +170,7 @@ def _samples(
 
 
 class _InsideSample:
-    """What is seen of one sample on its way through decoding and transforms, as far as it comes."""
+    """What one sample becomes on its way through decoding and transforms, as far as it gets."""
 
     def __init__(self, stream: Stream, epoch: int, number: int) -> None:
         self._stream = stream
@@ -183,7 +183,7 @@ class _InsideSample:
         """Decode and transform it."""
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
-        # Why it is masked, if it is, is known from building it.
+        # If it is masked, building it has already told why.
         with contextlib.suppress(Exception):
             sample = source.decode(number, raw)
             self.texts = {key: value for key, value in sample.items() if isinstance(value, str)}

@@ -1,8 +1,8 @@
 """Graphs that trainers sent, on disk beside the journal: written, and run once while their index is made.
 
-Rules: a graph is synced under a name that nobody reads before it counts. Its first epoch is run in a process of its
-own, which alone needs TensorFlow, and which ends with this one; what comes of it is told from another thread. A graph
-that cannot be run is removed.
+Rules: a graph is synced under a name that nobody reads before it counts. Its first epoch is run in a separate process,
+the only one that needs TensorFlow, which ends with this one; the result is reported from another thread. A graph that
+cannot be run is removed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphKeeper", "kept_graphs"]
 
-#: As much of what the process says as a message carries beside the rest.
+#: As much of the process's output as fits into a message beside the rest.
 _MOST_SAID = 3000
 
 
 class GraphKeeper:
-    """Of one job; `tell` takes events, from any thread."""
+    """Keeps the graphs of one job; `tell` takes events, from any thread."""
 
     def __init__(
         self, job: JobFile, view: Callable[[Stream], StreamView], tell: Callable[[GraphRuns | GraphFailed], None]
@@ -44,7 +44,7 @@ class GraphKeeper:
         self._view = view
         self._tell = tell
         self._log = Log("coordinator")
-        #: What workers of other machines fetch, by stream: its digest and its bytes.
+        #: What workers on other machines fetch, by stream: digest and bytes.
         self._packed: dict[str, tuple[str, bytes]] = {}
         for name in job.accepting:
             if not job.is_awaited(name) and not job.is_there(name):
@@ -57,7 +57,7 @@ class GraphKeeper:
     def _run(self, stream: str, content: bytes) -> None:
         self._log.info("first epoch of a graph is run", stream=stream)
         try:
-            if content:  # an index that is still there is of another one
+            if content:  # an index that is still there belongs to another graph
                 (self._job.index_folder(stream) / "meta.json").unlink(missing_ok=True)
                 write_synced(self._job.graph_path(stream), content)
             self._index(stream)
@@ -70,7 +70,7 @@ class GraphKeeper:
             self._tell(GraphRuns(stream, opened))
 
     def piece(self, wanted: m.GraphWanted) -> m.GraphPiece | None:
-        """What a worker asks for; None if there is nothing to fetch."""
+        """The piece that a worker asks for; None if there is nothing to fetch."""
         name = wanted.stream
         if name not in self._job.accepting or not self._job.is_there(name):
             return None
@@ -96,7 +96,7 @@ class GraphKeeper:
 
 
 def kept_graphs(job: JobFile) -> dict[str, str]:
-    """The digests of the graphs on disk, by stream; empty where there is none yet."""
+    """The digests of the graphs on disk, by stream; empty for a stream that has none yet."""
     return {
         name: "" if job.is_awaited(name) else digest_of_graph(job.graph_path(name).read_bytes())
         for name in job.accepting

@@ -1,7 +1,8 @@
 """The data sets that trainers send: which streams take one, what has arrived, what is kept, who waits until it runs.
 
-Rules: pure. The first one that arrives whole is the stream's; the same again is accepted, another one refused. What
-arrives is bounded, one a stream. One whose first epoch cannot be run is forgotten, and those who wait are told why.
+Rules: pure. The first graph that arrives whole is the stream's; the same one again is accepted, another is refused. One
+graph a stream may be arriving at a time. One whose first epoch cannot be run is forgotten, and those who wait are told
+why.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_WAITING = 4096
 
 @dataclass(slots=True)
 class _Arriving:
-    """What has arrived of one so far."""
+    """What has arrived of one graph so far."""
 
     digest: str
     nbytes: int
@@ -40,8 +41,8 @@ NO_GRAPH = (
 
 
 class Graphs:
-    """Those of all streams that take one: `kept` has the digest of each that is on disk, empty where there is none, and
-    `running` names those whose first epoch was run.
+    """The graphs of all streams that take one: `kept` has the digest of each stream's graph on disk, empty if there is
+    none, and `running` names the streams whose first epoch was run.
     """
 
     def __init__(self, job: str, kept: Mapping[str, str], running: Iterable[str], heartbeat_timeout_s: float) -> None:
@@ -57,7 +58,7 @@ class Graphs:
         return stream in self._kept and stream not in self._running
 
     def take(self, peer: bytes, said: m.GraphOffer | m.GraphPiece, now_s: float) -> list[Instruction]:
-        """A trainer says something of one."""
+        """Take in what a trainer says about a graph."""
         if isinstance(said, m.GraphPiece):
             return self._take_piece(peer, said, now_s)
         return self._take_offer(peer, said, now_s)
@@ -89,7 +90,7 @@ class Graphs:
         return Send(peer, m.GraphKept(stream=stream, digest=kept, runs=runs))
 
     def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
-        """The next piece of what arrives; anything else is answered with what is wanted, or with nothing."""
+        """Take the next piece of a graph; anything else is answered with what is wanted, or not at all."""
         known = self._arriving.get(piece.stream)
         if known is None or known.digest != piece.digest:
             return []
@@ -113,7 +114,7 @@ class Graphs:
         return [Send(peer, runs) for peer in self._take_waiting(stream)]
 
     def fail(self, stream: str, reason: str) -> list[Instruction]:
-        """It could not be run, or not be kept."""
+        """It could not be run, or could not be kept."""
         self._kept[stream] = ""
         warning = Warn("graph cannot be run", {"stream": stream, "reason": reason})
         return [warning, *(Send(peer, refusals.no_such_run(stream, reason)) for peer in self._take_waiting(stream))]

@@ -1,9 +1,9 @@
-"""The streams in queue mode: their lease tables, and what trainers say to these.
+"""The streams in queue mode: their lease tables, and what trainers tell them.
 
 Rules: pure. There is a table for each kind of work on a stream. What a checkpoint says is done is compared with the
 plan before anything is rewound. Ranks mean nothing here: any number of trainers may share the work. What is to be done
-once at the end of training is leased as well, when nothing is left of the epochs that the trainer asks about, for as
-long as it takes and as often as it fails: were it given up, those who ask would be told that it is done.
+once at the end of training is leased as well, once nothing is left of the epochs that the trainer asks about. It may
+take any time and fail any number of times, because if it were given up, those who ask would be told that it is done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Queues", "needs_leases", "work_of"]
 #: A trainer that waits for batches to be counted asks again after this long.
 _COUNTING_MS = 250
 
-#: Tries of what is never given up.
+#: The tries of work that is never given up.
 _ENDLESS = sys.maxsize
 
 #: How many batches that were given up a report names.
@@ -44,7 +44,7 @@ _NOTHING_DONE = DoneSet((EpochDone(0, 0, ()),))
 
 
 def needs_leases(attach: m.Attach, *, evaluation: bool) -> bool:
-    """Whether it asks for what a stream in lockstep has not: evaluating is all that one for evaluation is for."""
+    """Whether it asks for work that only a queue has; a lockstep stream for evaluation can just be evaluated."""
     evaluates = attach.work == "evaluate" and evaluation
     return attach.done is not None or (attach.work is not None and not evaluates)
 
@@ -76,7 +76,7 @@ class Queues:
         #: By stream and kind of work.
         self.tables: dict[tuple[str, str], LeaseTable] = {}
         self._leases_more = True
-        #: Whether those who had leases before a restart have begun to be waited for.
+        #: Whether trainers that held leases before a restart have been given time to come back.
         self._is_taken_up = False
         for name, stream in streams.items():
             if stream.view.leases is not None:
@@ -100,18 +100,18 @@ class Queues:
     # --- what survives ---
 
     def recover(self, fact: LeaseFact) -> None:
-        """Take in a fact from the journal; those of streams that are no queues any more are of no use."""
+        """Take in a fact from the journal; facts of streams that are no longer queues are dropped."""
         if self._streams[fact.stream].view.leases is not None:
             self._table(fact.stream, fact.work).recover(fact)
 
     def incomplete(self) -> Iterator[str]:
-        """Which leases are not wholly known, once all facts are recovered."""
+        """The epochs whose leases are not completely known, once all facts are recovered."""
         for (stream, work), table in self.tables.items():
             for epoch in table.incomplete():
                 yield f"{stream} ({work}), epoch {epoch}"
 
     def take_up(self, now_s: float) -> None:
-        """Before anything else happens: those who had leases have time to be heard again."""
+        """Give trainers that held leases before a restart time to come back, before anything else happens."""
         if not self._is_taken_up:
             self._is_taken_up = True
             for table in self.tables.values():
@@ -120,7 +120,7 @@ class Queues:
     # --- trainers ---
 
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
-        """Where a trainer comes in: the first epoch that is not settled, and how many batches that has."""
+        """Where a trainer starts: the first epoch that is not settled, and how many batches it has."""
         stream = self._streams[attach.stream]
         work = work_of(attach, evaluation=stream.view.evaluation)
         problem = self._objection(attach)
@@ -167,7 +167,7 @@ class Queues:
         return None
 
     def _rewind_the_end(self, attach: m.Attach, table: LeaseTable) -> None:
-        """What came once after training comes again."""
+        """The work that comes once after training has to be done again."""
         end = self.tables.get((attach.stream, "train-end"))
         if end is not None and table.settings.work == "train":
             end.rewind(_NOTHING_DONE, {0: 1}, attach.incarnation, attach.serial)
@@ -195,7 +195,7 @@ class Queues:
         return any(heard)
 
     def leave(self, stream: str, incarnation: int) -> None:
-        """A trainer is gone in good order."""
+        """A trainer has left in good order."""
         for table in self._of(stream):
             table.leave(incarnation)
 
@@ -205,17 +205,17 @@ class Queues:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """Give back what was had for too long."""
+        """Give back leases that were held for too long."""
         for table in self.tables.values():
             table.tick(now_s)
 
     def excuse(self, now_s: float) -> None:
-        """Nothing expires for what we did."""
+        """We stalled: nothing expires for that."""
         for table in self.tables.values():
             table.excuse(now_s)
 
     def take_news(self) -> Iterator[Instruction]:
-        """Call those who should report, and tell people what they should know."""
+        """Call trainers that should report, and log what people should know."""
         for (stream, work), table in self.tables.items():
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
@@ -226,7 +226,7 @@ class Queues:
     # --- for people ---
 
     def report_of(self, stream: str) -> dict[str, Any]:
-        """How each kind of work stands."""
+        """The state of each kind of work."""
         return {table.settings.work: _report(table) for table in self._of(stream)}
 
 

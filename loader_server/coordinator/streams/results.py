@@ -1,10 +1,10 @@
 """What training and evaluation of a stream came to: means over all ranks, each weighted by its rows.
 
-Rules: pure. Ranks in step tell theirs for the same epoch and step, and the aggregate is whole once every rank of the
-world has; all are given the same numbers, also those who ask again after a restart, for a whole aggregate is kept
-before it is told. Who tells it anew has trained anew, and begins another. In queue mode there is no world: whoever told
-his is counted, and the aggregate grows; in training a slow one's older epoch does not take the place of a newer one.
-The end of a run is told for the epoch and step of its last results, and stands beside them.
+Rules: pure. Ranks in lockstep report for the same epoch and step, and the aggregate is whole once every rank of the
+world has reported. All get the same numbers, even those that ask again after a restart, because a whole aggregate is
+kept before it is told. A rank that reports again has trained again, and begins another aggregate. In queue mode there
+is no world: the aggregate grows with each report; in training, a slow trainer's older epoch does not replace a newer
+one. The end of a run is reported with the epoch and step of its last results, and stands beside them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamResults"]
 
-#: Epochs and steps of which some ranks' results are awaited; more than ranks can be apart.
+#: The most epochs and steps with results of some ranks still missing; ranks cannot be this far apart.
 _MOST_OPEN = 16
-#: Who may tell results of one epoch in queue mode.
+#: The most trainers that may report on one epoch in queue mode.
 _MOST_PARTS = 4096
 #: What a message carries.
 _MOST_VALUES = 256
@@ -35,7 +35,7 @@ class _Told:
     peer: bytes
     ranks: range
     said: m.Results
-    #: What was told of it, by incarnation and serial: several, if it is a kept aggregate.
+    #: The reports in it, by incarnation and serial: several, if it is a kept aggregate.
     told: tuple[tuple[int, int], ...]
 
     def overlaps(self, other: _Told) -> bool:
@@ -43,9 +43,9 @@ class _Told:
         return self.ranks.start < other.ranks.stop and other.ranks.start < self.ranks.stop
 
 
-#: Epoch, step, in lockstep the world, and whether it is the end of a run.
+#: Epoch, step, the world (None in queue mode), and whether it is the end of a run.
 _Key = tuple[int, int, int | None, bool]
-#: In the place of the one who told it, for what was kept before a restart: trainers' own are below 2**64.
+#: The reporter of what was kept before a restart; trainers' own incarnations are below 2**64.
 _KEPT = -1
 
 
@@ -56,17 +56,17 @@ class StreamResults:
         self.latest: ResultsKept | None = None
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
-        #: Whether the latest is of a training that was left for an earlier checkpoint.
+        #: Whether the latest belongs to training that was abandoned for an earlier checkpoint.
         self._is_left = False
 
     def begin_anew(self) -> None:
-        """Training goes back to a checkpoint: nothing is added to what was told before, and epochs come again."""
+        """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again."""
         self._open.clear()
         self._is_left = True
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
-        """A trainer tells its part, perhaps again; what it, or all of them, are told, and what is kept of it. Ranks in
-        step have a `world`.
+        """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
+        queue mode there is no `world`.
         """
         if self.latest is not None and (said.incarnation, said.serial) in self.latest.told:
             return [Send(peer, _answer(self.latest, said.serial))]
@@ -118,7 +118,7 @@ class StreamResults:
         return [Keep(self.latest), *(Send(one.peer, _answer(self.latest, one.said.serial)) for one in hearers)]
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
-        """The end of a run has no values: the last ones stand, and so does who told them."""
+        """The end of a run has no values: the last values stand, and so do their reporters."""
         if one.values or self.latest is None:
             return one
         told = tuple(dict.fromkeys((*self.latest.told, *one.told)))
@@ -130,7 +130,7 @@ class StreamResults:
         return self._open.setdefault(key, {})
 
     def report(self) -> dict[str, Any] | None:
-        """For people: the latest; None if nothing was told yet."""
+        """The latest results, for people; None if there are none yet."""
         latest = self.latest
         if latest is None:
             return None
@@ -152,7 +152,7 @@ def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
 
 
 def _together(parts: Collection[_Told]) -> ResultsKept:
-    """In the order of ranks, so that the same parts give the same sums."""
+    """All parts together, in the order of ranks, so that the same parts give the same sums."""
     parts = sorted(parts, key=lambda part: (part.ranks.start, part.said.incarnation))
     told = [part.said for part in parts]
     means: dict[str, list[tuple[int, float | None]]] = defaultdict(list)
@@ -172,7 +172,7 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
 
 
 def _mean(of: list[tuple[int, float | None]]) -> float | None:
-    """Weighted by rows; None, which is no number, if one of those with rows is none, or their sum is too large."""
+    """The mean, weighted by rows; None if a part with rows has no number, or the sum is too large."""
     total, rows = 0.0, 0
     for weight, value in of:
         if weight and value is None:

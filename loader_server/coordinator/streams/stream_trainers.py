@@ -24,7 +24,7 @@ __all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap
 #: Epoch and batch number.
 Position = tuple[int, int]
 
-#: The share of waiting that people are shown covers about this long.
+#: The share of waiting that is shown to people covers about this long.
 _LOOKS_BACK_S = 10.0
 
 
@@ -135,7 +135,7 @@ def overlap(one: range, other: range) -> bool:
 
 
 def compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Whether two ranks that are alive fit: the same world, and the same cursor once both have stated theirs."""
+    """Whether two ranks that are alive agree: the same world, and the same cursor once both have stated one."""
     if attach.world != other.attach.world:
         return refusals.another_world(attach, other.attach)
     if attach.cursor is None or not other.stated:

@@ -1,4 +1,4 @@
-"""Who has each rank of a stream, and who had it before.
+"""Who holds each rank of a stream, and who held it before.
 
 Rules: pure. An incarnation that came later has a rank for good: the one before it may not come back, whichever of them
 a restarted coordinator hears first. So the order in which incarnations came to a rank is kept in the journal. It is

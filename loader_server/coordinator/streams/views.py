@@ -1,8 +1,8 @@
 """A stream as the coordinator's state sees it, and the thread that counts its batches.
 
-Rules: counting takes seconds where every sample has to be placed (millions of packed ones), and the poll loop must not
-take that long, or everybody would suspect it. So a count that is not known yet is begun here, waited for only a moment,
-and asked for again. The number of counts is bounded, because trainers choose the epoch.
+Rules: counting takes seconds if every sample has to be placed (millions of packed ones), and the poll loop must not
+take that long, or everybody would take it for silent. So a count that is not known yet is begun here, waited for only a
+moment, and asked for again. The number of counts is bounded, because trainers choose the epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lease_rules(settings: StreamSettings) -> LeaseRules | None:
 
 
 class CountingThread:
-    """Counts in the order in which it is asked; ends with the process."""
+    """Carries out counts in the order in which they were asked for; ends with the process."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[Future[int], Callable[[], int]]] = SimpleQueue()
@@ -49,7 +49,7 @@ class CountingThread:
         threading.Thread(target=self._run, name="counting", daemon=True).start()
 
     def ask(self, count: Callable[[], int]) -> Future[int]:
-        """Have something counted."""
+        """Queue a count."""
         future: Future[int] = Future()
         self._asked.put((future, count))
         return future
@@ -59,7 +59,7 @@ class CountingThread:
             future, count = self._asked.get()
             try:
                 future.set_result(count())
-            except BaseException as error:  # whoever asks for the count will see it
+            except BaseException as error:  # whoever asks for the count will meet the error again
                 future.set_exception(error)
 
 
@@ -101,7 +101,7 @@ class View:
         return future.result()
 
     def _begin(self, key: tuple[int, int]) -> bool:
-        """Have it counted, unless too many counts are under way."""
+        """Begin a count, unless too many are under way."""
         if len(self._counts) >= _MOST_COUNTS:
             oldest = next((known for known, future in self._counts.items() if future.done()), None)
             if oldest is None:

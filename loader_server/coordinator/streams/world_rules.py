@@ -1,7 +1,8 @@
-"""Where a trainer in lockstep may begin: its cursor fits the plan, its world the group, and both those of other ranks.
+"""Where a trainer in lockstep may begin: its cursor fits the plan, its world fits the group, and both agree with other
+ranks.
 
-Rules: pure; nothing is changed but since when a rank waits. Ranks of one world hold equal cursors; one with another
-cursor waits a while, because the others may just be restarting, and is then refused.
+Rules: pure; the only state is since when each rank has been waiting. Ranks of one world hold equal cursors; one with
+another cursor waits a while, because the others may just be restarting, and is then refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class WorldRules:
         self._timeout_s = timeout_s
 
     def cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Where it says that it starts, or the beginning; the group changes only where an epoch starts."""
+        """Where it says that it starts, or the beginning; the group changes only at the start of an epoch."""
         # Readers of an evaluation stream need not fit together: each one's group is its own world.
         group = self._group or (0 if stream.view.evaluation else stream.group) or attach.world
         if attach.cursor is None:
@@ -44,7 +45,7 @@ class WorldRules:
     def check_fits(
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
-        """Whether there are such batches, in a world of such a size; a wait until they are counted."""
+        """Refuse a cursor or world that the stream cannot have; or a wait until its batches are counted."""
         if cursor.plan_digest != stream.view.digest:
             return refusals.another_plan(attach, cursor, stream.view.digest)
         if (misfit := refusals.world_misfit(attach, cursor, stream.view)) is not None:

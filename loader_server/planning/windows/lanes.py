@@ -1,10 +1,10 @@
 """Carried state: the chunks of one recording come in consecutive batches, in the same row of the same place.
 
-A lane is a row of one place of the group: where there are as many ranks as batches in a group, a rank has the same
-lanes in each step. Rules: pure; a run is the chunks of one recording that follow one another, and takes consecutive
-places of one lane; runs go to lanes longest first, each to the lane with least, so lanes end about together; within a
-lane they have the order of the pass; lanes are numbered by what they hold, so those that have run dry are the last
-rows. A window's lanes depend on its samples alone. Must not know lengths.
+A lane is a row of one place of the group: if there are as many ranks as batches in a group, a rank has the same lanes
+in each step. Rules: pure; a run is the chunks of one recording that follow one another, and takes consecutive places of
+one lane; runs go to lanes longest first, each to the lane that holds least, so lanes end at about the same step; within
+a lane they have the order of the pass; lanes are numbered by how much they hold, so those that run dry first are the
+last rows. A window's lanes depend on its samples alone. Must not know lengths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arrow source: record batches of Arrow files and streams, mapped, and Hugging Face's data sets as saved to disk.
+"""The arrow source: record batches of Arrow files and streams, mapped, and Hugging Face data sets as saved to disk.
 
 Rules: a file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
 `state.json` says which files count. The library `datasets` is not needed.
@@ -23,7 +23,7 @@ __all__ = ["ArrowSource"]
 _MAGIC = b"ARROW1"
 #: Magic word and padding.
 _MAGIC_BYTES = 8
-#: What stands where the next message would begin; of old files, four zeros.
+#: Stands where the next message would begin; in old files, four zeros.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -34,7 +34,7 @@ class ArrowSource(ColumnarSource):
         return [path for named in self.settings.paths for path in self._meant(named)]
 
     def _meant(self, named: str) -> list[str]:
-        """The files of a path: of a saved data set those that count, in their order."""
+        """The files of a path: of a saved data set, those that its state names, in their order."""
         folder = self.base / named
         splits = _said_in(folder / "dataset_dict.json", "splits")
         if splits:
@@ -68,7 +68,7 @@ class ArrowSource(ColumnarSource):
 
     @staticmethod
     def _schema(mapped: Any) -> Any:  # noqa: ANN401 - pyarrow has no types for mypy
-        """Read it; what follows are the record batches."""
+        """Read the schema; the record batches follow it."""
         mapped.seek(_MAGIC_BYTES if mapped.read(len(_MAGIC)) == _MAGIC else 0)
         return pa.ipc.read_schema(mapped)
 
@@ -84,7 +84,7 @@ class ArrowSource(ColumnarSource):
 
 
 def _refuse_no_end(mapped: Any, place: int) -> None:  # noqa: ANN401 - as above
-    """Refuse a file that was cut between two record batches: whoever writes one to its end marks it."""
+    """Refuse a file that was cut between two record batches: a complete file has a mark at its end."""
     mapped.seek(place)
     end = mapped.read(len(_END))
     if end != _END and end[:4] != bytes(4):
@@ -92,8 +92,8 @@ def _refuse_no_end(mapped: Any, place: int) -> None:  # noqa: ANN401 - as above
 
 
 def _refuse_wrong_offsets(array: Any) -> None:  # noqa: ANN401 - as above
-    """Refuse offsets that fall or lead beyond the values, for Arrow takes them as the file has them. Whether texts are
-    UTF-8 is a question of each row.
+    """Refuse offsets that fall or lead beyond the values, because Arrow does not check them. Whether texts are UTF-8 is
+    checked for each row.
     """
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type)
@@ -101,7 +101,7 @@ def _refuse_wrong_offsets(array: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _said_in(path: Path, key: str) -> list[Any]:
-    """What a file of JSON that `save_to_disk` writes says; nothing, if there is none."""
+    """The content of a JSON file that `save_to_disk` writes; empty if there is no such file."""
     try:
         return list(json.loads(path.read_text("utf-8"))[key]) if path.is_file() else []
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""Columns of Arrow's memory as plain arrays: values one after another, and offsets where samples differ in length.
+"""Arrow columns as plain arrays: values one after another, and offsets where samples differ in length.
 
 Rules: numbers, lists of numbers (with an inner axis of fixed size, if there is one), texts and bytes; all other types
-are None here, and whoever asks refuses them by name. A row that is null, or has a null in it, is told from the others.
-Nothing here reads files.
+are None here, and callers refuse them by name. Rows that are null, or contain a null, are told apart. Nothing here
+reads files.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ColumnKind:
 
     @property
     def row_bytes(self) -> int:
-        """Of one value, inner axes included."""
+        """The bytes of one value, inner axes included."""
         return np.dtype(self.dtype).itemsize * math.prod(self.inner)
 
     def field(self, *, padded: bool) -> Field:
-        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        """The field of a sample of it; the first axis may count as padded even if the column is not ragged."""
         if self.ragged:
             return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
         return Field(key=self.key, dtype=self.dtype, shape=(None,) if padded and self.inner else self.inner)
@@ -50,7 +50,7 @@ class ColumnKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnValues:
-    """The values of some rows, and where each row's begin and the last one's end, if rows differ in length."""
+    """The values of some rows; if rows differ in length, where each one's values begin, and where the last's end."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
@@ -105,7 +105,7 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:  # noqa: ANN401 - a
 
 
 def value_of(part: memoryview, kind: ColumnKind) -> Any:  # noqa: ANN401 - by its kind
-    """What one row holds, from its bytes: a text, bytes, or an array of one's own."""
+    """What one row holds, from its bytes: a text, bytes, or an array of its own."""
     if kind.holds == "text":
         return str(part, "utf-8")
     if kind.holds == "bytes":
@@ -158,7 +158,7 @@ def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, RowFault]]:  # 
 
 
 def _length_of_each(array: Any, kind: ColumnKind) -> NDArray[np.int64] | None:  # noqa: ANN401 - as above
-    """How long each row is: of a list its items, of a text its characters, of others None."""
+    """How long each row is: the items of a list, the characters of a text; None for others."""
     if not kind.ragged:
         return None
     array = _plain(array)

@@ -2,7 +2,7 @@
 
 Rules: segments are whole groups, so a window needs each group once; what was decoded is kept in memory of a fixed size.
 Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
-axis of each sample counts as its length. A format says which groups a file has, and reads the columns of one.
+axis of each sample counts as its length. A format says which groups a file has, and reads the columns of a group.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
 
-#: What reading broken files raises; pyarrow's own errors are of these kinds, and say nothing of a disk.
+#: What reading broken files raises; pyarrow's own errors are of these kinds, and are not about the disk.
 _BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnarSettings:
-    """What a stream with source = "parquet" or "arrow" says besides."""
+    """Further settings of a stream with source = "parquet" or "arrow"."""
 
     paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
     columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
     cache: int = setting(
-        byte_count, "how much of what was decoded each worker keeps; a window should fit", default=512 * 2**20
+        byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsOfFile:
-    """Of one file the Arrow type of each column, and of each group its rows and where it is, in the format's words."""
+    """A file's columns with their Arrow types, and for each group its rows and where it is, in the format's terms."""
 
     types: Mapping[str, Any]
     rows: Sequence[int]
@@ -57,7 +57,7 @@ class GroupsOfFile:
 
 
 class ColumnarSource(Source):
-    """Rows of files. Columns: of each sample its row among all, and the lengths of lists, texts and bytes."""
+    """Rows of files. Columns: each sample's row among all, and the lengths of lists, texts and bytes."""
 
     Settings = ColumnarSettings
     piece_rows = 2**16
@@ -70,7 +70,7 @@ class ColumnarSource(Source):
 
     @abstractmethod
     def _paths(self) -> list[str]:
-        """The files that are meant, in their order."""
+        """The files that `paths` stands for, in order."""
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
@@ -129,7 +129,7 @@ class ColumnarSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._paths())
 
     def survey(self) -> Inventory:
@@ -175,7 +175,7 @@ class ColumnarSource(Source):
     _latest: tuple[int, tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]] | None = None
 
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
-        """Lengths and bad rows of a group; the latest one's are kept, for small pieces share it."""
+        """Lengths and bad rows of a group; the latest ones are kept, because small pieces share a group."""
         if self._latest is None or self._latest[0] != group:
             self._latest = (group, self._measure_group(group))
         return self._latest[1]
@@ -251,14 +251,14 @@ class ColumnarSource(Source):
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """A value for each column: arrays of one's own, numbers, texts and bytes."""
+        """A value for each column: arrays of the sample's own, numbers, texts and bytes."""
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
         return {kind.key: value_of(part, kind) for kind, part in parts}
 
     @property
     def gathers(self) -> bool:
-        """Batches are written at once."""
+        """True: whole batches are written at once."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
@@ -278,7 +278,7 @@ class ColumnarSource(Source):
         return self.files.where(path), row
 
     def identity(self, sample: int) -> str:
-        """What is known of the file, and the row in it."""
+        """The facts of the file, and the row in it."""
         path, row = self._place_of(sample)
         facts = next(one for one in self.indexed.origin if one["path"] == path)
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
@@ -290,7 +290,7 @@ class ColumnarSource(Source):
 
     @cached_property
     def _first_of_file(self) -> NDArray[np.int64]:
-        """Of each group the first row of its file."""
+        """For each group, the first row of its file."""
         files = np.array(self._about["file"], np.int64)
         return self._firsts[:-1][np.searchsorted(files, files)]
 

@@ -1,6 +1,6 @@
 """Batches out of columns: values that lie one after another, and where each sample's begin.
 
-Rules: pure; no Python for each sample; what is written are the bytes that padding sample after sample would give. A
+Rules: pure; no Python for each sample; the bytes written are the ones that padding sample after sample would give. A
 batch's work is proportional to its padded size.
 """
 
@@ -29,12 +29,12 @@ def write_padded(
 
 
 def joined_parts(parts: Sequence[bytes]) -> bytes:
-    """The values of one sample in one piece, which `parted` takes apart."""
+    """The values of one sample in one piece, which `parted` splits again."""
     return b"".join((np.array([len(part) for part in parts], np.int64).tobytes(), *parts))
 
 
 def parted(raw: bytes, count: int) -> list[memoryview]:
-    """The bytes of each of so many values."""
+    """The bytes of each value."""
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
     return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]

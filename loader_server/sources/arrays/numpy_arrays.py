@@ -31,7 +31,7 @@ __all__ = ["NumpySettings", "NumpySource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpySettings:
-    """What a stream with source = "numpy" says besides."""
+    """Further settings of a stream with source = "numpy"."""
 
     paths: tuple[str, ...] = setting(
         texts, "the files of one data set, .npy or .npz, or folders of them, relative to the job file"
@@ -40,7 +40,7 @@ class NumpySettings:
 
 
 class NumpySource(Source):
-    """Rows of arrays. Columns: of each sample its row, and the lengths of the padded keys."""
+    """Rows of arrays. Columns: each sample's row, and the lengths of the padded keys."""
 
     Settings = NumpySettings
     piece_rows = 2**20
@@ -66,7 +66,7 @@ class NumpySource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
@@ -120,18 +120,18 @@ class NumpySource(Source):
             yield joined_parts([_values_of(column, row).tobytes() for column in columns])
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
-        """The same, but of the keys that are cut the bytes of the stretch alone."""
+        """The same, but only the stretch's bytes of keys that are cut."""
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
             values = ((column.key, _values_of(column, row)) for column in self._columns)
             yield joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """An array of one's own for each key: the bytes are those of the stretch."""
+        """An array of the sample's own for each key; the bytes are those of the stretch."""
         return self.decode(chunk.sample, raw)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """An array of one's own for each key."""
+        """An array of the sample's own for each key."""
         self.checked(sample)
         fields, values = self.fields, dict[str, Any]()
         for field, part in zip(fields, parted(raw, len(fields)), strict=True):
@@ -141,7 +141,7 @@ class NumpySource(Source):
 
     @property
     def gathers(self) -> bool:
-        """Batches are written at once."""
+        """True: whole batches are written at once."""
         return True
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
@@ -170,7 +170,7 @@ class NumpySource(Source):
         return self._where, int(self._rows[sample])
 
     def identity(self, sample: int) -> str:
-        """What is known of the files, and the row."""
+        """The facts of the files, and the row."""
         return f"{self._known}, row {self._rows[sample]}"
 
     def close(self) -> None:

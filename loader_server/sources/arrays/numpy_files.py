@@ -1,8 +1,8 @@
 """Arrays in `.npy` and `.npz` files, mapped into memory, and which of them belong together.
 
 Rules: an array `<key>` has a sample a row; `<key>_values` with `<key>_offsets` (or just `values` with `offsets`) is a
-ragged one, whose sample i has the values from offset i to before offset i + 1. Arrays are mapped, and nothing of them
-is read, but for compressed members of an `.npz`, which are unpacked into memory. Pickles are never loaded.
+ragged one, whose sample i has the values from offset i to before offset i + 1. Arrays are mapped and not read, except
+compressed members of an `.npz`, which are unpacked into memory. Pickles are never loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayColumn", "open_columns"]
 
-#: Files that a message names.
+#: The most files that a message names.
 _MOST_NAMED = 3
 
 #: In a local header of a zip file: where the sizes of name and extra field stand, and where the name begins.
@@ -37,7 +37,7 @@ _NAME_SIZE_AT, _NAME_AT = 26, 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayColumn:
-    """One key of all samples: a row of `values` each, or where there are offsets the values between two of them."""
+    """One key of all samples: a row of `values` each, or, if there are offsets, the values between two of them."""
 
     key: str
     values: NDArray[Any]
@@ -49,7 +49,7 @@ class ArrayColumn:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def field(self, *, padded: bool) -> Field:
-        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        """The field of a sample of it; the first axis may count as padded even if the array is not ragged."""
         inner = self.values.shape[1:]
         if self.offsets is not None:
             return Field(key=self.key, dtype=str(self.values.dtype), shape=(None, *inner))
@@ -89,7 +89,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
             return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # What numpy takes for a pickle may be anything, and loading it is no remedy.
+        # What numpy takes for a pickle may be anything; loading it is not the remedy.
         got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
 

@@ -1,7 +1,7 @@
 """The parquet source: rows of Parquet files, a row group at a time.
 
-Rules: only the columns that are named are read, of one row group in one go; of a file that is not in memory that is a
-range of its bytes for each column.
+Rules: only the columns that are named are read, of one row group in one go; for a file that is not in memory this means
+one range of bytes for each column.
 """
 
 from __future__ import annotations

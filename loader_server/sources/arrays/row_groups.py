@@ -1,8 +1,8 @@
 """Groups of rows that are decoded together, kept in one piece of memory of a fixed size, the latest ones.
 
-Rules: a group is decoded once, whoever asks for it at the same time; groups that came first make room; what is gathered
-lies in memory from its first to its last byte, for that is done under the lock that storing takes. Any thread may ask.
-Knows neither files nor formats: `decode` gives a group's columns.
+Rules: a group is decoded once, whoever asks for it at the same time; groups that came first make room; groups that are
+being gathered stay in memory until that is done, because gathering holds the lock that storing takes. Any thread may
+ask. Knows neither files nor formats: `decode` gives a group's columns.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupedColumns", "RowGroups"]
 
-#: Groups that are decoded at the same time at most.
+#: The most groups that are decoded at the same time.
 _AT_A_TIME = 8
-#: Groups that were decoded again soon after they made room, before somebody is told.
+#: So many groups that were evicted and soon decoded again make a warning.
 _MANY_AGAIN = 64
 
 
@@ -48,7 +48,7 @@ class _Span:
 
 
 class RowGroups:
-    """Rows by number, of which group g has those from `firsts[g]` to before `firsts[g + 1]`."""
+    """Rows by number: group g has those from `firsts[g]` to before `firsts[g + 1]`."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class RowGroups:
             if self._here[groups].all():
                 self._write(rows, groups, out)
                 return
-        for group in np.unique(groups).tolist():  # they are never all here: one after another
+        for group in np.unique(groups).tolist():  # the groups are never all in memory: bring one after another
             self._gather_group(group, np.flatnonzero(groups == group), rows, out)
 
     def _gather_group(
@@ -114,7 +114,7 @@ class RowGroups:
             out[key][places] = array
 
     def _with_group(self, group: int, then: Callable[[], Any]) -> Any:  # noqa: ANN401 - what it gives
-        """Do something while this group is in memory."""
+        """Call something while this group is in memory."""
         while True:
             with self._lock:
                 if self._here[group]:
@@ -184,7 +184,7 @@ class RowGroups:
         self._here[group] = True
 
     def _make_room(self, group: int, columns: Sequence[ColumnValues]) -> int:
-        """Where so much may be written, once the groups that lie there are gone."""
+        """Where `nbytes` can be written, after evicting the groups that lie there."""
         nbytes = sum(
             column.values.nbytes + kind.row_bytes + (0 if column.offsets is None else column.offsets.nbytes + 8)
             for kind, column in zip(self._kinds, columns, strict=True)
@@ -202,14 +202,14 @@ class RowGroups:
         return start
 
     def _forget(self, is_in_the_way: Callable[[_Span], bool]) -> None:
-        """The oldest ones go."""
+        """Evict the oldest groups."""
         while self._spans and is_in_the_way(self._spans[0]):
             gone = self._spans.popleft().group
             self._here[gone] = False
             self._gone_at[gone] = self._stored
 
     def _note_again(self, group: int) -> None:
-        """Tell somebody if groups are needed again as soon as they have made room for others."""
+        """Warn if groups are needed again soon after they were evicted."""
         gone_at = self._gone_at.pop(group, None)
         if gone_at is not None and self._stored - gone_at < len(self._memory) // 2:
             self._again += 1
@@ -231,6 +231,6 @@ def _too_large(nbytes: int, most_bytes: int) -> DataError:
     return DataError(
         expected=f"row groups of at most {most_bytes} bytes, as `cache` says",
         got=f"one of {nbytes} bytes",
-        where="the columns that are read of it",
+        where="its columns that are read",
         remedy="Raise `cache`, name fewer `columns`, or write smaller row groups.",
     )

@@ -1,8 +1,7 @@
 """The files that an index was made from: what is noted of them, and refusing others.
 
-Rules: sizes are compared each time, and where a file has another time of change, so is a digest of samples of its bytes
-(both ends, where formats keep their tables, and places between): a copy is the same file, another one of equal size is
-not.
+Rules: sizes are compared each time; if a file's time of change differs, so is a digest of some of its bytes (both ends,
+where formats keep their tables, and places between). So a copy is the same file, and another file of equal size is not.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["noted_origin", "refuse_other_files"]
 
-#: A digest is of so many pieces of so many bytes.
+#: A digest covers this many pieces of this many bytes.
 _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """What is noted of these files, for `Inventory(origin=…)`."""
+    """What is noted about these files, for `Inventory(origin=…)`."""
     return [{**facts, "digest": _digest(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
 
 

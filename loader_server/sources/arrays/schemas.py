@@ -14,7 +14,7 @@ __all__ = ["kinds_of", "refuse_other_columns", "told", "unusable"]
 
 
 def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> list[ColumnKind]:
-    """What the wanted columns, or all, hold, by a file's Arrow types; DataError where nothing can be made of one."""
+    """What the wanted columns, or all, hold, by a file's Arrow types; a DataError if one cannot be read."""
     kinds = []
     for name in wanted or types:
         if name not in types:
@@ -30,7 +30,7 @@ def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> lis
 
 
 def refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKind], where: str) -> None:
-    """All files need one schema."""
+    """Refuse a file whose columns differ from those of the first one."""
     for one, other in zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False):
         if one != other:
             raise _another_schema(one, other, where)

@@ -1,8 +1,8 @@
-"""Recordings: what a file's header says of it, and its bytes decoded: WAV, FLAC, OGG, MP3, and all else that libsndfile
+"""Recordings: what a file's header says, and decoding its bytes: WAV, FLAC, OGG, MP3, and all else that libsndfile
 reads.
 
-Rules: decoding here is decoding everywhere; a file that cannot be used is a SampleError that says why. Channels are
-averaged, or one of them is taken.
+Rules: this is the only place that decodes audio; a file that cannot be used is a SampleError that says why. Channels
+are averaged, or one of them is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 soundfile = library("soundfile", extra="loader", use="which decodes recordings")
 
-#: What stands for all channels in a channel's place.
+#: Stands for all channels in place of one.
 AVERAGED = -1
 
 #: What soundfile raises for bytes that are no audio.
@@ -47,7 +47,7 @@ _UNREADABLE = (soundfile.SoundFileError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """What the index has to know of a file."""
+    """What the index has to know about a file."""
 
     bytes: int
     mtime_ns: int
@@ -57,7 +57,7 @@ class AudioHeader:
 
 
 def audio_versions() -> dict[str, str]:
-    """What decides which numbers come out of a file's bytes."""
+    """The versions that decide which numbers a file's bytes decode to."""
     return {"soundfile": importlib.metadata.version("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
@@ -74,7 +74,7 @@ def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDAr
 
 
 def decoded_stretch(handle: int, start: int, frames: int, where: str, channel: int = AVERAGED) -> NDArray[np.float32]:
-    """So many frames of an open file from `start` on, or those that there are: nothing else of it is decoded."""
+    """Frames of an open file from `start` on, as many as asked for or as there are; nothing else is decoded."""
     try:
         with soundfile.SoundFile(handle, closefd=False) as sound:
             sound.seek(start)
@@ -94,7 +94,7 @@ def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32
 
 
 def header_of(path: str) -> AudioHeader:
-    """What the index has to know of a file, without decoding it."""
+    """What the index has to know about a file, without decoding it."""
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that a pipe is refused and not waited for
     try:
@@ -105,13 +105,13 @@ def header_of(path: str) -> AudioHeader:
 
 
 def header_of_remote(url: str, files: Files) -> AudioHeader:
-    """The same; of a plain WAV file no more than a block is fetched, of another one all."""
+    """The same for a remote file; of a plain WAV file only a block is fetched, of any other file all."""
     facts = files.facts(url)
     if facts.bytes == 0:
         raise _unusable("empty_file", "audio", "an empty file", url)
     if plain := plain_header(files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes)), facts.bytes):
         return AudioHeader(facts.bytes, facts.version, *plain, 1)
-    # From the disk: libsndfile would take a store that fails for a file that ends.
+    # From the disk, because libsndfile would take a failing store for the end of the file.
     with files.local(url, facts) as path, path.open("rb") as file:
         return AudioHeader(facts.bytes, facts.version, *_header_by_libsndfile(file.fileno(), url))
 

@@ -1,7 +1,7 @@
 """What all sources of recordings have in common: a stretch of a recording is read and decoded without the rest.
 
-Rules: `said_of` is all that a sample holds besides its audio; what of it is cut with the audio is cut here. Where
-something else than the audio is cut, whole samples are read.
+Rules: `said_of` is all that a sample holds besides its audio; the parts of it that are cut along with the audio are cut
+here. If something other than the audio is cut, whole samples are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AUDIO = "audio"
 
 
 class RecordedSource(Source):
-    """A source whose samples are recordings, and what is said of them."""
+    """A source whose samples are recordings, and what is said in them."""
 
     _recordings: Recordings
 
@@ -31,18 +31,18 @@ class RecordedSource(Source):
         raise NotImplementedError
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Audio with its rate, and what is said of it."""
+        """Audio with its rate, and what is said in it."""
         audio, rate = self._recordings.decode(sample, raw)
         return _audio_first(audio, rate, self.said_of(sample))
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
-        """The bytes of each stretch; none where decoding has to seek."""
+        """The bytes of each stretch; empty if decoding has to seek."""
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)
         return map(self._recordings.read_chunk, chunks)
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """The stretch of the audio, and of what is cut with it."""
+        """The stretch of the audio, and of values that are cut along with it."""
         if _AUDIO not in chunk.keys:
             return super().decode_chunk(chunk, raw)
         audio, rate = self._recordings.decode_chunk(chunk, raw)
@@ -52,6 +52,6 @@ class RecordedSource(Source):
 
 
 def _audio_first(audio: Any, rate: int, said: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - an array
-    """The order in which measured fields stand, whatever else is said; nothing said replaces audio or rate."""
+    """Put audio and rate first, where measured fields expect them; nothing else that is said replaces them."""
     recorded = {_AUDIO: audio, f"{_AUDIO}_rate": rate}
     return recorded | said | recorded

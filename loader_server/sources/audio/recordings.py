@@ -1,8 +1,8 @@
 """Reads and decodes the recordings that an index names: whole files, or stretches of them.
 
-Rules: only what a sample needs is read and decoded. A whole file is read in one go. Of the plainest WAV files a
-stretch is a range of bytes; of all others libsndfile seeks to it, which reads as well, so this happens where samples
-are decoded. A file that is no longer the indexed one is a ReadError.
+Rules: only what a sample needs is read and decoded. A whole file is read in one go. A stretch of a plain WAV file is a
+range of bytes; in other files libsndfile seeks to it, which also reads, so that happens while decoding. A file that is
+no longer the indexed one is a ReadError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Recordings", "audio_field", "common_rate"]
 
 
 def audio_field(rate: int) -> Field:
-    """Audio in frames, at whatever rate its file has (0); where all files have one, it has time."""
+    """The field of audio, in frames; it has time if all files have one rate, otherwise (0) each has its own."""
     return Field(key="audio", dtype="float32", shape=(None,), per_second=float(rate) or None)
 
 
@@ -43,7 +43,7 @@ def common_rate(rates: NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What is read of a sample's file: so many frames from `start` on, or all of them."""
+    """What is read of a sample's file: this many frames from `start` on, or all of them."""
 
     sample: int
     start: int
@@ -73,14 +73,14 @@ class Recordings:
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Begin to fetch the files of these that are remote."""
+        """Begin to fetch those files of these samples that are remote."""
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
     def _facts(self, sample: int) -> FileFacts:
         return FileFacts(bytes=int(self._columns["bytes"][sample]), version=int(self._columns["mtime_ns"][sample]))
 
     def read(self, sample: int) -> bytes:
-        """The bytes of its file, or of its stretch; none where decoding has to seek."""
+        """The bytes of its file, or of its stretch; empty if decoding has to seek."""
         return self._read(self._extent(sample))
 
     def read_chunk(self, chunk: Chunk) -> bytes:
@@ -126,7 +126,7 @@ class Recordings:
         return handle
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
-        """Where the bytes begin that decoding needs, and how many they are, in a file that begins so."""
+        """Where the bytes that decoding needs begin, and how many they are, in a file with this beginning."""
         nbytes = int(self._columns["bytes"][extent.sample])
         if extent.is_whole_file:
             return 0, nbytes
@@ -143,7 +143,7 @@ class Recordings:
         )
 
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """The samples and their rate; SampleError where they are not as many as the index says."""
+        """The samples and their rate; a SampleError if there are not as many as the index says."""
         return self._decode(self._extent(sample), raw)
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
@@ -165,7 +165,7 @@ class Recordings:
     def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
         sample = extent.sample
         if extent.is_whole_file:
-            # Where it came from is put into words only for those who need it.
+            # Where it came from is put into words only if somebody needs it.
             return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample))
         rate = int(self._columns["rate"][sample])
         if raw:
@@ -199,7 +199,7 @@ class Recordings:
         return f"{self._path_of(sample)} ({self._where(sample)})"
 
     def identity(self, sample: int) -> str:
-        """What tells the sample's bytes from others, but for the path."""
+        """What tells the sample's bytes from others, except the path."""
         columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
         said = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
         said += "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
@@ -207,7 +207,7 @@ class Recordings:
 
 
 def _bytes_of(handle: int, nbytes: int, offset: int) -> bytes:
-    """So many bytes from there, or all that there are: the system may give many in pieces."""
+    """`nbytes` bytes from there, or as many as there are; the system may return many of them in pieces."""
     raw = os.pread(handle, nbytes, offset)
     while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
         raw += more

@@ -1,8 +1,8 @@
-"""Which frames of a recording a sample is: the whole of it, or a stretch that somebody gave in seconds.
+"""Which frames of a recording make a sample: all of them, or a stretch that is given in seconds.
 
-Rules: frames are counted from the file's own header, never from what a manifest says of it; seconds are rounded to the
-nearest frame, halves up. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut there;
-one that lies further outside, or holds nothing, is a bad row. Stretches may overlap.
+Rules: frames are counted from the file's own header, never from what a manifest says about it; seconds are rounded to
+the nearest frame, halves up. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut
+there; one that lies further outside, or holds nothing, is a bad row. Stretches may overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting", "stretch_columns"]
 
-#: Where a stretch begins that is its whole file.
+#: The beginning of a stretch that is its whole file.
 WHOLE_FILE = -1
 
 _OVERSHOOT_S = 0.5
@@ -39,8 +39,8 @@ def channel_setting(which: str) -> Any:  # noqa: ANN401 - a dataclass field
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is asked for: seconds from the beginning, and how many, or all that follow; and which channel. All finite,
-    but for the duration.
+    """What is asked for: seconds from the beginning, a duration in seconds (all that follows, if infinite), and a
+    channel.
     """
 
     start_s: float = 0.0
@@ -50,7 +50,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class AudioStretch:
-    """What a sample is: the file's header, where the sample begins in it, how long it is, and of which channel."""
+    """What a sample is: the file's header, where the sample begins, how long it is, and which channel it is from."""
 
     header: AudioHeader
     start: int
@@ -59,8 +59,8 @@ class AudioStretch:
 
 
 class Headers:
-    """The headers of files, each looked at once however many stretches of it are asked for; `channel` is that of
-    stretches which name none.
+    """The headers of files, each read once however many stretches are asked for; `channel` is for stretches that name
+    none.
     """
 
     def __init__(self, files: Files, channel: int = AVERAGED) -> None:
@@ -69,7 +69,7 @@ class Headers:
         self._known: dict[str, AudioHeader | BadRow] = {}
 
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
-        """What a row comes to that asks for this stretch and stands there, in a file's line."""
+        """The stretch that a row asks for, or the bad row; `where` and `line` say where the row is."""
         if path not in self._known:
             self._known[path] = _header(path, self._files)
         header = self._known[path]
@@ -115,9 +115,7 @@ def _frame(seconds: float, header: AudioHeader) -> int:
 
 
 def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
-    """The columns of these samples; without where they begin, and of which channel, if all are whole files of which
-    all channels count.
-    """
+    """The columns of these samples; without begins and channels if all are whole files and use all channels."""
     headers = [one.header for one in found]
     columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns")}
     columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}

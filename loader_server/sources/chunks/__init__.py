@@ -1,1 +1,1 @@
-"""Long recordings and texts cut into chunks, each a sample of its own: where they are cut, and a source of them."""
+"""Long recordings and texts cut into chunks, each of which is a sample: where they are cut, and a source of them."""

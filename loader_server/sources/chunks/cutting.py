@@ -1,8 +1,8 @@
 """Where long samples are cut: which chunks there are, from lengths alone.
 
 Rules: pure, integers only; the chunks of a recording are numbered one after another, and those of one recording after
-those of the one before. A chunk begins each so many steps, so without an overlap each step is in exactly one; the last
-one may be short. A recording that is no longer than a chunk is one chunk, and so is an empty one.
+those of the one before. Chunks begin at regular steps, so without an overlap each step is in exactly one chunk; the
+last one may be short. A recording that is no longer than a chunk is one chunk, and so is an empty one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ChunkTable", "Extents"]
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Of each of some chunks its recording, where it begins and ends in it, and whether it is the last of it."""
+    """For each of some chunks: its recording, where it begins and ends there, and whether it is the last one."""
 
     recordings: Integers
     starts: Integers
@@ -31,8 +31,8 @@ class Extents:
 
 
 class ChunkTable:
-    """All chunks of recordings of these lengths: `steps` in each, one beginning each `stride`; an array of one number
-    for all recordings, or of one for each.
+    """All chunks of recordings of these lengths: each has `steps` steps, and one begins every `stride` steps; both are
+    arrays, of one number for all recordings or of one for each.
     """
 
     def __init__(self, lengths: Integers, steps: Integers, stride: Integers) -> None:

@@ -1,7 +1,7 @@
 """How a stream's recordings are to be cut, as the job file says it and in steps.
 
-Rules: pure; seconds become steps by each recording's own rate; whatever cannot be cut so is refused, with what to write
-instead.
+Rules: pure; seconds become steps by each recording's own rate; whatever cannot be cut like this is refused, with what
+to write instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ChunkRule", "ChunkSettings", "rate_keys"]
 
 
 def rate_keys(lengths: Lengths) -> frozenset[str]:
-    """The keys that say how many steps of another make a second, and are no lengths."""
+    """The keys that hold the rate of another key (steps a second), which are not lengths."""
     return frozenset(f"{key}_rate" for key in lengths) & lengths.keys()
 
 
@@ -45,7 +45,9 @@ class ChunkSettings:
         default=None,
     )
     chunk_step: Amount | None = setting(
-        length_amount, "a chunk begins each so many steps; without it where the last one ends", default=None
+        length_amount,
+        "from one chunk's beginning to the next one's; without it chunks do not overlap",
+        default=None,
     )
 
 
@@ -60,7 +62,7 @@ class ChunkRule:
 
     @staticmethod
     def read(settings: ChunkSettings, stream: StreamSettings, plan: PlanSettings, where: str) -> ChunkRule | None:
-        """None where nothing is to be cut; what the plan would make nonsense of is refused."""
+        """Read the rule; None if nothing is to be cut. Combinations that make no sense with the plan are refused."""
         length, step = settings.chunk, settings.chunk_step
         if length is None:
             if step is not None or plan.carry:
@@ -77,11 +79,11 @@ class ChunkRule:
 
     @property
     def said(self) -> str:
-        """What tells streams apart that cut in another way."""
+        """A text that tells apart streams that cut in different ways."""
         return f"chunks of {self.length} of {self.key}, each {self.step}"
 
     def table(self, lengths: Lengths, fields: tuple[Field, ...], where: str) -> ChunkTable:
-        """The chunks of recordings of these lengths, which a source has whose raw samples have these fields."""
+        """The chunks of recordings of these lengths, from a source whose raw samples have these fields."""
         if self.key not in lengths:
             raise self._cannot_cut(lengths, where)
         steps, stride = (self._steps(name, amount, lengths, fields) for name, amount in self._amounts())
@@ -95,14 +97,14 @@ class ChunkRule:
         return ChunkTable(lengths[self.key], steps, stride)
 
     def alike(self, lengths: Lengths) -> tuple[str, ...]:
-        """The keys that are cut with it: those that are as long in every recording."""
+        """The keys that are cut along with it: those that are as long in every recording."""
         own, rates = lengths[self.key], rate_keys(lengths)
         return tuple(key for key, of in lengths.items() if key not in rates and np.array_equal(own, of))
 
     def refuse_measured(self, names: Sequence[str]) -> SettingsError:
-        """Lengths that were measured are those of whole recordings."""
+        """Refuse measured lengths, because those are of whole recordings."""
         return SettingsError(
-            expected="transforms that declare their outputs, as chunk cuts what they are given",
+            expected="transforms that declare their outputs, because chunk cuts their input",
             got=f"{', '.join(names)}, measured while indexing",
             where=f"{self.where}, transforms",
             remedy="Declare outputs and lengths with @transform(…), or leave chunk out.",
@@ -126,7 +128,7 @@ class ChunkRule:
     def _a_unit(
         self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]
     ) -> NDArray[np.int64] | float:
-        """How many steps a unit has, in each recording or in all."""
+        """How many steps a unit has, for each recording or for all."""
         if amount.unit != "s":
             return 1.0
         if (rates := lengths.get(f"{self.key}_rate")) is not None:

@@ -1,9 +1,9 @@
 """The chunks of another source's recordings, as a source: its samples are stretches of theirs.
 
-Rules: the index stays that of the recordings; nothing but the recordings' table is kept in memory, and columns are
-worked out where they are asked for. What is as long as the key that is cut, in every recording, is cut with it; what
-else has a length belongs to the recording as a whole and goes to its last chunk, so it is empty in the others; numbers
-and names are in each. A source that can read less than a recording does so (`read_chunks`).
+Rules: the index stays that of the recordings; only the recordings' table is kept in memory, and columns are computed
+where they are asked for. Keys that are as long as the key that is cut, in every recording, are cut along with it; any
+other key with a length belongs to the recording as a whole and goes to its last chunk, so it is empty in the others;
+numbers and names are in each. A source that can read less than a recording does so (`read_chunks`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ChunkedSource"]
 
 
 class _Column:
-    """A column of chunks that is worked out when it is looked at, one entry or a stretch of it."""
+    """A column of chunks that is computed when it is read, one entry or a range of them."""
 
     def __init__(self, made: Callable[[NDArray[np.int64]], Sequence[Any] | NDArray[Any]], size: int) -> None:
         self._made = made
@@ -43,7 +43,7 @@ class _Column:
 
 
 class ChunkedSource(Source):
-    """A source that is open, cut as a rule says."""
+    """An open source, cut according to a rule."""
 
     def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
         super().__init__(recordings.settings, recordings.base)
@@ -68,7 +68,7 @@ class ChunkedSource(Source):
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """Of each chunk what it has of the recording's lengths."""
+        """Each chunk's share of its recording's lengths."""
         return {key: _Column(self._lengths_of(key), len(self._table)) for key in self._of_recordings}
 
     def _lengths_of(self, key: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -85,7 +85,7 @@ class ChunkedSource(Source):
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """Those of each chunk's recording."""
+        """The columns of each chunk's recording."""
         columns = self._recordings.columns.items()
         return {name: _Column(self._strings_of(column), len(self._table)) for name, column in columns}
 
@@ -94,7 +94,7 @@ class ChunkedSource(Source):
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """None cuts a recording in two."""
+        """Where segments begin, none of which cuts a recording in two."""
         return self._table.segments(self._recordings.segments, SEGMENT_SAMPLES)
 
     @property
@@ -113,19 +113,19 @@ class ChunkedSource(Source):
         return Chunk(int(at.recordings[0]), int(at.starts[0]), int(at.stops[0]), self._cut)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """What decoding these takes."""
+        """What decoding these chunks takes."""
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """The recordings of these."""
+        """Pass on the recordings of these chunks."""
         self._recordings.expect(np.unique(self._table.recordings_of(samples)))
 
     def looks_ahead(self) -> bool:
-        """Whether the recordings do."""
+        """Whether the source of the recordings looks ahead."""
         return self._recordings.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """The stretch; what belongs to the recording as a whole is empty in all but its last chunk."""
+        """Decode the stretch; what belongs to the recording as a whole is empty in all but its last chunk."""
         chunk = self._chunk(sample)
         made = self._recordings.decode_chunk(chunk, raw)
         if sample + 1 < self._table.firsts[chunk.sample + 1]:
@@ -135,7 +135,7 @@ class ChunkedSource(Source):
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """The recording's name, and which steps of it, if these are not all."""
+        """The recording's name, and which steps of it, unless it is all of them."""
         chunk = self._chunk(sample)
         return self._recordings.name(chunk.sample) + self._stretch(chunk)
 
@@ -144,11 +144,11 @@ class ChunkedSource(Source):
         return "" if whole else f" [{chunk.start}:{chunk.stop}]"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Where the recording stands."""
+        """The recording's place."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:
-        """The recording's, and which steps of it."""
+        """The recording's identity, and which steps of it."""
         chunk = self._chunk(sample)
         return self._recordings.identity(chunk.sample) + self._stretch(chunk)
 

@@ -1,6 +1,6 @@
-"""A source that is examined: its data, its index, and what is known of its samples.
+"""A source under examination: its data, its index, and what is known about its samples.
 
-Rules: what several checks need is worked out once, by the first that asks; it needs nothing of a source but the door.
+Rules: what several checks need is computed once, by the first that asks; a source is used only through its door.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
     "require",
 ]
 
-#: Samples that are looked at, of however many there are.
+#: The most samples that are examined.
 _MOST_SAMPLES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCase:
-    """A source with data: `change` makes this another data set, `bad` says how many bad rows there are in it, by reason
-    (None: nobody knows).
+    """A source with data: `change` turns it into another data set, `bad` says how many bad rows there are in it, by
+    reason (None: nobody knows).
     """
 
     spec: SourceSpec
@@ -53,18 +53,18 @@ class Violation(Exception):  # noqa: N818 - it becomes the result of a check
 
 
 class NotTried(Exception):  # noqa: N818 - the same
-    """Why a check cannot be made."""
+    """Why a check could not be tried."""
 
 
 def require(holds: object, said: str) -> None:
-    """A violation, unless it holds."""
+    """Raise a violation unless this holds."""
     if not holds:
         raise Violation(said)
 
 
 @dataclass(slots=False)
 class ExaminedSource:
-    """The source, its index, and what is known of its samples: worked out by the first check that asks."""
+    """The source, its index, and what is known about its samples, computed by the first check that asks."""
 
     case: SourceCase
     folder: Path
@@ -80,44 +80,44 @@ class ExaminedSource:
 
     @cached_property
     def index(self) -> Index:
-        """As it is made with one process."""
+        """The index as one process makes it."""
         return open_index(self.indexed(1, 0)[1])
 
     def open(self) -> Source:
-        """Open another one."""
+        """Open another instance of the source."""
         source = self.case.spec.make()
         source.open(self.index.indexed)
         return source
 
     @cached_property
     def source(self) -> Source:
-        """The one that most checks ask."""
+        """The instance that most checks use."""
         return self.open()
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The samples that are looked at: all, or some that lie evenly."""
+        """The samples that are examined: all, or some that are evenly spaced."""
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
 
     @cached_property
     def raw(self) -> dict[int, bytes]:
-        """Read one by one."""
+        """The raw samples, read one by one."""
         return {sample: read_all(self.source, [sample])[0] for sample in self.numbers}
 
     @cached_property
     def decoded(self) -> dict[int, dict[str, Any]]:
-        """Decoded once."""
+        """The samples, decoded once."""
         return {sample: self.source.decode(sample, raw) for sample, raw in self.raw.items()}
 
     @cached_property
     def contents(self) -> dict[int, str]:
-        """Fingerprints of these."""
+        """The fingerprints of these."""
         return {sample: content_of(values) for sample, values in self.decoded.items()}
 
 
 def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
-    """The bytes of these samples, as many as there are samples."""
+    """Read these samples; a violation unless there are as many answers as samples."""
     raw = list(source.read(samples))
     said = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
     require(len(raw) == len(samples), said)
@@ -135,7 +135,7 @@ def content_of(values: dict[str, Any]) -> str:
 
 
 def contents_elsewhere(spec: SourceSpec, index: Path, samples: list[int]) -> list[str]:
-    """For a process of its own: what it makes of these samples."""
+    """Run in a separate process: what it makes of these samples."""
     source = spec.make()
     source.open(open_index(index).indexed)
     raw = read_all(source, samples)

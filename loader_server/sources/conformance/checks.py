@@ -1,7 +1,7 @@
-"""What every source has to keep to, as checks that anybody can run on a source of their own.
+"""What every source has to keep to, as checks that anybody can run on their own source.
 
-Rules: a check is a function whose docstring is what it is called; it says what it expected and what it got, with the
-sample's number. One that fails keeps no other from being tried.
+Rules: a check is a function whose docstring is its title; it says what it expected and what it got, with the sample's
+number. One that fails does not keep others from being tried.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CheckResult:
 def check_source(
     case: SourceCase, folder: Path, checks: Sequence[Callable[[ExaminedSource], None]] | None = None
 ) -> list[CheckResult]:
-    """Try these checks, or all, with indexes in `folder`; one that fails keeps no other from being tried."""
+    """Try these checks, or all, with indexes in `folder`; one that fails does not keep others from being tried."""
     examined = ExaminedSource(case, folder)
     return [_result(check, examined) for check in checks or CHECKS]
 
@@ -129,7 +129,7 @@ def _lengths(examined: ExaminedSource) -> None:
 
 
 def _length_of(value: Any) -> int:  # noqa: ANN401 - whatever a sample holds
-    """Of an array its steps, of a text its characters; a number counts as what it is."""
+    """The steps of an array, the characters of a text; a number stands for itself."""
     return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 
 
@@ -231,7 +231,7 @@ def _decoding_again(examined: ExaminedSource) -> None:
                 require(value.flags.writeable, f"sample {sample} has an array that no transform can change")
                 value[...] = 0
         again = content_of(examined.source.decode(sample, raw))
-        require(again == examined.contents[sample], f"sample {sample} is another one the second time")
+        require(again == examined.contents[sample], f"sample {sample} differs the second time")
 
 
 def _decoding_all(examined: ExaminedSource) -> None:
@@ -355,7 +355,7 @@ def _elsewhere(examined: ExaminedSource) -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         got = pool.submit(contents_elsewhere, examined.case.spec, index, examined.numbers).result()
     for sample, content in zip(examined.numbers, got, strict=True):
-        require(content == examined.contents[sample], f"sample {sample} is another one there")
+        require(content == examined.contents[sample], f"sample {sample} differs there")
 
 
 def _nothing_open(examined: ExaminedSource) -> None:
@@ -383,7 +383,7 @@ def _open_files() -> set[str]:
 def _changed_data(examined: ExaminedSource) -> None:
     """Data that changed since they were indexed are refused."""
     if examined.case.change is None:
-        raise NotTried("nobody says how to change these data")
+        raise NotTried("no way to change these data was given")
     _ = examined.contents
     before = examined.case.spec.make().stamp()
     require(before == examined.case.spec.make().stamp(), "the same data have two stamps")

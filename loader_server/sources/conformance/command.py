@@ -1,6 +1,6 @@
 """The command that examines a source: from a dotted name and arguments, or from a stream of a job file.
 
-Rules: indexes are made in a folder that goes away again; the data are read and never changed.
+Rules: indexes are made in a temporary folder; the data are read and never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["main"]
 def main(
     arguments: Sequence[str] | None = None, fixtures: Mapping[str, Callable[[Path], SourceCase]] | None = None
 ) -> int:
-    """Examine sources and print what came of it; 1 if a check failed. `fixtures` make data for names of sources."""
+    """Examine sources and print the results; returns 1 if a check failed. `fixtures` make data for names of sources."""
     options = _parser().parse_args(arguments)
     known = fixtures or {}
     names = list(known) if options.all else [options.source] if options.source else []
@@ -55,7 +55,7 @@ def main(
 def _examined(
     name: str, fixture: Callable[[Path], SourceCase] | None, options: argparse.Namespace
 ) -> list[tuple[str, list[CheckResult]]]:
-    """The sources that go by this name, and what came of their checks."""
+    """The sources of this name, and the results of their checks."""
     with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
         cases = [fixture(Path(folder))] if fixture else _cases(name, options)
         found = []
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--arguments", type=_table, default={}, metavar="JSON", help="what the class is made with")
     parser.add_argument("--stream", default="train", help="with a job file: the stream (default: train)")
-    parser.add_argument("--all", action="store_true", help="every source that data are made for, each in turn")
+    parser.add_argument("--all", action="store_true", help="every source that there is a fixture for, each in turn")
     parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
     return parser
 
@@ -118,7 +118,7 @@ def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
 
 
 def _spec(name: str, arguments: dict[str, Any]) -> SourceSpec:
-    """A source of these settings; for a class that is none of ours, these are its keyword arguments."""
+    """A source with these settings; for a class that is not ours, they are its keyword arguments."""
     where = "the command line"
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

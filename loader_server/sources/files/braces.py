@@ -1,7 +1,7 @@
 """Names with braces, as shells and WebDataset have them: `shard-{0000..0099}.tar`, `{train,more}.tar`.
 
 Rules: pure. Numbers keep their leading zeros; ranges may fall; several braces of a name are all combined, the last one
-fastest. What is in no such form stays as it is, and so do braces within braces.
+fastest. Anything else stays as it is, and so do braces within braces.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["names_meant"]
 
 _BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
-#: More files than that are a slip of the pen.
+#: More files than this must be a typing error.
 _MOST_NAMES = 1_000_000
 
 
 def names_meant(name: str) -> list[str]:
-    """All names that one with braces stands for; itself, if it has none."""
+    """All names that a name with braces stands for; a name without braces stands for itself."""
     pieces = _BRACES.split(name)
     choices = [[piece] if place % 2 == 0 else _choices(piece, name) for place, piece in enumerate(pieces)]
     total = 1

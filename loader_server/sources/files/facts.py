@@ -1,4 +1,4 @@
-"""What is said of a file, local or remote, whoever reads it: what tells it from others, and that it has changed."""
+"""What is known about a file, local or remote, whoever reads it: what tells it from others, and that it has changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Where a machine keeps something on its disk, and how many bytes of it; and who counts what becomes of it."""
+    """Where a machine keeps something on its disk, how many bytes of it at most, and where uses of it are counted."""
 
     folder: Path
     bytes: int
@@ -36,7 +36,9 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class FilePlaces:
-    """Where the files are that a job names: what paths start from, and where remote ones are kept, if that was said."""
+    """Where the files that a job names are: the folder that paths start from, and where remote files are kept, if that
+    is set.
+    """
 
     base: Path = Path()
     cache: CacheSettings | None = None
@@ -50,7 +52,7 @@ class LocalFile:
         self._give_back = give_back
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Release it: it is no longer needed."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
@@ -66,7 +68,7 @@ class LocalFile:
 
 
 def changed(expected: str, got: str, where: str) -> ReadError:
-    """What a source raises that reads other bytes than it indexed."""
+    """The error of a source that meets bytes other than those it indexed."""
     return ReadError(
         expected=expected,
         got=f"{got}: the file has changed since",

@@ -1,6 +1,6 @@
 """What a file is by its first bytes, whatever its name says.
 
-Rules: pure. Only what people take for a text by mistake is known: all that begins in another way may be one.
+Rules: pure. Only the kinds that people take for text by mistake are known: any other beginning may be text.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from shared.errors import DataError
 
 __all__ = ["HEAD_BYTES", "refuse_no_text"]
 
-#: Bytes that tell.
+#: How many bytes it takes to tell.
 HEAD_BYTES = 6
 
 _UNPACK = "Unpack it once: lines are read from their places, which a compressed file does not have."
 _CONVERT = "Convert it once, with iconv for instance: iconv -f UTF-16 -t UTF-8."
 
-#: How files begin, the longer mark of two first; what they are; what to do.
+#: How files begin (a longer mark before a shorter one that it starts with), what they are, and what to do.
 _KINDS = (
     (b"\x1f\x8b", "one that is compressed by gzip", _UNPACK),
     (b"\x28\xb5\x2f\xfd", "one that is compressed by zstd", _UNPACK),
@@ -30,7 +30,7 @@ _KINDS = (
 
 
 def refuse_no_text(head: bytes, where: str) -> None:
-    """DataError for a file that begins so, if it is no text in UTF-8."""
+    """Raise a DataError if a file with this beginning is not text in UTF-8."""
     found = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), None)
     if found is None and _alternates(head):
         found = ("one in UTF-16, without its mark", _CONVERT)

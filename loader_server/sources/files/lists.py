@@ -1,7 +1,7 @@
 """Files that list samples, such as manifests: what tells them from others, noted in the index and compared later.
 
-Rules: what such a list says is kept in the index, so a list with other content is refused, whatever its size. One that
-was only touched or copied is the same.
+Rules: the content of such a list is kept in the index, so a list with other content is refused, whatever its size. A
+list that was only touched or copied is the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ _BLOCK_BYTES = 2**20
 
 
 def list_facts(path: str, files: Files, what: str) -> dict[str, Any]:
-    """What the index's origin says of a list, which messages call `what`; DataError where it is no text that can be
-    read.
-    """
+    """What the index's origin says about a list, which messages call `what`; a DataError if it is not readable text."""
     now = _facts(path, files, what)
     if not path.endswith(".gz"):
         files.refuse_no_text(path)
@@ -47,7 +45,7 @@ def refuse_other_list(facts: dict[str, Any], files: Files, what: str, index: Pat
 
 
 def refuse_absent_list(path: str, files: Files, what: str) -> None:
-    """DataError where it cannot be read."""
+    """Raise a DataError if it cannot be read."""
     _facts(path, files, what)
 
 
@@ -69,7 +67,7 @@ def _digest(path: str, files: Files) -> str:
 
 
 def absent_list(place: object, what: str, error: OSError) -> DataError:
-    """What is raised where a list cannot be read."""
+    """The error of a list that cannot be read."""
     return _absent(str(place), what, error.strerror or type(error).__name__)
 
 

@@ -1,6 +1,6 @@
-"""Files of this machine: which of them a path means, their bytes, and whether they are what they were.
+"""Files on this machine: which of them a path stands for, their bytes, and whether they have changed.
 
-Paths are relative to the job file's folder. Knows nothing of remote files, which have a room of their own.
+Paths are relative to the job file's folder. Knows nothing about remote files, which have their own room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp"]
 
 
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
-    """The files of a folder or of a pattern, in any order; None if `name` is neither, so that it is a file's own."""
+    """The files of a folder or a pattern, in any order; None if `name` is neither, and so the name of a file."""
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # noqa: PTH112 - pathlib's raises where a name is too long
         return [os.path.join(name, found) for found in _below(path) if found.endswith(ends)]  # noqa: PTH118
@@ -28,7 +28,7 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
 
 
 def _below(folder: Path) -> Iterable[str]:
-    """The files in a folder and its folders, but for hidden ones."""
+    """The files in a folder and its sub-folders, except hidden ones."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not is_hidden(name)]
         for name in files:
@@ -42,7 +42,7 @@ def is_hidden(path: str) -> bool:
 
 
 def local_stamp(base: str, path: str) -> str:
-    """Size and times of change, or what is in the way of them."""
+    """Size and times of change, or the error in reading them."""
     try:
         status = os.stat(path if path.startswith("/") else os.path.join(base, path))  # noqa: PTH116, PTH118 - for speed
     except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ def local_stamp(base: str, path: str) -> str:
 
 
 class LocalHandle:
-    """An open file. The last thread that uses it closes it, whoever else forgot it meanwhile."""
+    """An open file, which its last user closes, even if it has been forgotten elsewhere meanwhile."""
 
     __slots__ = ("number",)
 
@@ -65,7 +65,7 @@ class LocalHandle:
 
 
 def bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
-    """So many bytes, or all that there are: the system may give many in pieces."""
+    """`nbytes` bytes, or as many as there are; the system may return many of them in pieces."""
     raw = os.pread(handle, nbytes, offset)
     while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):
         raw += more

@@ -1,8 +1,8 @@
 """The one place through which sources open files, so that each source reads local and remote ones alike.
 
-A file goes by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before it is
-read; any thread may read; few files are open at a time. What can be wrong with a file as such (it is absent, refused,
-cut short, another one than was indexed) is said here and in the room of remote files, in the same words for all
+A file is known by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before
+it is read; any thread may read; few files are open at a time. What can be wrong with a file as such (absent, refused,
+cut short, not the one that was indexed) is said here and in the room of remote files, in the same words for all
 sources. Knows no format.
 """
 
@@ -35,11 +35,11 @@ __all__ = ["FileFacts", "Files", "changed"]
 
 #: Local files that one source has open at a time.
 _MOST_OPEN = 64
-#: Files that are in memory by name while all are looked at.
+#: Names of files that are in memory at a time while all files are looked at.
 _STAMPED_AT_A_TIME = 1024
-#: Remote files that are looked at at a time.
+#: Remote files that are looked at in parallel.
 _MOST_ASKED = 16
-#: Where remote files are kept if nothing else is said.
+#: Where remote files are kept by default.
 _CACHE_FOLDER, _CACHE_BYTES = ".stoker/remote", 32 * 2**30
 
 
@@ -52,7 +52,7 @@ class Files:
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         self._handles: dict[str, LocalHandle] = {}
         self._kept: list[LocalFile] = []
-        #: Whether any of them is remote, of those that were looked at.
+        #: Whether any of the files looked at so far is remote.
         self.are_remote = False
         #: Names the data set that was opened.
         self._data_set = ""
@@ -66,9 +66,9 @@ class Files:
     # --- which there are ---
 
     def found(self, paths: Iterable[str], *suffixes: str) -> list[str]:
-        """The files that are meant: a path as it is, all of a range (`{000..099}.tar`), all that match a pattern
-        (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /); patterns and
-        folders in sorted order. DataError where there is none.
+        """The files that a list of paths stands for: a path as it is, all of a range (`{000..099}.tar`), all that match
+        a pattern (`shards/*.tar`, `**/*.tar`), all below a folder that end so (a remote folder's name ends in /);
+        patterns and folders in sorted order. DataError where there is none.
         """
         names = list(paths)
         if not names:
@@ -78,7 +78,7 @@ class Files:
         return [found for name in names for one in self._named(name) for found in self._meant(one, suffixes)]
 
     def _named(self, name: str) -> list[str]:
-        """All that braces stand for, unless a file is called so."""
+        """All names that braces stand for, unless there is a file of that very name."""
         is_there = not is_url(name) and os.path.exists(self._base / name)  # noqa: PTH110 - pathlib's raises, see above
         return [name] if is_there else names_meant(name)
 
@@ -112,7 +112,7 @@ class Files:
         return without_credentials(path) if is_url(path) else str(self._base / path)
 
     def facts(self, path: str) -> FileFacts:
-        """Size and version; DataError where there is no such file."""
+        """Size and version; a DataError if there is no such file."""
         if is_url(path):
             self.are_remote = True
             return self._remote.facts(path)
@@ -125,11 +125,11 @@ class Files:
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
 
     def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
-        """Samples have files that nobody has looked at since the index was made: the first tells of what kind."""
+        """Find out from its first file whether samples whose files nobody has looked at since indexing are remote."""
         self.are_remote |= samples > 0 and is_url(path_of(0))
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file; ReadError where a store cannot be asked."""
+        """Whether there is such a file; a ReadError if its store cannot be asked."""
         try:
             self.facts(path)
         except ReadError:
@@ -147,12 +147,12 @@ class Files:
         )
 
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
-        """What an inventory says of its files (`Inventory(origin=…)`), for `refuse_changed`."""
+        """What an inventory says about its files (`Inventory(origin=…)`), for `refuse_changed`."""
         names = list(paths)
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
 
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
-        """Of remote files, several are asked about at a time."""
+        """The facts of these files; several remote ones are asked about at a time."""
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
         with ThreadPoolExecutor(_MOST_ASKED) as pool:
@@ -161,11 +161,11 @@ class Files:
         return found
 
     def stamp(self, paths: Iterable[str]) -> str:
-        """What `Source.stamp` gives where the data are these files: a digest of their names, sizes and times of change.
+        """What `Source.stamp` returns if the data are these files: a digest of their names, sizes and times of change.
 
-        The inode's own time counts as well, which nobody sets back as `cp -p` and `rsync -t` do with the other: so a
-        file that got another place or owner counts as changed, which costs another look at it. Unseen stays one that
-        keeps its size and is written twice within one tick of the file system's clock, some milliseconds.
+        The inode's time of change counts as well, because `cp -p` and `rsync -t` set back only the other one; so a file
+        that was moved or got another owner counts as changed, which costs another look at it. A file that keeps its
+        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
         while block := list(islice(names, _STAMPED_AT_A_TIME)):
@@ -188,8 +188,8 @@ class Files:
             return list(pool.map(stamp, urls))
 
     def refuse_changed(self, origin: Iterable[dict[str, Any]], index: Path) -> None:
-        """Refuse files that are gone or others than those of the index's origin: a source calls it in `open`. A copy of
-        a local file has another time, so that size alone tells: a source keeps digests of what it reads.
+        """Refuse files that are gone or differ from those of the index's origin; a source calls it in `open`. Only
+        sizes of local files are compared, because a copy has another time; sources keep digests of what they read.
         """
         known = list(origin)
         self._data_set = xxhash.xxh3_64_hexdigest("\n".join(one["path"] for one in known).encode())
@@ -209,8 +209,8 @@ class Files:
     # --- their bytes ---
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """So many bytes from this place, all of them: ReadError where the file ends before, or a remote one cannot be
-        had; OSError where the disk fails or the file is gone.
+        """All `nbytes` bytes from this place on; a ReadError if the file ends before, or a remote one cannot be
+        fetched; an OSError if the disk fails or the file is gone.
         """
         handle = self._handles.get(path)  # named, so that it stays open even if another thread forgets it now
         if handle is None:
@@ -223,8 +223,8 @@ class Files:
         return raw
 
     def whole(self, path: str, facts: FileFacts) -> bytes:
-        """All bytes of a file of which there is one a sample, if it is still the one of these facts: ReadError if not,
-        OSError as in `read`.
+        """All bytes of a file that is one sample's, if it still has these facts: a ReadError if not, an OSError as in
+        `read`.
         """
         if is_url(path):
             return self._remote.read(path, facts, 0, facts.bytes)
@@ -238,11 +238,11 @@ class Files:
         return raw
 
     def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
-        """As `read`, of a remote file of which there is one a sample, or few."""
+        """Like `read`, for a remote file of one sample, or of few."""
         return self._remote.read(path, facts, offset, nbytes)
 
     def open(self, path: str) -> BinaryIO:
-        """The file, to be read from its beginning or wherever one seeks to; close it."""
+        """The file, opened for reading and seeking; to be closed by the caller."""
         if is_url(path):
             return self._remote.open(path, self._version(path))
         try:
@@ -251,27 +251,29 @@ class Files:
             raise self._absent(path, error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
-        """DataError for a file that is compressed, or otherwise no text in UTF-8, as its first bytes say."""
+        """Raise a DataError if its first bytes say that a file is compressed, or otherwise not text in UTF-8."""
         with self.open(path) as file:
             refuse_no_text(file.read(HEAD_BYTES), self.where(path))
 
     def path(self, path: str) -> Path | RemotePath:
-        """The file, for who wants to call `open` with an encoding, and to know its `name` and `suffix`."""
+        """The file as a path, for callers of `open` with an encoding, `name` and `suffix`."""
         return RemotePath(path, self.open) if is_url(path) else self._base / path
 
     def local(self, path: str, facts: FileFacts | None = None) -> LocalFile:
-        """The whole file on this machine's disk, for a library that wants a path or a memory map; close it after."""
+        """The whole file on this machine's disk, for a library that wants a path or a memory map; to be closed after
+        use.
+        """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
         return LocalFile(self._base / path)
 
     def kept(self, path: str) -> Path:
-        """The same, until these files are closed: for what is mapped to the end."""
+        """The same, but kept until these files are closed, for files that stay mapped."""
         self._kept.append(self.local(path))
         return self._kept[-1].path
 
     def beside(self, path: str, name: str) -> str:
-        """The path of a file that another one names, relative to itself."""
+        """The path of a file that another file names relative to itself."""
         return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
 
     def _opened(self, path: str) -> LocalHandle:
@@ -281,7 +283,7 @@ class Files:
         return handle
 
     def _version(self, url: str) -> FileFacts:
-        """What the file was when it was looked at first."""
+        """The version that the file had when it was first looked at."""
         known = self._versions.get(url)
         if known is None:
             known = self._versions[url] = self.facts(url)
@@ -290,16 +292,16 @@ class Files:
     # --- what comes soon ---
 
     def looks_ahead(self) -> bool:
-        """Whether it is for this process to expect more."""
+        """Whether this process is the one that fetches ahead, and can take more."""
         return self.are_remote and self._remote.looks_ahead(self._data_set)
 
     def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
-        """These bytes (path, from where, how many) will be read soon: begin to fetch what of them is remote."""
+        """These bytes (path, offset, size) will be read soon: begin to fetch those that are remote."""
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
 
     def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """These files, of which there is one a sample, will be read soon."""
+        """These files, one for each sample, will be read soon."""
         self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
 
     def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:

@@ -1,7 +1,8 @@
 """An HDF5 file, open in one process: its layout, and the values of any row.
 
 Rules: values that lie in one piece of the file are read from there, by any number of threads; all others by h5py, which
-lets one at a time. A file that is cut short or damaged is a DataError when it is opened, a ReadError when it is read.
+lets only one thread in at a time. A file that is cut short or damaged is a DataError when it is opened, a ReadError
+when it is read.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Hdf5File:
         return DataError(expected="a whole HDF5 file", got=got, where=self.where, remedy=remedy)
 
     def _place(self, column: Hdf5Column) -> int | None:
-        """Where the values begin in the file, if they lie in one piece there as numpy has them."""
+        """Where the values begin in the file, if they lie there in one piece in numpy's own form."""
         dataset = self._datasets[column.key]
         plain = not (column.is_text or column.nested or dataset.external or self.file.userblock_size)
         if not plain or dataset.dtype.newbyteorder("=") != dataset.dtype:
@@ -63,7 +64,7 @@ class Hdf5File:
         return offset
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
-        """The values of a column from one to before another; of strings and nested rows the one that begins there."""
+        """The values of a column in a range; for strings and nested rows, the one that begins there."""
         dataset, place = self._datasets[column.key], self._places[column.key]
         if place is not None:
             nbytes = dataset.dtype.itemsize * int(np.prod(column.inner, dtype=np.int64))
@@ -80,7 +81,7 @@ class Hdf5File:
         return bytes(found) if column.is_text else np.asarray(found, column.dtype).tobytes()
 
     def rows(self, dataset: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows of a dataset as h5py gives them, while an index is made."""
+        """Rows of a dataset as h5py returns them, for making an index."""
         found: NDArray[Any] = self.file[dataset][start:stop]
         return found
 

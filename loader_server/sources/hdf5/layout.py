@@ -2,7 +2,8 @@
 
 Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
 `offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
-is called `data`, targets by their names, and `seqTags` name the sequences. What does not fit together is a DataError.
+is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit together are a
+DataError.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Hdf5Column:
         return self.dtype == "text"
 
     def field(self, *, padded: bool) -> Field:
-        """What a sample of it is; of one that is not ragged the first axis may count as padded nevertheless."""
+        """The field of a sample of it; the first axis may count as padded even if the column is not ragged."""
         if self.ragged:
             return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
         shape = (None, *self.inner[1:]) if padded and self.inner else self.inner
@@ -64,7 +65,7 @@ class Hdf5Layout:
     returnn: bool
 
     def begins(self, file: h5py.File, rows: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """So many rows at a time: the first, and where each of them begins in each ragged column, and the last ends."""
+        """Yield blocks of rows: the first row, and in each ragged column where rows begin and the last one ends."""
         ragged = [column for column in self.columns if column.ragged and not column.nested]
         ends = np.zeros((1, len(ragged)), np.int64)
         for start in range(0, self.samples, rows):
@@ -86,7 +87,7 @@ class Hdf5Layout:
 
 
 def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
-    """The layout of an open file; DataError where it has none, or not what is wanted."""
+    """The layout of an open file; a DataError if it has none, or lacks what is wanted."""
     returnn = _LENGTHS in file
     columns = {column.key: column for column in (_returnn(file) if returnn else _rows(file, group, where))}
     for key in wanted:
@@ -124,7 +125,7 @@ def _rows(file: h5py.File, group: str, where: str) -> Iterator[Hdf5Column]:
 
 
 def _offsets_of(values: str) -> str:
-    """What the offsets of values are called: nothing else ends like that."""
+    """The name of the dataset with a value dataset's offsets; nothing else ends like that."""
     stem, _, name = values.rpartition("/")
     found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
     return f"{stem}/{found}" if stem and found else found
@@ -153,7 +154,7 @@ def _returnn(file: h5py.File) -> Iterator[Hdf5Column]:
 
 
 def _places_of_lengths(file: h5py.File) -> Mapping[str, int]:
-    """Which column of the lengths is of which dataset: the inputs', if there are some, then targets in sorted order."""
+    """The column of the lengths for each dataset: the inputs', if there are any, then targets in sorted order."""
     names = ([_INPUTS] if _INPUTS in file else []) + [f"{_TARGETS}/{name}" for name in sorted(file.get(_TARGETS, ()))]
     return {name: place for place, name in enumerate(names)}
 

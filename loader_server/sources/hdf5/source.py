@@ -32,7 +32,7 @@ __all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Settings:
-    """What a stream with source = "hdf5" says besides."""
+    """Further settings of a stream with source = "hdf5"."""
 
     paths: tuple[str, ...] = setting(texts, "HDF5 files, or folders of .h5, .hdf5 and .hdf, relative to the job file")
     keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
@@ -41,8 +41,8 @@ class Hdf5Settings:
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Piece:
-    """Rows of one file: `start` counts from the first of all, `row` from the file's first; and where they begin in each
-    ragged column, the end of the last one included.
+    """Rows of one file: `start` counts from the first row of all files, `row` from this file's; `begins` says where
+    rows begin in each ragged column, and where the last one ends.
     """
 
     start: int
@@ -52,8 +52,8 @@ class Hdf5Piece:
 
 
 class Hdf5Source(Source):
-    """Rows of datasets. Columns: of each sample its file (counted from 0) and row, `begin_<key>` where a key is ragged,
-    and lengths. Strings: where sequences have tags, these.
+    """Rows of datasets. Columns: each sample's file (counted from 0) and row, `begin_<key>` for ragged keys, and
+    lengths. Strings: the tags of sequences, if there are any.
     """
 
     Settings = Hdf5Settings
@@ -67,7 +67,7 @@ class Hdf5Source(Source):
 
     @property
     def _files(self) -> list[Hdf5File]:
-        """All files, opened by the first who asks."""
+        """All files, opened by the first call."""
         with self._lock:
             if not self._open:
                 for path in self._found_paths():
@@ -92,7 +92,7 @@ class Hdf5Source(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
@@ -113,7 +113,7 @@ class Hdf5Source(Source):
             start += one.layout.samples
 
     def probe(self, piece: Hdf5Piece) -> Found:
-        """Where values begin, as it was counted; only strings and variable-length rows are read."""
+        """Where values begin, as the survey found; only strings and variable-length rows are read."""
         one, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
         bad: dict[int, BadRow] = {}
@@ -178,7 +178,7 @@ class Hdf5Source(Source):
         return joined_parts(parts)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """An array of one's own for each key, strings as they are."""
+        """An array of the sample's own for each key; strings as they are."""
         self.checked(sample)
         columns = self._columns
         return {
@@ -203,7 +203,7 @@ class Hdf5Source(Source):
         return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
 
     def identity(self, sample: int) -> str:
-        """What is known of the file, the row, and the tag."""
+        """The facts of the file, the row, and the tag."""
         facts = self.indexed.origin[self.indexed.numbers["file"][sample]]
         known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}"
         tag = "" if self._tags is None else f", {self._tags[sample]}"
@@ -224,7 +224,7 @@ def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
 
 
 def _characters(value: bytes) -> int:
-    """How many a string has; -1 where it is not UTF-8."""
+    """How many characters a string has; -1 if it is not UTF-8."""
     try:
         return len(bytes(value).decode())
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Rows that are left out of an index, in a file beside its columns, one JSON object a line, in the order of the rows.
 
-Rules: memory does not grow with their number; counts by reason are kept elsewhere. A row may hold what is not UTF-8,
-such as the name of a file: it is escaped, and comes back as it was.
+Rules: memory does not grow with their number; counts by reason are kept elsewhere. A row may hold bytes that are not
+UTF-8, such as a file's name: they are escaped, and read back unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD_ROWS = "bad_rows.jsonl"
 
 
 class BadRowsWriter:
-    """Appends rows to a file that has `size` bytes of them already; it is there once there is a row."""
+    """Appends rows to a file that has `size` bytes of them already; the file is made with the first row."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class BadRowsWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Finish the file; one without a row goes again."""
+        """Finish the file, and remove it if it has no row."""
         self.sync()
         self._file.close()
         if not self.size:

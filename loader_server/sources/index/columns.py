@@ -1,7 +1,7 @@
 """Columns on disk: plain .npy files that grow while they are written and are mapped into memory when read.
 
 Rules: numbers only, no Python objects; memory does not grow with the number of rows, neither in writing nor in opening.
-Strings are a blob of UTF-8 and where each starts. Knows nothing of what the columns mean.
+Strings are a blob of UTF-8 and where each starts. Knows nothing about what the columns mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnWriter", "Strings", "StringsWriter", "bytes_with_header", "file_of", "mapped", "open_strings"]
 
-#: Of a .npy file with one axis, however long: numpy leaves room for a first axis of up to 21 digits.
+#: The header's size in a .npy file with one axis, however long: numpy leaves room for 21 digits of its length.
 _HEADER_BYTES = 128
 
 
@@ -106,13 +106,13 @@ class Strings:
 
 
 def bytes_with_header(nbytes: int) -> int:
-    """The size of a column's file whose numbers take so many bytes."""
+    """The size of a column's file whose numbers take this many bytes."""
     return _HEADER_BYTES + nbytes
 
 
 def mapped(path: Path) -> NDArray[np.generic]:
     """A column of numbers as a plain array over the mapped file."""
-    # A scalar out of numpy's memmap class costs ten times one out of a plain array.
+    # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
 
 

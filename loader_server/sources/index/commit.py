@@ -1,7 +1,8 @@
 """How an index replaces another: all or nothing, by one indexer at a time.
 
 Rules: columns are written under a name that nothing refers to; `meta.json` names them, and replacing that one file is
-the moment at which the new index counts. What nothing names is swept away. Knows nothing of what the columns hold.
+the moment at which the new index counts. Folders that nothing names are removed. Knows nothing about what the columns
+hold.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ __all__ = ["COLUMNS", "commit", "forget_refused", "keep_refused", "locked", "swe
 
 #: What the names of folders with columns start with.
 COLUMNS = "columns-"
-#: The bad rows for which data were refused, until an index is made of them or of others.
+#: The bad rows for which data were refused, kept until the next index is made.
 _REFUSED = "refused_rows.jsonl"
 
 
 def commit(folder: Path, made: Path, meta: Meta) -> None:
-    """From here on the new columns are the index."""
+    """Make the new columns the index."""
     draft = made / "meta.json"
     with draft.open("w", encoding="utf-8") as file:
         file.write(meta_json(meta))
@@ -49,7 +50,7 @@ def _sync(folder: Path) -> None:
 
 
 def sweep(folder: Path, keep: Path | None = None) -> None:
-    """Remove columns that are not the index's: older ones, and what an indexer left whose work nobody goes on with."""
+    """Remove columns that are not the index's: older ones, and drafts that nobody resumes."""
     named = ""
     with contextlib.suppress(DataError):
         named = read_meta(folder).folder
@@ -59,18 +60,18 @@ def sweep(folder: Path, keep: Path | None = None) -> None:
 
 
 def keep_refused(folder: Path, made: Path) -> Path:
-    """Keep the bad rows of columns that will not become an index, for who mends them."""
+    """Keep the bad rows of columns that will not become an index, for whoever mends them."""
     return (made / BAD_ROWS).replace(folder / _REFUSED)
 
 
 def forget_refused(folder: Path) -> None:
-    """They are looked at again."""
+    """Remove them, because the data are looked at again."""
     (folder / _REFUSED).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the folder's only indexer; a folder that was made for nothing goes again."""
+    """Be the folder's only indexer; a folder that stays empty is removed afterwards."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = _lock(folder / "lock")

@@ -1,9 +1,9 @@
-"""An index on its way: columns and bad rows that are appended to piece by piece, and a journal of how far they are.
+"""An index in the making: columns and bad rows that grow piece by piece, and a journal of how far they are.
 
-Rules: the journal is replaced whole, after the disk has what it counts, so what a killed indexer leaves is as good as
-its journal says and anything behind that is cut off. A draft is gone on with by who makes an index of the same things
-in pieces of the same size (`made_from`, `piece_rows`), and then holds the bytes that it would hold in one go. Knows no
-format, and not how pieces are looked at.
+Rules: the journal is replaced whole, after the disk has what it counts, so what a killed indexer leaves is valid as far
+as its journal says, and anything behind that is cut off. A draft is resumed by an indexer of the same things in pieces
+of the same size (`made_from`, `piece_rows`), and ends up with the same bytes as an index made in one go. Must not know
+formats, nor how pieces are looked at.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _JOURNAL = "journal.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftJournal:
-    """How far a draft is, and of what: whole pieces, from the first one on. `ends` are the bytes of columns of strings,
-    `bad_bytes` those of the file with bad rows.
+    """How far a draft has come, and what it is made from: whole pieces, from the first one on. `ends` are the bytes of
+    columns of strings, `bad_bytes` those of the file with bad rows.
     """
 
     made_from: str
@@ -73,7 +73,7 @@ class Draft:
 
     def __init__(self, folder: Path, journal: DraftJournal) -> None:
         self.folder = folder
-        #: What is there of whole pieces; replaced as one, so that an interrupt finds it whole.
+        #: The state after the last whole piece; replaced as one, so that an interrupt finds it consistent.
         self.journal = journal
         self._closed = False
         self._bad = BadRowsWriter(folder / BAD_ROWS, journal.bad_bytes)
@@ -112,7 +112,7 @@ class Draft:
             lengths.append(part.measured[key])
 
     def _begin_columns(self, part: Probed) -> None:
-        """Every part has the columns of the first."""
+        """Begin the columns, which every piece has in common with the first."""
         self.journal = replace(self.journal, **_columns_of(part.found), fields=part.fields)
         self._open_columns()
 
@@ -132,7 +132,7 @@ class Draft:
         return (self._bad, *self._numbers.values(), *self._strings.values(), *self._measured.values())
 
     def keep(self) -> None:
-        """Have all whole pieces outlast us."""
+        """Make all whole pieces survive a crash."""
         for writer in self._writers:
             writer.sync()
         draft = self.folder / f"{_JOURNAL}.new"
@@ -149,7 +149,7 @@ class Draft:
         self._closed = True
 
     def remove_journal(self) -> None:
-        """Leave what an index consists of."""
+        """Remove the journal; what is left is an index."""
         (self.folder / _JOURNAL).unlink(missing_ok=True)
 
     # --- what is in the files, once they are closed ---
@@ -159,7 +159,7 @@ class Draft:
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
-        """Those of strings."""
+        """The columns of strings."""
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 
     def measured(self, key: str) -> NDArray[np.int64]:
@@ -172,13 +172,13 @@ def _columns_of(found: Found) -> dict[str, Any]:
 
 
 def new_draft(folder: Path, made_from: str, piece_rows: int) -> Draft:
-    """An empty one."""
+    """An empty draft."""
     made = Path(tempfile.mkdtemp(prefix=COLUMNS, dir=folder))
     return Draft(made, DraftJournal(made_from=made_from, piece_rows=piece_rows))
 
 
 def resumed_draft(folder: Path, made_from: str, piece_rows: int) -> Draft | None:
-    """One that was left by who made an index of the same things; None if there is none, or if it is damaged."""
+    """The draft that an earlier indexer of the same things left; None if there is none, or if it is damaged."""
     for path in sorted(folder.glob(f"{COLUMNS}*/{_JOURNAL}")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             journal = _journal_in(path)

@@ -2,7 +2,7 @@
 
 A folder with `meta.json` and a folder of columns that it names. Rules: columns are written and synced under a name
 that nothing refers to, then `meta.json` is replaced: a crash leaves the old index or the new one. One indexer at a
-time. The same bytes whatever the number of processes. Opening maps files and reads nothing a sample.
+time. The bytes do not depend on the number of processes. Opening maps files and reads nothing for each sample.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "Index", "Meta", "columns_fingerprint", "meta_json", "open_index", "read_meta"]
 
-#: Raise it whenever the folder's content changes its meaning.
+#: To be raised whenever the meaning of the folder's content changes.
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What `meta.json` says: `recipe` is that of the transforms that samples were put through, or empty; `about` is
-    what the source says besides; `made_from` names all that the index was made from, or is empty if nobody can tell.
+    """What `meta.json` says: `recipe` is that of the transforms that samples were put through, or empty; `about` holds
+    further facts of the source's; `made_from` names all that the index was made from, or is empty if nobody can tell.
     """
 
     format: int
@@ -57,7 +57,7 @@ class Meta:
     made_from: str = ""
 
 
-#: What else `meta.json` says is the source's: it stood among the rest.
+#: All other keys of `meta.json` are the source's: earlier releases wrote them among these.
 _OWN = tuple(field.name for field in fields(Meta) if field.name != "about")
 
 
@@ -75,16 +75,16 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Of all columns and the source's settings."""
+        """The fingerprint of all columns and the source's settings."""
         return self.meta.fingerprint
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """How many samples there are."""
         return self.meta.samples
 
     def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
-        """The length of every padded field that a chain makes, which must be the one that was measured."""
+        """The length of every padded field that a chain makes; the chain must be the one that was measured."""
         self._refuse_other_chain(chain)
         return self.measured
 
@@ -108,7 +108,7 @@ class Index:
             )
 
     def refuse_other_trial(self, chain: Chain) -> None:
-        """Refuse an index whose samples were tried with other transforms, where some of these refuse samples."""
+        """Refuse an index whose samples were tried with other transforms, if some of these refuse samples."""
         if chain.index_recipe != self.meta.recipe:
             raise DataError(
                 expected="an index without the samples that the transforms refuse",
@@ -132,7 +132,7 @@ def _listed(settings: Mapping[str, Any]) -> str:
 
 
 def open_index(folder: Path) -> Index:
-    """Open an index; DataError where there is none or it is of another format."""
+    """Open an index; a DataError if there is none, or if it has another format."""
     meta = read_meta(folder)
     columns = folder / meta.folder
     try:
@@ -163,7 +163,7 @@ def _indexed(folder: Path, meta: Meta) -> Indexed:
 
 
 def read_meta(folder: Path) -> Meta:
-    """What the index says of itself; DataError where there is none or it is of another format."""
+    """What the index says about itself; a DataError if there is none, or if it has another format."""
     try:
         found = json.loads((folder / "meta.json").read_text("utf-8"))
     except FileNotFoundError:
@@ -193,12 +193,12 @@ def _damaged(folder: Path, got: str) -> DataError:
 
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
-    """Of all columns but those that are `local`, so that copies of a data set on several machines have one."""
+    """The fingerprint of all columns except `local` ones, so that copies of a data set on several machines share it."""
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))
     return fingerprint(settings, *parts)
 
 
 def meta_json(meta: Meta) -> str:
-    """What goes into `meta.json`."""
+    """The content of `meta.json`."""
     return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)

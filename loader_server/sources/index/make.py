@@ -1,10 +1,10 @@
 """Making an index: survey the source, probe its pieces in order with as many processes as pay, write columns, commit.
 
-Rules: the index that is there stays until the new one replaces it; one indexer a folder; the output does not depend on
-the number of processes, nor on how often the work was interrupted or killed: what was looked at is kept for the next
-try, as long as the data and all that shapes the index stay what they were (`_made_from`). Memory does not grow with the
-number of rows, good or bad. What the source gives is written as it is; no format is known here. A row that cannot be
-used is written down with its line and left out, or refused when asked to be strict.
+Rules: the index that is there stays until the new one replaces it; one indexer for each folder; the output does not
+depend on the number of processes, nor on how often the work was interrupted or killed: finished work is kept for the
+next try, as long as the data and everything that shapes the index stay the same (`_made_from`). Memory does not grow
+with the number of rows, good or bad. What the source returns is written as it is; no format is known here. A row that
+cannot be used is written down with its line and left out, or refused when asked to be strict.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
-    """The index that is there, if making it anew would give the same; None if it would not, or if nobody can tell."""
+    """The present index, if making it anew would give the same; None if it would not, or if nobody can tell."""
     with contextlib.suppress(DataError):
         meta = open_index(request.folder).meta
         source = request.source or request.spec.make()
@@ -85,9 +85,9 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
 
 
 def _made_from(request: IndexRequest, source: Source) -> str:
-    """Names all that an index is made from; empty where the source cannot tell whether its data stayed what they were.
+    """A fingerprint of all that an index is made from; empty if the source cannot tell whether its data have changed.
 
-    Our own code counts by its version, a user's by what is written.
+    Our own code is identified by its version, a user's by its source.
     """
     stamp = source.stamp()
     code = own_code(source.modules)
@@ -97,8 +97,8 @@ def _made_from(request: IndexRequest, source: Source) -> str:
 
 @contextlib.contextmanager
 def _draft(request: IndexRequest, source: Source, made_from: str) -> Iterator[Draft]:
-    """The draft that a killed indexer left, or a new one; it goes when the data are refused, and stays for the next try
-    when we are interrupted.
+    """The draft that a killed indexer left, or a new one; it is removed if the data are refused, and stays for the next
+    try if we are interrupted.
     """
     rows, kept = _piece_rows(request, source), None
     found = resumed_draft(request.folder, made_from, rows) if made_from else None
@@ -120,7 +120,7 @@ def _draft(request: IndexRequest, source: Source, made_from: str) -> Iterator[Dr
 
 
 def _trying(request: IndexRequest, source: Source) -> Chain | None:
-    """The chain, if samples are put through it while indexing: all of them, or those that it may refuse."""
+    """The chain, if samples are to be put through it while indexing: all of them, or those that it may refuse."""
     return request.chain if request.chain is not None and source.measurable and request.chain.index_recipe else None
 
 
@@ -138,13 +138,13 @@ def _piece_rows(request: IndexRequest, source: Source) -> int:
 
 
 def _processes(request: IndexRequest, pieces: float) -> int:
-    """How many are worth starting for so many pieces."""
+    """How many processes are worth starting for this many pieces."""
     pays = _MEASURED_PIECES_THAT_PAY if request.measuring else _PIECES_THAT_PAY
     return (request.processes or os.cpu_count() or 1) if request.piece_rows or pieces > pays else 1
 
 
 def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draft: Draft) -> None:
-    """From where the draft ends; what is done lasts, again and again."""
+    """Write all pieces from where the draft ends, making them durable now and then."""
     order = ProbeOrder(
         spec=request.spec, origin=inventory.origin, about=inventory.about, chain=_trying(request, source)
     )
@@ -202,7 +202,7 @@ def _words_of(request: IndexRequest) -> tuple[str, str]:
 
 
 def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Draft) -> str:
-    """What the fingerprint hangs on besides the columns, in the words of format 1."""
+    """What the fingerprint depends on besides the columns, in the form of format 1."""
     words = [str(FORMAT), *_words_of(request)]
     words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in inventory.about.values()]
     return " ".join([*words, str(draft.journal.measured)] if source.measurable else words)
@@ -211,7 +211,7 @@ def _said(source: Source, request: IndexRequest, inventory: Inventory, draft: Dr
 def _with_time(
     source: Source, draft: Draft, inventory: Inventory, about: Mapping[str, Any], chain: Chain
 ) -> tuple[Field, ...]:
-    """Measured fields; one whose lengths are what the declared transforms alone would give has their steps a second."""
+    """Measured fields; those with the lengths that the declared transforms alone would give get steps a second."""
     indexed = Indexed(
         samples=draft.journal.samples,
         numbers=draft.numbers(),
@@ -227,7 +227,7 @@ def _with_time(
 
 
 def _as_declared(source: Source, draft: Draft, chain: Chain) -> set[str]:
-    """The keys whose measured lengths are those that the declared transforms alone would give."""
+    """The keys whose measured lengths are the ones that the declared transforms alone would give."""
     measured = {key: draft.measured(key) for key in draft.journal.measured}
     same, raw = set(measured), source.lengths
     for start in range(0, draft.journal.samples, _BLOCK):

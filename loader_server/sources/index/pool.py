@@ -1,7 +1,7 @@
-"""Pieces of a source, looked at in order, by one process or by as many as pay.
+"""Pieces of a source, probed in order, by one process or by as many as pay.
 
-Rules: what comes out does not depend on how many processes there are; so many pieces wait for each that none is idle,
-and no more, so memory stays bounded. Processes end with the one that asked, also if that is killed. What a piece holds
+Rules: the output does not depend on the number of processes; just enough pieces are queued for each process that none
+is idle, so memory stays bounded. Processes end with the one that started them, even if it is killed. What a piece holds
 is `probe`'s business.
 """
 
@@ -33,8 +33,8 @@ _PIECES_AHEAD = 4
 def probed_in_order(
     order: ProbeOrder, source: Source, pieces: Iterator[Any], processes: int
 ) -> Generator[Probed, None, None]:
-    """What each piece holds: `source` looks itself if one process is enough, unless it must not. BrokenProcessPool
-    where a process died.
+    """What each piece holds. If one process is enough, `source` itself probes, unless it must not. A BrokenProcessPool
+    if a process died.
     """
     if processes == 1 and not source.apart:
         yield from map(Prober(order, source).probe, pieces)
@@ -45,7 +45,7 @@ def probed_in_order(
 def done_in_order(
     work: Callable[[Any], _T], pieces: Iterator[Any], processes: int, begin: Callable[[], None]
 ) -> Generator[_T, None, None]:
-    """What `work` makes of each piece, in processes that `begin` once each."""
+    """What `work` returns for each piece, in processes that each call `begin` once."""
     pool = ProcessPoolExecutor(processes, get_context("spawn"), begin)
     waiting: deque[Future[_T]] = deque()
     try:
@@ -62,7 +62,7 @@ def done_in_order(
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes that start meanwhile never see Ctrl-C, which reaches the whole group: this one alone decides."""
+    """Keep Ctrl-C, which reaches the whole group, from processes that start in this block: only this one decides."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

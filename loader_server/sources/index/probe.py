@@ -1,9 +1,9 @@
-"""One piece of a source, looked at: what the index has to know of its samples, with lengths after the transforms where
-some of these declare nothing, and without samples that the transforms refuse where these say which they may.
+"""Probes one piece of a source: what the index has to know about its samples, with lengths after the transforms if some
+of these declare nothing, and without samples that the transforms refuse.
 
-Rules: a piece is looked at without any other, so that processes can share the work and the output does not depend on
-how many there are. A process gets names and settings and makes its own source. What a sample holds is the source's
-business, and so is what makes a row bad; a sample that the transforms refuse is bad as well.
+Rules: each piece is probed by itself, so that processes can share the work and the output does not depend on how many
+there are. A process gets names and settings and makes its own source. What a sample holds is the source's business, and
+so is what makes a row bad; a sample that the transforms refuse is bad as well.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probed", "refuse_
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found; where lengths had to be measured, the fields and the lengths that came out of the transforms, and
-    where the first of these stands.
+    """What was found; if lengths had to be measured, the fields and lengths after the transforms, and the place of the
+    first sample.
     """
 
     found: Found
@@ -46,8 +46,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOrder:
-    """What a process has to know that looks at pieces; `chain` is given where samples are put through it: all, if
-    it has to be measured, or those that it may refuse.
+    """What a process has to know to probe pieces; `chain` is given if samples are put through it: all, if it has to be
+    measured, or those that it may refuse.
     """
 
     spec: SourceSpec
@@ -57,7 +57,7 @@ class ProbeOrder:
 
 
 class Prober:
-    """Looks at pieces of a source."""
+    """Probes pieces of a source."""
 
     def __init__(self, order: ProbeOrder, source: Source) -> None:
         self._order = order
@@ -72,7 +72,7 @@ class Prober:
         return self._measured(found, chain) if chain.measured else self._tried(found, chain)
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
-        """Without the rows that some transform refuses, of those that it may refuse."""
+        """The piece without the rows that a transform refuses; only those that it may refuse are tried."""
         kept, bad = list[int](), dict(found.bad)
         doubtful = chain.doubtful(self._source.lengths)
         for place, row in enumerate(found.rows):
@@ -141,14 +141,13 @@ def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found
     return Found(rows=rows, numbers=numbers, strings=strings, bad=dict(sorted(bad.items())))
 
 
-#: What this process was told to look at, and with what; that is made with the first piece, so that errors reach the
-#: caller.
+#: What this process was told to probe. The prober is made with the first piece, so that errors reach the caller.
 _TOLD: list[ProbeOrder] = []
 _PROBERS: list[Prober] = []
 
 
 def begin_probing(order: ProbeOrder, parent: int) -> None:
-    """Tell a process of its own which source the pieces are of; it ends with its parent, also if that is killed."""
+    """Tell a pool's process which source the pieces belong to; it ends with its parent, even if that is killed."""
     try:
         end_with_parent(parent, signal.SIGKILL)
     except SystemExit:  # it was killed while we started, and a pool would complain at length
@@ -165,7 +164,7 @@ def probed(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gav
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
-    """A measured transform must make the same of every sample."""
+    """Refuse fields that differ from those of the samples before."""
     for one, other in zip(sorted(first, key=_key), sorted(now, key=_key), strict=False):
         if one != other:
             raise DataError(

@@ -1,7 +1,6 @@
-"""Why no index is made of data: too many bad rows, none that is good, one that a process died of, lengths that cannot
-be measured.
+"""Why no index is made: too many bad rows, no good row, a row that killed a process, lengths that cannot be measured.
 
-Rules: each says what to do; where rows are bad, how many for which reason, the first of them, and where all are listed.
+Rules: each says what to do; about bad rows: how many for each reason, the first of them, and where all are listed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SHOWN_BAD_ROWS = 10
 
 
 def is_refused(request: IndexRequest, bad: Mapping[str, int], rows: int) -> bool:
-    """Whether data with so many bad rows are."""
+    """Whether data with this many bad rows are refused."""
     count = sum(bad.values())
     return bool(count and request.strict) or request.max_bad.is_exceeded(count, rows)
 
@@ -41,7 +40,7 @@ def refuse_too_many(request: IndexRequest, inventory: Inventory, draft: Draft) -
 
 
 def refuse_bad(request: IndexRequest, inventory: Inventory, draft: Draft) -> None:
-    """Refuse what no index can be made of, or none that is wanted; all rows were looked at."""
+    """Refuse data after all rows were looked at: no good row, too many bad ones, or any at all if strict."""
     if not draft.journal.samples:
         raise _too_bad(request, inventory, draft, "at least one good row", "mend them")
     if request.strict and draft.journal.bad:
@@ -51,7 +50,7 @@ def refuse_bad(request: IndexRequest, inventory: Inventory, draft: Draft) -> Non
 
 
 def _too_bad(request: IndexRequest, inventory: Inventory, draft: Draft, expected: str, remedy: str) -> DataError:
-    """Why data are refused: bad rows by reason, the first of them, and where all are that were looked at."""
+    """The error: bad rows by reason, the first of them, and the file that lists all found so far."""
     draft.close()
     bad, rows = draft.journal.bad, draft.journal.rows
     among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
@@ -79,7 +78,7 @@ def refuse_measuring(request: IndexRequest, source: Source) -> None:
 
 
 def process_died(request: IndexRequest, done: int) -> DataError:
-    """A process ended while it looked at rows, of which so many were done."""
+    """The error if a process died while it probed rows; `done` rows were finished before."""
     return DataError(
         expected="every file to be readable or refused",
         got="one that ended the process which read it, or too little memory",

@@ -1,4 +1,4 @@
-"""What is asked of an indexer, and what it answers."""
+"""A request to make an index, and the report on it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _REPORTED_BAD_ROWS = 1000
 
 
 def _unseen(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """What to index, and into which folder: `processes` 0 means one a core, `piece_rows` 0 as many as suit the source;
-    with more bad rows than `max_bad`, or with one if it is `strict`, the data are refused.
+    """What to index, and into which folder: `processes` 0 means one for each core, `piece_rows` 0 as many as suit the
+    source; with more bad rows than `max_bad`, or with one if it is `strict`, the data are refused.
 
     `source` is there if one was made already, `chain` is needed only where it is measured; `progress` is called with
-    rows done and rows in all; what was looked at is kept every `keep_s` seconds for who goes on after a kill -9.
+    rows done and rows in all; finished work is made durable every `keep_s` seconds, for resuming after a kill -9.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class IndexRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What came of it: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
+    """The result: `bad` are the first bad rows (at most 1 000), `bad_counts` all of them by reason, `bad_path` the
     file that has all, if there are any. `unchanged`: nothing had to be done.
     """
 
@@ -69,12 +69,12 @@ class IndexReport:
 
     @property
     def rows(self) -> int:
-        """Good and bad ones."""
+        """All rows, good and bad."""
         return self.samples + sum(self.bad_counts.values())
 
 
 def report_of(folder: Path, meta: Meta) -> IndexReport:
-    """What the index of a folder says."""
+    """The report on the index of a folder."""
     columns = folder / meta.folder
     return IndexReport(
         folder=folder,

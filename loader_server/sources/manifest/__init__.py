@@ -1,1 +1,1 @@
-"""The manifest source: what is said of CSV and JSON lines, of the recordings that they name, and of nothing else."""
+"""The manifest source: CSV and JSON lines, and the recordings that they name."""

@@ -1,8 +1,8 @@
 """Rows of manifests: CSV and JSON lines, one after another, the unusable ones with their line and the reason.
 
 Rules: one row at a time, so that a manifest may be larger than memory; a bad row is a fact and not an exception; a
-manifest that cannot be read at all is a DataError. Knows nothing of audio: whether the named files exist is for
-the source to see.
+manifest that cannot be read at all is a DataError. Knows nothing about audio: whether the named files exist is the
+source's business.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "read_rows",
 ]
 
-#: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first that is there counts.
+#: Names of the column with the audio file: ours, DeepSpeech's, NeMo's, Common Voice's; the first one present counts.
 AUDIO_COLUMNS = ("audio", "wav_filename", "audio_filepath", "path")
 #: Names of the column with the transcript.
 TEXT_COLUMNS = ("text", "transcript", "sentence")
@@ -45,7 +45,7 @@ _DURATION_COLUMN = "duration"
 
 @dataclass(frozen=True, slots=True)
 class ManifestRow:
-    """A row as the manifest says it; `manifest` counts the manifests from 0."""
+    """A row as the manifest has it; `manifest` counts the manifests from 0."""
 
     manifest: int
     line: int
@@ -57,7 +57,7 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a manifest mean what; `text` is empty where there is no transcript."""
+    """The meaning of a manifest's columns; `text` is empty if there is no transcript."""
 
     audio: str
     text: str
@@ -140,7 +140,7 @@ def _refused(row: ManifestRow, manifest: Path | RemotePath) -> BadRow | None:
 
 
 def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
-    """What stands in any column that may name an audio file: quickly, and of bad rows too."""
+    """What stands in the columns that may name an audio file, in bad rows too; quicker than `read_rows`."""
     if not _is_csv(manifest):
         for _, cells in _json_cells(manifest):
             yield from () if isinstance(cells, BadRow) else (cells[name] for name in AUDIO_COLUMNS if name in cells)
@@ -155,7 +155,7 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Rows; the one of an error is passed over."""
+    """The rows as lists; a row that cannot be parsed is skipped."""
     while True:
         try:
             yield from reader

@@ -1,8 +1,8 @@
 """The manifest source: CSV or JSON lines that name audio files (WAV, FLAC, OGG, MP3) and their transcripts.
 
-Rules: paths are relative to the manifest that names them; several manifests count as one, in their order. It opens
-from the index alone and never parses a manifest again, but refuses one that is no longer what was indexed, and a file
-that has changed since.
+Rules: paths are relative to the manifest that names them; several manifests count as one, in their order. The source
+opens from the index alone and never parses a manifest again, but it refuses a manifest that has changed since indexing,
+and so it does with files.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["ManifestSettings", "ManifestSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
-    """What a stream with source = "manifest" says besides."""
+    """Further settings of a stream with source = "manifest"."""
 
     paths: tuple[str, ...] = setting(texts, "manifests, .csv or .jsonl, relative to the job file")
     channel: int = channel_setting("recordings with several")
 
 
 class ManifestSource(RecordedSource):
-    """Recordings and transcripts. Columns: of each sample the manifest (counted from 0), its line, the file's `bytes`,
+    """Recordings and transcripts. Columns: each sample's manifest (counted from 0), its line, the file's `bytes`,
     `mtime_ns`, `frames` and `rate`, the transcript and its `characters`, the path, and further columns as strings.
     """
 
@@ -53,13 +53,13 @@ class ManifestSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio in frames, at whatever rate its file has; where all files have one rate, it has time."""
+        """Audio in frames, at its file's own rate; if all files have one rate, it has time."""
         return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the manifests and of every file that they name, those that are missing as well."""
+        """The stamp of the manifests and of every file that they name, missing ones included."""
         return self.files.stamp(named_files(self.settings.paths, self.files))
 
     def survey(self) -> Inventory:
@@ -125,7 +125,7 @@ class ManifestSource(RecordedSource):
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
+        """Begin to fetch their files, if they are remote."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
@@ -143,7 +143,7 @@ class ManifestSource(RecordedSource):
         return said if self._text is None else said | {"text": self._text[sample]}
 
     def name(self, sample: int) -> str:
-        """The path as the manifest says it, and at how many seconds of it the sample begins, if it is not all."""
+        """The path as the manifest has it, and the second at which the sample begins, unless it is the whole file."""
         path: str = self._paths[self.checked(sample)]
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
@@ -152,7 +152,7 @@ class ManifestSource(RecordedSource):
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """The file as it was indexed, and what the rest of its row said."""
+        """The file as it was indexed, and a digest of the rest of its row."""
         columns = self._columns
         origin = self.indexed.origin[columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
@@ -161,7 +161,7 @@ class ManifestSource(RecordedSource):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Those of what decodes."""
+        """The versions of the decoding libraries."""
         return audio_versions()
 
     def _line(self, sample: int) -> str:

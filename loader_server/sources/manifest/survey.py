@@ -1,6 +1,6 @@
 """Which rows there are: the manifests read once, before any recording is looked at.
 
-Rules: a manifest may be larger than memory; a row that stands there twice is bad the second time.
+Rules: a manifest may be larger than memory; a row that is there twice is bad the second time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSurvey:
-    """All rows of the manifests, counted and compared; they are read again when they are wanted."""
+    """All rows of the manifests, counted and compared; they are read again when they are needed."""
 
     manifests: tuple[Path | RemotePath, ...]
     columns: tuple[Columns, ...]
@@ -125,7 +125,7 @@ class Duplicates:
 
 
 def _duplicates(hashes: NDArray[np.uint64]) -> Duplicates:
-    """Numbers only, for there may be as many as rows."""
+    """Find duplicates; only numbers are kept, because there may be as many as rows."""
     ordered = np.sort(hashes)
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
@@ -142,7 +142,7 @@ def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDAr
 def _marked(
     rows: Iterable[ManifestRow | BadRow], manifests: tuple[Path | RemotePath, ...], duplicates: Duplicates
 ) -> Iterator[ManifestRow | BadRow]:
-    """The rows; of equal ones all but the first are bad, and say where that is."""
+    """The rows; all but the first of several equal ones are bad, and say where the first one is."""
     firsts = np.full((int(duplicates.kinds.max(initial=-1)) + 1, 2), -1)
     pairs = zip(duplicates.places, duplicates.kinds, strict=True)
     place, kind = next(pairs, (-1, -1))

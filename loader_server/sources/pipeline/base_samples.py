@@ -1,6 +1,6 @@
 """The samples of another stream of the job, as `context.base_dataset` gives them: read, decoded and transformed.
 
-Rules: shard s of S has the samples whose number is s modulo S, in their order; what a transform draws hangs on epoch
+Rules: shard s of S has the samples whose number is s modulo S, in their order; what a transform draws depends on epoch
 and sample, as in the stream itself. A sample that cannot be used is left out, with a line in the log.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["BaseSamples"]
 
 
 class BaseSamples:
-    """Those of the stream that is called `name`."""
+    """The samples of the stream called `name`."""
 
     def __init__(self, of_job: OfJob, name: str) -> None:
         assert of_job.path is not None
@@ -42,21 +42,21 @@ class BaseSamples:
                 remedy="Name a stream that has a source of its own, such as lines or tfrecord.",
             )
         self._stream = Stream(job, name)
-        #: Several shards may be run side by side, and one thread at a time decodes.
+        #: Several shards may run side by side, but only one thread at a time decodes.
         self._decoding = threading.Lock()
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What each holds."""
+        """The fields of each sample."""
         return self._stream.chain.fields
 
     @property
     def opened(self) -> str:
-        """Another text whenever they may be others."""
+        """A text that changes whenever the samples may have changed."""
         return self._stream.opened
 
     def of_shard(self, epoch: int, shard: int, shards: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-        """Sample after sample of one shard."""
+        """Yield the samples of one shard."""
         for sample in range(shard, self._stream.samples, shards):
             values = self._values(epoch, sample)
             if values is not None:

@@ -1,7 +1,7 @@
-"""Whether an element may go out: it has to fit into trainers' slots, and to be what it was when it was made first.
+"""Whether an element may be sent: it has to fit into trainers' slots, and to equal what was made the first time.
 
-What it was, the index tells for epoch 0, which was run while indexing; for others the workers of a machine tell each
-other (see `first_digests`).
+For epoch 0, which was run while indexing, the index knows what was made first; for others the workers of a machine tell
+each other (see `first_digests`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNLIKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementCheck:
-    """What holds for all elements; `shards` and `digests` are columns of the index."""
+    """Checks elements; `shards` and `digests` are columns of the index."""
 
     where: str
     most_steps: Mapping[str, int]
@@ -41,7 +41,7 @@ class ElementCheck:
     first: FirstDigests
 
     def check(self, epoch: int, shard: int, ordinal: int, flat: Mapping[str, NDArray[np.generic]]) -> None:
-        """DataError if this element may not go out."""
+        """Raise a DataError if this element may not be sent."""
         place = f"{self.where}, element {ordinal} of shard {shard} of epoch {epoch}"
         for key, most in self.most_steps.items():
             if len(flat[key]) > most:

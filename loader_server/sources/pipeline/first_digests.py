@@ -1,8 +1,8 @@
-"""What each element was when it was made first, so that one that comes out otherwise later is noticed.
+"""A digest of each element when it was first made, so that one that differs later is noticed.
 
-A file for each epoch and shard, eight bytes an element, which the workers of a machine share. Rules: the first to make
-an element writes its digest; nothing depends on the files being there: a folder that cannot be written costs the check,
-with a warning. The newest few are kept.
+There is a file for each epoch and shard, with eight bytes for each element, which the workers of a machine share.
+Rules: the first to make an element writes its digest; nothing depends on the files being there: a folder that cannot be
+written costs the check, with a warning. The newest few are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EPOCHS_KEPT = 4
 
 
 class FirstDigests:
-    """The digests under one name, which stands for all that shapes the elements."""
+    """The digests under one name, which stands for everything that shapes the elements."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class FirstDigests:
             os.close(number)
 
     def _remove_old(self) -> None:
-        """Of older epochs, and of what the stream was before."""
+        """Remove files of older epochs, and of earlier states of the stream."""
         own = [path for path in self._folder.iterdir() if path.name.startswith(f"{self._name}-")]
         kept = sorted({int(path.name.split("-")[-2]) for path in own})[-_EPOCHS_KEPT:]
         for path in set(self._folder.iterdir()) - {one for one in own if int(one.name.split("-")[-2]) in kept}:

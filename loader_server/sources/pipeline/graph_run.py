@@ -1,11 +1,11 @@
 """A graph that a trainer sent, as a data set of one shard of one epoch.
 
 Rules: what a shard holds depends on the graph, the job's seed, the epoch and the shard, and on nothing that this
-process did before. So all seeds in the graph are replaced by others that hang on these, where a user's own seed decides
-as well (equal ones stay equal; within functions there are none, as a trainer cannot send them); what is done in
-parallel keeps its order; and resources are new ones. With several shards, each has the elements of the source whose
-number is its own modulo their number: where that is not clear, or would give another data set, a hint in the graph has
-to say it. Changes the graph as plain messages, and gives it to TensorFlow.
+process did before. So all seeds in the graph are replaced by seeds derived from these and from the user's own (equal
+ones stay equal; functions contain none, because a trainer cannot send such functions); parallel work keeps its order;
+and resources are new ones. With several shards, shard s has the source's elements whose number is s modulo the number
+of shards; if it is unclear which source is meant, or that would change the data set, a hint in the graph has to say it.
+The graph is changed as plain protobuf messages, and then given to TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphShard", "dataset_of_graph", "set_up"]
 
-#: The inputs of these that are a pair of seeds.
+#: The inputs of these operations that are a pair of seeds.
 _SEEDED = {
     "ShuffleDataset": (2, 3),
     "ShuffleDatasetV3": (2, 3),
@@ -37,22 +37,22 @@ _SEEDED = {
     "RandomDatasetV2": (0, 1),
 }
 _SHARD = "ShardDataset"
-#: What a hint has in the place of both its numbers: tf.data.experimental.SHARD_HINT.
+#: Stands in a hint for both its numbers: tf.data.experimental.SHARD_HINT.
 _HINT = -1
-#: Sources of which each element comes once, and in which attribute they say of which dtypes; lines are strings.
+#: Sources that give each element once, and the attribute with their dtypes; lines are strings.
 _SHAREABLE = {
     "RangeDataset": "output_types",
     "TensorSliceDataset": "Toutput_types",
     **dict.fromkeys(("TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2", "FixedLengthRecordDatasetV2"), ""),
 }
-#: Behind a source that is shared out, these would take others, or too many.
+#: After a source that is divided among shards, these would take other elements, or too many.
 _POSITIONAL = frozenset(("TakeDataset", "SkipDataset", "TakeWhileDataset", "ScanDataset", "UniqueDataset"))
 _A_DATASET = re.compile(r"Dataset(V\d+)?")
 _INT64, _STRING = 9, 7
 _HINTED = (
     "Say where by dataset.shard(tf.data.experimental.SHARD_HINT, tf.data.experimental.SHARD_HINT), or producers = 1."
 )
-#: No two runs in a process share a resource.
+#: Counts runs, because no two runs in a process may share a resource.
 _RUNS = itertools.count()
 
 
@@ -68,7 +68,7 @@ class GraphShard:
 
 
 def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
-    """The data set, as dicts of the values that were sent along."""
+    """The data set, with dicts of the values that were sent along as elements."""
     import tensorflow as tf  # noqa: PLC0415 - only where pipelines are run
 
     graph = tf.compat.v1.GraphDef.FromString(sent.graph)
@@ -91,7 +91,7 @@ def set_up(graph: Any, of: GraphShard) -> None:  # noqa: ANN401 - a GraphDef
 
 
 def _inputs(node: Any, by_name: Mapping[str, Any], places: Sequence[int]) -> list[Any]:  # noqa: ANN401 - a NodeDef
-    """The constants at these inputs; None for what is none."""
+    """The constants at these inputs; None for an input that is not a constant."""
     found = [by_name.get(node.input[place].partition(":")[0]) for place in places]
     return [one if one is not None and one.op == "Const" else None for one in found]
 
@@ -126,7 +126,7 @@ def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
 
 
 def _seeds(node: Any, said: Sequence[int], of: GraphShard) -> tuple[int, int]:  # noqa: ANN401 - a NodeDef
-    """Two seeds; they are the same in each epoch where that was said."""
+    """Two seeds, the same in each epoch if the graph asks for that."""
     once = node.op.startswith("Shuffle") and not node.attr["reshuffle_each_iteration"].b
     part = () if once else (of.epoch, of.shard)
     own = (*said, *(() if any(said) else (node.name,)))
@@ -160,7 +160,7 @@ def _only_source(graph: Any, of: GraphShard) -> Any:  # noqa: ANN401 - a GraphDe
         return sources[0]
     got = f"{', '.join(sorted(one.op for one in sources))}{' with ' if odd else ''}{', '.join(odd)}"
     raise SettingsError(
-        expected=f"one source whose elements can be shared out among {of.shards} producers",
+        expected=f"one source whose elements can be divided among {of.shards} producers",
         got=got,
         where=of.where,
         remedy=_HINTED,

@@ -1,7 +1,7 @@
 """The source `graph`: a `tf.data` graph that a trainer sent, whose elements are the batches.
 
-Rules: the graph lies in the job's state folder, where the coordinator or a worker put it; until it does, there is
-nothing to index or to open. Nothing of a user's own is imported.
+Rules: the graph lies in the job's state folder, where the coordinator or a worker put it; until then there is nothing
+to index or to open. No user code is imported.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["GraphSettings", "GraphSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings(ShardSettings):
-    """What a stream with source = "graph" says."""
+    """Settings of a stream with source = "graph"."""
 
 
 class GraphSource(ShardedSource):
-    """Shards are made by the graph."""
+    """Batches that a graph makes, shard by shard."""
 
     Settings = GraphSettings
     sent: ClassVar[bool] = True
 
     @property
     def where(self) -> str:
-        """The stream that it was sent for."""
+        """Names the stream that the graph was sent for."""
         return f"the graph sent for {self.of_job.stream}"
 
     @cached_property
@@ -55,11 +55,11 @@ class GraphSource(ShardedSource):
 
     @property
     def made_of(self) -> str:
-        """Names graph and seed."""
+        """A fingerprint of graph and seed."""
         return fingerprint(digest_of_graph(self._content), str(self.of_job.seed))
 
     def survey(self) -> Inventory:
-        """A piece a shard."""
+        """One piece for each shard."""
         return Inventory(
             total=self.producers,
             rows_unknown=True,
@@ -68,20 +68,20 @@ class GraphSource(ShardedSource):
         )
 
     def probe(self, piece: int) -> Found:
-        """Run the shard; one that is empty points to a source that has less to share out."""
+        """Run the shard; an empty one means that the source cannot be divided among so many."""
         found = super().probe(piece)
         if not found.rows:
             raise DataError(
                 expected="elements in every shard",
                 got="none",
                 where=f"{self.where}, shard {piece} of {self.producers}",
-                remedy="Where files are shared out, write at most as many producers as there are files.",
+                remedy="If files are divided among shards, write at most as many producers as there are files.",
             )
         return found
 
     @cached_property
     def order(self) -> PipelineOrder:
-        """What its runs share."""
+        """What all runs have in common."""
         return PipelineOrder(
             function=_pipeline_of(SentGraph.decode(self._content, self.where), self.of_job.seed, self.where),
             where=self.where,

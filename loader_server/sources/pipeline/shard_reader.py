@@ -1,8 +1,8 @@
-"""The elements of one shard by ordinal, for whoever asks: made in order, kept for a while, made again if that is over.
+"""The elements of one shard by ordinal, for any caller: made in order, kept for a while, and made again after that.
 
-Rules: what was made and not yet asked for is kept, because several trainers read side by side, within a limit in bytes.
-An element before those takes the shard from its beginning again, which costs all that lies before it: that is logged.
-Every element that is made is handed to `check`. Any thread may ask; one at a time makes.
+Rules: elements that were made and not yet asked for are kept, within a limit in bytes, because several trainers read
+side by side. For an earlier element the shard is run again from its beginning, which costs everything before it, and is
+logged. Every element that is made is handed to `check`. Any thread may ask; one at a time makes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["ShardReader"]
 
 _KEPT_BYTES = 128 * 2**20
-#: Elements that are always kept: the one that is handed out, and the one before.
+#: Elements that are always kept: the one being handed out, and the one before.
 _LEAST_KEPT = 2
 _LOG_EVERY_S = 10.0
-#: Fewer are made on the way because several ask side by side.
+#: Making fewer than this on the way is not logged: it happens when several ask side by side.
 _WORTH_TELLING = 16
 
 
 class ShardReader:
-    """A shard of one epoch; `elements` is how many it may have."""
+    """A shard of one epoch; `elements` is the most that it may have."""
 
     def __init__(
         self, start: Callable[[], ShardRun], check: Callable[[int, Flat], None], *, elements: int, where: str
@@ -55,7 +55,7 @@ class ShardReader:
         self._next = 0
 
     def element(self, ordinal: int, begin: Callable[[int], None]) -> Flat | None:
-        """The element, as it crosses; None if the shard ends before it. `begin` is told each ordinal that is made."""
+        """The element as it crosses the network; None if the shard ends before it. `begin` is told each ordinal."""
         with self._lock:
             if self._run is None or ordinal < self._next - len(self._kept):
                 self._begin_anew(ordinal)
@@ -77,7 +77,7 @@ class ShardReader:
         self._ended = False
 
     def _make_next(self) -> None:
-        """After an error the shard begins anew: what the run would go on with is anybody's guess."""
+        """Make the next element; after an error the shard begins anew, because nobody knows how the run would go on."""
         run, self._run = self._run, None
         assert run is not None
         element = run.next_element()
@@ -103,7 +103,7 @@ class ShardReader:
             expected=f"at most {self._elements} elements, as many as the longest shard had while indexing",
             got="more",
             where=self._where,
-            remedy="Where the number differs from epoch to epoch, write the most there may be: elements = …",
+            remedy="If the number differs from epoch to epoch, write the most that there may be: elements = …",
         )
 
 

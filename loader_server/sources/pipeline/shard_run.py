@@ -1,9 +1,9 @@
 """One shard of one epoch, run from its beginning: the user's function is called, and what is above the marker iterated.
 
 Rules: the only module of the loaders that imports TensorFlow, and only when a shard is run. Each run is built afresh
-after the global seed was set from job seed, epoch and shard, and is as deterministic as `tf.data` can be; where the
-graph shows that it is not, it is refused. Runs are built one at a time, because seeds are the process's, and iterated
-side by side. An exception comes out as a data error with its traceback.
+after the global seed was set from job seed, epoch and shard, and is as deterministic as `tf.data` can be; a graph that
+shows that it is not is refused. Runs are built one at a time, because seeds are the process's, and iterated side by
+side. An exception comes out as a data error with its traceback.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
 
 _BUILDING = threading.Lock()
-#: As much of what was raised, and of its traceback, as a message carries beside the rest.
+#: As much of an exception and its traceback as fits into a message beside the rest.
 _SAID, _TRACEBACK = 1500, 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOrder:
-    """All that runs of a pipeline share: the function, what it is given, and what messages call it."""
+    """What all runs of a pipeline have in common: the function, what it is given, and its name in messages."""
 
     function: Callable[[Any], Any]
     where: str
@@ -61,27 +61,27 @@ class PipelineOrder:
 
 
 class _ProducerContext(PipelineContext):
-    """Keeps what the marker is given."""
+    """The context of a worker: keeps what the marker is given."""
 
     captured: tf.data.Dataset
     where: str
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Keep the data set; below, an empty one of the same kind goes on."""
+        """Keep the data set; what is below the marker gets an empty one of the same kind."""
         plain = with_plain_keys(dataset, self.where)
         self.capture(parted(plain, f"{self.where}, before map_producer_to_consumer"))
         return plain.take(0)
 
     def capture(self, dataset: tf.data.Dataset) -> None:
-        """Keep a data set whose elements are as they cross."""
+        """Keep a data set whose elements are in the form in which they cross."""
         self.marked += 1
         self.captured = dataset
 
 
 def import_tensorflow() -> Any:  # noqa: ANN401 - a module
     """TensorFlow, without accelerators: these are the trainers'."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what it says of the processor and the like
-    use = "which every machine needs that runs workers of a pipeline"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
+    use = "which every machine with workers of a pipeline needs"
     with quick_import():
         tf = library("tensorflow", extra="trainer-cpu", use=use, where='source = "pipeline"')
     if tf.config.get_visible_devices("GPU"):
@@ -107,7 +107,7 @@ class ShardRun:
             self._elements = iter(dataset)
 
     def next_element(self) -> Element | None:
-        """The next one; None at the end."""
+        """The next element; None at the end."""
         found = self._guarded(lambda: next(self._elements, None))
         if found is None:
             return None
@@ -129,8 +129,8 @@ class ShardRun:
 
 
 def _told(error: Exception) -> str:
-    """What was raised, and where: the user's own lines. TensorFlow puts those of Python functions that it calls
-    into its message.
+    """The exception, and where it was raised: the user's own lines. TensorFlow's message has the lines of Python
+    functions that it calls.
     """
     said = str(error).strip()
     if len(said) > _SAID:
@@ -172,7 +172,7 @@ def _refuse_endless(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # n
 
 # --- what an element holds ---
 
-#: As many as a batch may have.
+#: The most tensors that a batch may have.
 _MOST_TENSORS = 64
 
 
@@ -197,7 +197,7 @@ def _value(key: str, spec: Any, where: str) -> ElementValue:  # noqa: ANN401 - a
 
 # --- what would differ from run to run ---
 
-#: Operations that draw from a state which parallel calls share, so that who comes first gets what.
+#: Operations that draw from a state shared by parallel calls, so that the result depends on which comes first.
 _STATEFUL = frozenset(
     (
         *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
@@ -211,11 +211,11 @@ _STATELESS = "a parallel map to draw without state, so that a shard can be made 
 _DRAW_STATELESS = (
     "Use tf.random.stateless_uniform and its like with a seed from the element, or map without num_parallel_calls."
 )
-_KEEP_ORDER = "Leave deterministic=False out: it goes before the option of the whole pipeline, which keeps the order."
+_KEEP_ORDER = "Leave deterministic=False out: it overrides the option of the whole pipeline, which keeps the order."
 
 
 def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:  # noqa: ANN401 - a module
-    """Refuse parallel work that draws from a shared state, or gives elements as they get done."""
+    """Refuse parallel work that draws from a shared state, or yields elements in the order of completion."""
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
     functions = {one.signature.name: one for one in graph.library.function}

@@ -1,13 +1,13 @@
 """The door for batches that `tf.data` makes in shards, whoever wrote the data set.
 
 Batch n is element n div S of shard n mod S, where S is the setting `producers`: so what a batch holds depends on the
-job alone, not on how many workers there are. Elements come in order only, so a shard that lost its worker is made again
-from its beginning by another one, and what was made first decides what it has to be. How many batches an epoch has must
-be known before it begins, and so must the bytes of the largest: while indexing, each shard of epoch 0 is run once, and
-the index keeps how many elements there were, how large, and the digest of each.
+job alone, not on how many workers there are. Elements come in order only, so if a shard loses its worker, another makes
+it again from its beginning, and it has to equal what was made first. How many batches an epoch has must be known before
+it begins, and so must the bytes of the largest: while indexing, each shard of epoch 0 is run once, and the index keeps
+the number of elements, and the size and digest of each.
 
-Rules: TensorFlow is imported where shards are run: in workers, and in processes of their own while indexing. All else
-goes by the index.
+Rules: TensorFlow is imported only where shards are run: in workers, and in separate processes while indexing.
+Everything else uses the index.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardSettings", "ShardedSource"]
 
-#: How much larger than the largest of epoch 0 a value may be in others, where rows are shuffled before they are padded.
+#: How much larger a value may be in other epochs than in epoch 0, because rows may be shuffled before they are padded.
 _ROOM = 2
-#: Runs of one shard that are kept open: of the epoch that is read and the one that is asked for ahead.
+#: Runs of one shard that are kept open: for the current epoch, and for the one that is asked for ahead.
 _EPOCHS_OPEN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """What a stream whose batches come from shards says."""
+    """Settings of a stream whose batches come from shards."""
 
-    producers: int = setting(whole(1, 4096), "how many shards the data is made in: workers share them out", default=1)
+    producers: int = setting(
+        whole(1, 4096), "how many shards the data is made in; they are divided among workers", default=1
+    )
     elements: int = setting(
         whole(0), "the most elements of a shard in any epoch; 0: as many as were counted in the first", default=0
     )
@@ -64,7 +66,7 @@ class ShardSettings:
 
 
 class ShardedSource(WholeSource):
-    """Columns: of each element of epoch 0 its shard, its ordinal, its digest, and how long each value is when flat."""
+    """Columns: for each element of epoch 0 its shard, ordinal and digest, and the length of each value when flat."""
 
     piece_rows: ClassVar[int] = 1
     settings: ShardSettings
@@ -78,27 +80,27 @@ class ShardedSource(WholeSource):
 
     @property
     def producers(self) -> int:
-        """As the job says."""
+        """The number of shards, as the job says."""
         return self.settings.producers
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What an element crosses as; nothing before there is an index, as only running it tells."""
+        """The fields in which an element crosses; none before there is an index, because only a run tells."""
         return fields_of_element(self._values)
 
     @property
     def where(self) -> str:
-        """What messages call the data set."""
+        """The data set's name in messages."""
         raise NotImplementedError
 
     @property
     def made_of(self) -> str:
-        """Names all that decides its elements, apart from files."""
+        """A fingerprint of all that decides its elements, apart from files."""
         raise NotImplementedError
 
     @property
     def order(self) -> PipelineOrder:
-        """What its runs share."""
+        """What all runs have in common."""
         raise NotImplementedError
 
     # --- while an index is made ---
@@ -137,7 +139,7 @@ class ShardedSource(WholeSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if it is of this code and these data."""
+        """Take the index, if it was made from this code and these data."""
         self.files.refuse_changed(indexed.origin, indexed.place)
         if indexed.about["made_of"] != self.made_of:
             raise DataError(
@@ -173,7 +175,7 @@ class ShardedSource(WholeSource):
         _ = self.order
 
     def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
-        """An element as it crosses."""
+        """An element in the form in which it crosses."""
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
             return None
@@ -211,7 +213,7 @@ class ShardedSource(WholeSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """None that anything is planned by."""
+        """No lengths: nothing is planned by them."""
         return {}
 
     def place(self, sample: int) -> tuple[str, int]:
@@ -219,13 +221,13 @@ class ShardedSource(WholeSource):
         return self.where, sample
 
     def name(self, sample: int) -> str:
-        """Which element of which shard a batch is."""
+        """The element and shard that a batch is."""
         ordinal, shard = divmod(sample, self.producers)
         return f"{self.where}, element {ordinal} of shard {shard}"
 
     @property
     def versions(self) -> dict[str, str]:
-        """TensorFlow's: other versions may shuffle otherwise."""
+        """TensorFlow's version: another one may shuffle differently."""
         for name in ("tensorflow", "tensorflow-cpu"):
             try:
                 return {"tensorflow": importlib.metadata.version(name)}

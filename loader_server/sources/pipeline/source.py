@@ -1,7 +1,7 @@
 """The source `pipeline`: a user's `dataset_pipeline(context) -> tf.data.Dataset`, whose elements are the batches.
 
-Rules: the function is imported where shards are run: in workers, and in processes of their own while indexing. What
-shards have to do with batches is in `sharded_source`.
+Rules: the function is imported only where shards are run: in workers, and in separate processes while indexing.
+`sharded_source` tells how shards become batches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["PipelineSettings", "PipelineSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings(ShardSettings):
-    """What a stream with source = "pipeline" says besides."""
+    """Further settings of a stream with source = "pipeline"."""
 
     pipeline: str = setting(
         text, "package.module:function; left out, the samples of `base` in padded batches", default=""
@@ -48,14 +48,14 @@ class PipelineSettings(ShardSettings):
 
 
 class PipelineSource(ShardedSource):
-    """Shards are made by a function of the user's own."""
+    """Batches that a user's function makes, shard by shard."""
 
     Settings = PipelineSettings
     settings: PipelineSettings
 
     @property
     def base_fields(self) -> tuple[Field, ...]:
-        """Those of the base stream's samples."""
+        """The fields of the base stream's samples."""
         return self._base.fields if self._base is not None else ()
 
     @cached_property
@@ -64,13 +64,13 @@ class PipelineSource(ShardedSource):
 
     @property
     def where(self) -> str:
-        """The function."""
+        """The function's name."""
         return self.settings.pipeline or "the default pipeline"
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """What is known of the data; empty where the function reads what neither `base` nor `paths` name."""
+        """The stamp of the data; empty if the function reads something that neither `base` nor `paths` names."""
         if not self.settings.base and not self.settings.paths:
             return ""
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
@@ -80,13 +80,13 @@ class PipelineSource(ShardedSource):
 
     @property
     def made_of(self) -> str:
-        """Names the code, the seed and the base; other bytes than these elements were made of make others."""
+        """A fingerprint of the code, the seed and the base: elements change when one of these does."""
         code = own_code(self.modules)
         base = self._base.opened if self._base is not None else ""
         return fingerprint(code.sources, repr(sorted(code.packages.items())), str(self.of_job.seed), base)
 
     def survey(self) -> Inventory:
-        """A piece a shard."""
+        """One piece for each shard."""
         self._refuse_nothing_to_run()
         return Inventory(
             total=self.producers,
@@ -127,7 +127,7 @@ class PipelineSource(ShardedSource):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The function's."""
+        """The function's module."""
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:

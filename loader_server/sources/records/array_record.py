@@ -1,8 +1,8 @@
 """The array_record source: Examples in ArrayRecord files, read by the library of the format.
 
-Rules: the library has checksums of all that it reads: a record that does not fit them is a bad row, a file that does
-not end as it should is refused, for its table of records is at the end. What was indexed is told by a digest of each
-record. Who has not installed the library gets an error that names the extra.
+Rules: the library has checksums of all that it reads: a record that does not match them is a bad row; a file that does
+not end as it should is refused, because its table of records is at the end. A digest of each record tells whether it is
+the one that was indexed. If the library is missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ArrayRecordPiece", "ArrayRecordSettings", "ArrayRecordSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRecordSettings:
-    """What a stream with source = "array_record" says besides."""
+    """Further settings of a stream with source = "array_record"."""
 
     paths: tuple[str, ...] = setting(
         texts, "ArrayRecord files, folders of them, and patterns such as train*.array_record"
@@ -48,7 +48,7 @@ class ArrayRecordSettings:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRecordPiece:
-    """Records of one file, the `file`th, from `start` to before `stop`; `row` is the number of the first among all."""
+    """Records of file number `file`, from `start` to before `stop`; `row` is the number of the first among all."""
 
     path: str
     file: int
@@ -58,8 +58,8 @@ class ArrayRecordPiece:
 
 
 class ArrayRecordSource(FilesOfExamplesSource):
-    """Records. Columns: of each sample the file (counted from 0), the number in it, a digest, and where and how long
-    its features are.
+    """Records. Columns: each sample's file (counted from 0), its number there, a digest, and where and how long its
+    features are.
     """
 
     Settings = ArrayRecordSettings
@@ -79,7 +79,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Each file knows how many records it has."""
+        """Ask each file how many records it has."""
         total = sum(map(self._files.count, self._paths))
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
@@ -93,7 +93,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
             row += count
 
     def probe(self, piece: ArrayRecordPiece) -> Found:
-        """Take the records apart."""
+        """Parse the records."""
         where, own = self.files.where(piece.path), self._decoder.columns
         good, bad = list[list[int]](), dict[int, BadRow]()
         for row, number in enumerate(range(piece.start, piece.stop), piece.row):
@@ -113,7 +113,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
         self.files.expect_local(paths)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The records."""
+        """Read the records."""
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
@@ -134,7 +134,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
         gather_examples(self._decoder.forms, self._columns, samples, records, out)
 
     def identity(self, sample: int) -> str:
-        """The file, and the record's digest, so that a record keeps it when others come or go."""
+        """The file, and the record's digest, so that it does not change when other records come or go."""
         path = self._paths[self._columns["file"][sample]]
         return f"{path}, a record of digest {int(self._columns['digest'][sample]) % 2**64:016x}"
 

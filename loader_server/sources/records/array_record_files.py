@@ -1,9 +1,9 @@
 """ArrayRecord files, read by the library of the format.
 
 Rules: a file opens when it is first read, and few are open at a time; a reader has a place in its file, so one thread
-at a time uses it. Going to a record and reading it takes a fifth of what the library takes when it is asked for a list
-of numbers (5 µs and 25 for 4 kB that are not compressed, 15 and 38 if they are), which hands each to threads. The
-library is imported here alone; who has not got it gets an error that names the extra.
+at a time uses it. Seeking to a record and reading it takes a fifth of the time of asking the library for a list of
+numbers (5 µs and 25 for 4 kB that are not compressed, 15 and 38 if they are), because that hands each to threads. The
+library is imported only here; if it is missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayRecordFiles"]
 
-#: For reading in any order: nothing that was not asked for is read or decoded ahead.
+#: For random access: nothing is read or decoded ahead.
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"
 _MOST_OPEN = 64
-#: Remote ones cannot leave the cache meanwhile.
+#: Files that are open at a time; remote ones cannot leave the cache meanwhile.
 _MOST_REMOTE = 8
 
 
@@ -37,7 +37,7 @@ class _OpenArrayRecords:
         self.count = int(self._reader.num_records())
 
     def _opened(self) -> Any:  # noqa: ANN401 - the library's
-        with self._local.path.open("rb"):  # the library says nothing of why it cannot open a file
+        with self._local.path.open("rb"):  # the library does not say why it cannot open a file
             reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
             return reader
@@ -55,7 +55,7 @@ class _OpenArrayRecords:
                 return self._reader.read()  # type: ignore[no-any-return]
             except RuntimeError as error:
                 said = str(error)
-                self._reader = self._opened()  # one that has failed goes on failing
+                self._reader = self._opened()  # a reader that has failed keeps failing
         raise ReadError(
             expected="a record that fits its checksum",
             got=said,
@@ -79,7 +79,7 @@ class ArrayRecordFiles:
         return self._opened(path).count
 
     def read(self, path: str, number: int) -> bytes:
-        """One record; ReadError where the library says that it is not whole."""
+        """One record; a ReadError if the library says that it is not whole."""
         return self._opened(path).read(number)
 
     def _opened(self, path: str) -> _OpenArrayRecords:
@@ -95,7 +95,7 @@ class ArrayRecordFiles:
         return known
 
     def close(self) -> None:
-        """Forget all files: one is closed once nobody reads it any more."""
+        """Forget all files; each is closed once nobody reads it any more."""
         known, self._known = self._known, {}
         for one in known.values():
             one.close()

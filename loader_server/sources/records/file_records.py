@@ -1,4 +1,4 @@
-"""What sources have in common whose samples lie in files, record behind record.
+"""What sources whose samples are records in files have in common.
 
 Rules: the columns of such a source have `file`, counted from 0 in the order of `paths`, and one of that sample's number
 in its file. Files that are no longer those of the index are refused when it is opened.
@@ -36,7 +36,7 @@ __all__ = ["FileRecordsSource", "FilesOfExamplesSource"]
 class FileRecordsSource(Source):
     """Samples in files that `paths` of the settings name."""
 
-    #: What files of a folder end in.
+    #: The suffixes of files in a folder that count.
     suffixes: ClassVar[tuple[str, ...]]
     #: The column of each sample's number in its file.
     number_column: ClassVar[str] = "record"
@@ -50,7 +50,7 @@ class FileRecordsSource(Source):
         return [facts["path"] for facts in self._origin]
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._paths)
 
     def open(self, indexed: Indexed) -> None:
@@ -66,7 +66,7 @@ class FileRecordsSource(Source):
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
+        """Begin to fetch their files, if they are remote."""
         if self.files.are_remote:
             self._expect_files(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
 
@@ -86,7 +86,7 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @abc.abstractmethod
     def _first_records(self) -> Iterator[bytes]:
-        """As many as are needed to know what records hold, of as many files as it takes."""
+        """As many records as are needed to know what they hold, from as many files as it takes."""
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
@@ -99,11 +99,11 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @property
     def _about(self) -> dict[str, Any]:
-        """What the index says of the features, for `open`."""
+        """What the index says about the features, for `open`."""
         return {"features": {form.key: str(form) for form in self._decoder.forms}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and the forms that it was made by."""
+        """Take the index, and the forms that it was made with."""
         super().open(indexed)
         self._decoder = ExampleDecoder(forms_said(indexed.about["features"].items()))
 

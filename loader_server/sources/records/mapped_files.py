@@ -1,9 +1,9 @@
-"""Files of a source, mapped into memory: reading any place of them costs no call of the system.
+"""Files of a source, mapped into memory: reading any place of them costs no system call.
 
-Rules: nothing is read before it is looked at; a file that is mapped needs no descriptor, so that thousands may be at a
-time; any thread may ask. Remote files are brought to this machine's disk whole, and those that are mapped fill half of
-the cache at most. A mapped local file that is cut short ends the process that reads it, and the next one refuses it by
-its size.
+Rules: nothing is read before it is used; a mapped file needs no descriptor, so thousands may be mapped at a time; any
+thread may ask. Remote files are brought to this machine's disk whole, and those that are mapped fill half of the cache
+at most. If a mapped local file is truncated, the process that reads it dies, and the next one refuses the file by its
+size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MappedFiles"]
 
-#: Files that are mapped at a time: the system allows a process 65 530 maps.
+#: The most files mapped at a time: the system allows a process 65 530 maps.
 _MOST_MAPPED = 4096
 
 
@@ -64,14 +64,14 @@ class MappedFiles:
         return data
 
     def _make_room(self, nbytes: int) -> None:
-        """Forget remote files that were mapped first; one is unmapped once nobody reads it any more."""
+        """Forget the remote files that were mapped first; each is unmapped once nobody reads it any more."""
         while self._remote and sum(self._remote.values()) + nbytes > self._files.cache.bytes // 2:
             oldest = next(iter(self._remote))
             self._remote.pop(oldest, None)
             self._known.pop(oldest, None)
 
     def expect(self, paths: Iterable[str]) -> None:
-        """These will be looked at soon: begin to fetch those that are remote and not mapped."""
+        """These files will be read soon: begin to fetch those that are remote and not mapped."""
         self._files.expect_local(path for path in dict.fromkeys(paths) if path not in self._known)
 
     def close(self) -> None:

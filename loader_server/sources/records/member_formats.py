@@ -1,7 +1,7 @@
 """What a member of a WebDataset shard becomes, by its suffix: audio, text, a number, an array, JSON, or bytes.
 
-Rules: of `txt` comes `text`, of `flac`, `wav`, `ogg` and `mp3` comes `audio` with its rate, of all others a value that
-is called like the suffix; where something stands before the format, that is the name: `de.txt` gives `de`. All but
+Rules: `txt` becomes `text`; `flac`, `wav`, `ogg` and `mp3` become `audio` with its rate; any other becomes a value
+named like the suffix. If something stands before the format, that is the name: `de.txt` gives `de`. Everything but
 bytes is decoded while indexing as it is later, so that what cannot be decoded is known before training.
 """
 
@@ -55,7 +55,7 @@ class MemberForm:
         return name if name and self.kind != "bytes" else _NAMES.get(self.kind, self.suffix or last)
 
     def field(self, rate: int) -> Field | None:
-        """As a batch has it: audio has time where all files have one rate."""
+        """The field as a batch has it: audio has time if all files have one rate."""
         if self.kind == "audio":
             return Field(key=self.key, dtype="float32", shape=(None,), per_second=float(rate) or None)
         if self.kind == "number":
@@ -66,21 +66,21 @@ class MemberForm:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The keys of which `look` tells a length."""
+        """The keys whose lengths `look` tells."""
         if self.kind == "audio":
             return self.key, f"{self.key}_rate"
         padded = self.kind == "text" or (self.kind == "array" and self.shape is not None)
         return (self.key,) if padded else ()
 
     def look(self, raw: bytes, where: str) -> Sequence[int]:
-        """Its lengths, if it has some; SampleError where it cannot be used."""
+        """Its lengths, if it has any; a SampleError if it cannot be used."""
         if self.kind == "audio":
             return _audio_lengths(raw, where)
         values = self.decode(raw, where)
         return [len(values[key]) for key in self.lengths]
 
     def decode(self, raw: bytes, where: str) -> dict[str, Any]:
-        """What a raw sample holds of it; SampleError where it cannot be used."""
+        """The member's values in a raw sample; a SampleError if it cannot be used."""
         if self.kind == "audio":
             from loader_server.sources.audio.decoding import decoded_audio  # noqa: PLC0415 - needs soundfile
 
@@ -123,7 +123,7 @@ class MemberForm:
 
 
 def form_of_member(suffix: str, raw: bytes) -> MemberForm:
-    """The form that members with this suffix have, if this is one of them."""
+    """The form of members with this suffix, given one of them."""
     form = MemberForm(suffix)
     if form.kind != "array":
         return form
@@ -141,7 +141,7 @@ def _audio_lengths(raw: bytes, where: str) -> tuple[int, int]:
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """The array of a `.npy` file, in memory of its own; numpy takes three times as long, most of it for the header."""
+    """A copy of the array in a `.npy` file; numpy takes three times as long, mostly for the header."""
     size = 10 + int.from_bytes(raw[8:10], "little")
     if raw[:8] != b"\x93NUMPY\x01\0":
         return np.load(io.BytesIO(raw), allow_pickle=False)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """The members of a tar file that lies in memory: their names, and where their bytes are. Pure.
 
-Rules: nothing is unpacked. All dialects that people write are read: ustar with its prefix, long names of GNU tar and
-of pax, sizes of 8 GiB and more. What is no plain file is told by its kind. A header whose checksum does not fit, or a
-file that ends before its end mark, ends the walk, and is said. Following headers costs 2 µs a member, which is a tenth
-of what `tarfile` takes.
+Rules: nothing is unpacked. All common dialects are read: ustar with its prefix, long names of GNU tar and of pax, sizes
+of 8 GiB and more. Members other than plain files are reported with their kind. A header whose checksum does not match,
+or a file that ends before its end mark, ends the walk with an error. Following headers costs 2 µs a member, a tenth of
+what `tarfile` takes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BrokenTar(ValueError):  # noqa: N818 - what it is, not what happened
     def __init__(self, at: int, said: str, *, cut: bool = False) -> None:
         super().__init__(said)
         self.at = at
-        #: Whether there is a header, and only what should be behind it is missing.
+        #: Whether there is a header, and only the data behind it are missing.
         self.cut = cut
 
 
@@ -63,7 +63,7 @@ class TarMember:
 
 
 def members_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarMember]:
-    """All members from this header on, but folders; BrokenTar where one is not whole, or the end mark is missing."""
+    """All members from this header on, except folders; a BrokenTar if one is not whole, or the end mark is missing."""
     while (block := data[at : at + BLOCK]) != _END:
         member = _member(data, at, block)
         if member.kind != "folder":
@@ -72,7 +72,7 @@ def members_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarMember]:
 
 
 def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
-    """The member that begins here, with all headers before its own that speak of it."""
+    """The member that begins here, with the headers before its own that describe it."""
     begin, said = at, dict[str, str]()
     while True:
         flag, size = _flag_and_size(block, at)
@@ -98,24 +98,24 @@ def _flag_and_size(block: bytes, at: int) -> tuple[int, int]:
         raise BrokenTar(at, "the file ends without the mark of its end", cut=at > 0)
     written, size = _octal(block[148:156]), _octal(block[124:136])
     if written is None or size is None or _sum(block) != (written + sum(block[148:156]) - _SPACES) % _ADLER_BASE:
-        raise BrokenTar(at, "the checksum of a header does not fit")
+        raise BrokenTar(at, "the checksum of a header does not match")
     return block[156], size
 
 
 def _sum(block: bytes) -> int:
-    """The sum of the bytes, but for multiples of a prime: zlib takes a tenth of what `sum` takes."""
+    """The sum of the bytes modulo a prime, for which zlib takes a tenth of the time of `sum`."""
     return ((zlib.adler32(block) & 0xFFFF) - 1) % _ADLER_BASE
 
 
 def _octal(digits: bytes) -> int | None:
-    """A number of a header: octal digits, or what is too large for them in plain bytes."""
+    """A number in a header: octal digits, or plain bytes if it is too large for them."""
     if digits[0] & 0x80:
         return int.from_bytes(digits[1:], "big")
     try:
         number = int(digits.strip(b" \0") or b"0", 8)
     except ValueError:
         return None
-    return number if number >= 0 else None  # a negative size would lead back, for ever
+    return number if number >= 0 else None  # a negative size would lead back, and we would never end
 
 
 def _name(block: bytes) -> str:
@@ -126,7 +126,7 @@ def _name(block: bytes) -> str:
 
 
 def _pax(content: bytes, at: int) -> dict[str, str]:
-    """Lines of a pax header: the size of each, a key, and a value that may hold anything."""
+    """The lines of a pax header: each has its size, a key, and a value that may be anything."""
     found, place = dict[str, str](), 0
     try:
         while place < len(content):

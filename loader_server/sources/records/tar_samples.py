@@ -1,8 +1,8 @@
 """Members of a tar file as samples, grouped as WebDataset groups them. Pure.
 
 Rules: the key of `a/b.seg.png` is `a/b`, its suffix `seg.png` in small letters; members of one key that follow each
-other are a sample. A member that cannot be used makes its sample a bad one, and what cannot be read any more is one bad
-sample at the end; what WebDataset itself says of a shard (`__…__`) is left out.
+other are a sample. A member that cannot be used makes its sample a bad one, and the unreadable rest of a file is one
+bad sample at the end; WebDataset's own notes on a shard (`__…__`) are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\x
 
 @dataclass(slots=True)
 class TarSample:
-    """Members by suffix; `reason` and `detail` say why they cannot be used, if they cannot. Its first header begins at
+    """Members by suffix; `reason` and `detail` say why the sample cannot be used, if so. Its first header begins at
     `at`.
     """
 
@@ -41,13 +41,13 @@ class TarSample:
     detail: str = ""
 
     def refuse(self, reason: str, detail: str) -> None:
-        """It cannot be used; the first reason counts."""
+        """Mark it as unusable; the first reason counts."""
         if not self.reason:
             self.reason, self.detail = reason, detail
 
 
 def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
-    """All samples from this header on, the broken end of the file as one of them."""
+    """All samples from this header on; a broken end of the file is one of them."""
     sample: TarSample | None = None
     try:
         for member in members_of(data, at):
@@ -93,7 +93,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
-    """DataError for a file that does not even begin as a tar file does."""
+    """Raise a DataError if a file does not even begin like a tar file."""
     try:
         next(members_of(data), None)
     except BrokenTar as error:

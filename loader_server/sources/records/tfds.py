@@ -49,13 +49,13 @@ __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
 #: Instead of a run: the library makes something else of the feature.
 _UNLIKE = -2
 
-#: What the library wants of a data set's folder.
+#: The files that the library needs in a data set's folder.
 _DESCRIPTIONS = ("dataset_info.json", "features.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfdsSettings:
-    """What a stream with source = "tfds" says besides."""
+    """Further settings of a stream with source = "tfds"."""
 
     folder: str = setting(
         text, "the folder of a prepared data set, such as tensorflow_datasets/mnist/3.0.1, or its URL"
@@ -65,7 +65,7 @@ class TfdsSettings:
 
     @property
     def source(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.folder} ({self.split})"
 
 
@@ -81,7 +81,7 @@ class TfdsSource(MapStyleSource):
         return PreparedItems(self.settings, self.files)
 
     def stamp(self) -> str:
-        """Of the files, those that describe the data set as well."""
+        """The stamp of the files, including those that describe the data set."""
         described = (joined(self.settings.folder, name) for name in _DESCRIPTIONS)
         return self.files.stamp([*described, *self._data.paths])
 
@@ -111,12 +111,12 @@ class TfdsSource(MapStyleSource):
         self._plain = ExampleDecoder(forms_said(indexed.about.get("forms", {}).items()))
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
+        """Begin to fetch their files, if they are remote."""
         if self.files.are_remote:
             self.files.expect_local(self._data.files_of(self._items[samples].tolist()))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The records."""
+        """Read the records."""
         known = self.all_checked(samples)
         digests = self.indexed.numbers["digest"][known].tolist()
         for item, digest in zip(self._items[known].tolist(), digests, strict=True):
@@ -150,12 +150,12 @@ class TfdsSource(MapStyleSource):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """None of a user's own."""
+        """No modules: there is no user code."""
         return (type(self).__module__,)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The library's: it decodes."""
+        """The version of the library, which decodes."""
         return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _plain(feature: Any, value: Any) -> Any:  # noqa: ANN401 - the library's
-    """Texts as strings, all else as arrays of the feature's dtype, empty lists as well."""
+    """Texts as strings, anything else as arrays of the feature's dtype, even empty lists."""
     if isinstance(value, bytes):
         return value.decode() if type(feature).__name__ == "Text" else value
     return np.asarray(value, feature.np_dtype)
@@ -274,7 +274,7 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the
 
 
 def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the library's
-    """What the library knows of the data set; DataError where it knows none, or cannot read it in any order."""
+    """What the library knows about the data set; a DataError if it knows none, or cannot read it in any order."""
     tfds, where = _tfds(), files.where(settings.folder)
     try:
         with _descriptions(files, settings.folder) as folder:
@@ -299,7 +299,7 @@ def _info(files: Files, settings: TfdsSettings) -> Any:  # noqa: ANN401 - the li
 
 @contextlib.contextmanager
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
-    """A folder on this machine with what describes the data set, which the library reads itself."""
+    """A folder on this machine with the files that describe the data set, which the library reads itself."""
     if not is_url(folder):
         yield files.where(folder)
         return

@@ -1,9 +1,9 @@
 """The tfrecord source: Examples and SequenceExamples in TFRecord files, each feature under its key.
 
 Rules: without TensorFlow. Files are mapped into memory, and a record is read from its place; one whose size or written
-checksum is no longer the indexed one is refused. What a checksum is taken of is looked at only if the job says
-`checksums = true`. A record that cannot be used is a bad row, and so is all that lies behind a header that makes no
-sense: nothing behind it can be found.
+checksum is no longer the indexed one is refused. The data behind a checksum are verified only if the job says
+`checksums = true`. A record that cannot be used is a bad row; so is everything after a header that makes no sense,
+because nothing after it can be found.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BLOCK_RECORDS = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordSettings:
-    """What a stream with source = "tfrecord" says besides."""
+    """Further settings of a stream with source = "tfrecord"."""
 
     paths: tuple[str, ...] = setting(texts, "TFRecord files, folders of them, and patterns such as train-*.tfrecord")
     features: tuple[tuple[str, str], ...] | None = setting(
@@ -62,8 +62,8 @@ class TFRecordSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecordPiece:
-    """Records of one file, the `file`th, from byte `start` on: so many, a broken end of the file counted as one.
-    `record` is the number of the first one in its file, from 0, and `row` that among all.
+    """Records of file number `file`, from byte `start` on; a broken end of the file counts as one. `record` is the
+    number of the first one in its file, from 0, and `row` its number among all.
     """
 
     path: str
@@ -75,8 +75,8 @@ class RecordPiece:
 
 
 class TFRecordSource(FilesOfExamplesSource):
-    """Records. Columns: of each sample the file (counted from 0), the number in it, where its data begin, how many
-    bytes they are, the checksum written behind them, and where and how long its features are.
+    """Records. Columns: each sample's file (counted from 0), its number there, where its data begin, how many bytes
+    they are, the checksum written behind them, and where and how long its features are.
     """
 
     Settings = TFRecordSettings
@@ -101,7 +101,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Where so many records begin, and how many these are: a broken end counts as one."""
+        """Blocks of records: where each begins, and how many it has; a broken end counts as one."""
         data, start, broken = self._mapped[path], 0, ""
         while start < len(data) and not broken:
             found = records_from(data, start, rows)
@@ -126,7 +126,7 @@ class TFRecordSource(FilesOfExamplesSource):
             yield from (data[start:stop] for start, stop in found.ranges())
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Take the records apart."""
+        """Parse the records."""
         data, where = self._mapped[piece.path], self.files.where(piece.path)
         found = records_from(data, piece.start, piece.rows)
         good, looked, bad = list[int](), list[list[int]](), dict[int, BadRow]()
@@ -183,7 +183,7 @@ class TFRecordSource(FilesOfExamplesSource):
         self._mapped.expect(paths)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One of each remote file that is not mapped."""
+        """One sample of each remote file that is not mapped."""
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
         missing = [self._paths[file] not in self._mapped for file in files.tolist()]
         found: NDArray[np.int64] = samples[firsts[np.array(missing, bool)]]
@@ -209,7 +209,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
     @property
     def gathers(self) -> bool:
-        """Whole batches are written from where they lie in the files."""
+        """True: whole batches are written straight from the mapped files."""
         return not self.settings.checksums
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
@@ -239,7 +239,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return "{}, record {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The file, and the record's size and checksum, so that a record keeps it when others come or go."""
+        """The file, and the record's size and checksum, so that it does not change when other records come or go."""
         columns = self._columns
         path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]
         return f"{path}, a record of {size} bytes, checksum {columns['checksum'][sample]:08x}"

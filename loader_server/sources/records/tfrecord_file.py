@@ -1,9 +1,9 @@
 """A TFRecord file, mapped into memory: where its records lie, and whether they are whole.
 
 A record is its size (8 bytes), a checksum of that (4), the data, and a checksum of them (4), all with the lowest byte
-first. Rules: headers are followed one by one, because only the one before says where the next is, but what they say is
-checked for many at once; a file whose first header does not check is no TFRecord file, and behind one that does not
-check later nothing more can be found. Knows nothing of what is in the data.
+first. Rules: headers are followed one by one, because only the one before says where the next is, but many are checked
+at once; a file whose first header is wrong is not a TFRecord file, and after a wrong header further on nothing more can
+be found. Knows nothing about the data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AROUND = HEADER_BYTES + TRAILER_BYTES
 
 #: Castagnoli's polynomial, reflected.
 _POLYNOMIAL = 0x82F63B78
-_WRONG_SIZE = "the checksum of its size does not fit"
+_WRONG_SIZE = "the checksum of its size does not match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RecordRange:
 
 
 def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
-    """So many records at most, from one that begins at `start`."""
+    """At most `most` records, from the one that begins at `start`."""
     begins, stop = _follow(data, start, most)
     bounds = np.array([*begins, stop], np.int64)
     octets = np.frombuffer(data, np.uint8)
@@ -100,7 +100,7 @@ def _what_is_broken(octets: NDArray[np.uint8], at: int) -> str:
 
 
 def _size_fits(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether the checksum of each size is what is written behind it."""
+    """Whether the checksum of each size equals the one written behind it."""
     fits: NDArray[np.bool_] = _size_checksums(octets, begins) == _uint32_at(octets, begins + 8)
     return fits
 
@@ -115,7 +115,7 @@ def _octets_at(octets: NDArray[np.uint8], places: NDArray[np.int64], count: int)
 
 
 def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """What the checksum of each size should be: eight bytes at once, a table for each."""
+    """The right checksum of each size: eight bytes at once, with a table for each."""
     sizes = _octets_at(octets, begins, 8)
     sizes[:, :4] ^= 0xFF
     checksum = np.zeros(len(sizes), np.uint32)
@@ -126,7 +126,7 @@ def _size_checksums(octets: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDA
 
 @functools.cache
 def _tables() -> NDArray[np.uint32]:
-    """CRC-32C of a byte with so many zeros behind it."""
+    """Tables: CRC-32C of a byte followed by 0 to 7 zeros."""
     tables = np.zeros((8, 256), np.uint32)
     first = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -138,13 +138,13 @@ def _tables() -> NDArray[np.uint32]:
 
 
 def _masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A checksum as it is written: turned and shifted, so that checksums may be taken of what holds checksums."""
+    """A checksum as it is written: rotated and shifted, so that data that contain checksums can be checksummed."""
     turned = np.bitwise_or(checksum >> 15, checksum << 17)
     return np.add(turned, np.uint32(0xA282EAD8), dtype=np.uint32)  # type: ignore[no-any-return]
 
 
 def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -> None:
-    """DataError for a file whose very first record cannot be found."""
+    """Raise a DataError if a file's very first record cannot be found."""
     if len(found.offsets) or found.broken != _WRONG_SIZE:
         return
     compressed = data[:2] == b"\x1f\x8b" or (data[0] == 0x78 and (data[0] << 8 | data[1]) % 31 == 0)
@@ -165,7 +165,7 @@ def refuse_no_records(data: mmap.mmap | bytes, found: RecordRange, where: str) -
 
 
 def checksum_function() -> Callable[[bytes], int]:
-    """What the checksum of data is, as it is written; SettingsError where the library for it is missing."""
+    """The function for the checksum of data as it is written; a SettingsError if its library is missing."""
     use, otherwise = "with which checksums are checked", "or leave checksums out"
     google_crc32c = library("google_crc32c", extra="tfrecord", use=use, where="checksums", otherwise=otherwise)
     return lambda data: int(_masked(np.array([google_crc32c.value(data)], np.uint32))[0])

@@ -1,8 +1,8 @@
 """The webdataset source: tar shards, in which members of one key are a sample.
 
-Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order;
-a sample whose headers are no longer the indexed ones is refused. All members are read that the first samples have,
-or those that the job names; a sample that lacks one is a bad row.
+Rules: shards are mapped into memory, their headers followed once, and samples read from their places in any order; a
+sample whose headers are no longer the indexed ones is refused. The members that the first samples have are read, or
+those that the job names; a sample that lacks one is a bad row.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardPiece", "WebDatasetSettings", "WebDatasetSource"]
 
-#: Samples whose members are taken, if the job file does not name them.
+#: The first samples, whose members are read if the job file does not name them.
 _FIRST_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebDatasetSettings:
-    """What a stream with source = "webdataset" says besides."""
+    """Further settings of a stream with source = "webdataset"."""
 
     paths: tuple[str, ...] = setting(texts, "tar shards, folders of them, and patterns such as train-*.tar")
     members: tuple[str, ...] = setting(
@@ -55,8 +55,8 @@ class WebDatasetSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShardPiece:
-    """Samples of one shard, the `file`th, from the header at byte `at` on. `number` is that of the first one in its
-    shard, from 0, and `row` that among all.
+    """Samples of shard number `file`, from the header at byte `at` on. `number` is the number of the first one in its
+    shard, from 0, and `row` its number among all.
     """
 
     path: str
@@ -68,8 +68,8 @@ class ShardPiece:
 
 
 class WebDatasetSource(FileRecordsSource):
-    """Samples of shards. Columns: of each the shard (counted from 0), its number in it, a digest of its headers, where
-    each member begins and how many bytes it has, lengths, and the key.
+    """Samples of shards. Columns: each sample's shard (counted from 0), its number there, a digest of its headers,
+    where each member begins and how many bytes it has, lengths, and the key.
     """
 
     Settings = WebDatasetSettings
@@ -85,7 +85,7 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
-        """Of each member that is read, by the first sample that has it and can be used."""
+        """The form of each member that is read, by the first usable sample that has it."""
         first = [self._first_samples(path) for path in self._paths]
         forms: dict[str, MemberForm] = {}
         for data, sample in islice(chain.from_iterable(first), _FIRST_SAMPLES):
@@ -135,7 +135,7 @@ class WebDatasetSource(FileRecordsSource):
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about={"members": forms})
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Where so many samples begin, and how many these are."""
+        """Blocks of samples: where each begins, and how many it has."""
         samples = samples_of(self._mapped[path])
         while block := list(islice(samples, rows)):
             yield block[0].at, len(block)
@@ -149,7 +149,7 @@ class WebDatasetSource(FileRecordsSource):
                 number, row = number + count, row + count
 
     def probe(self, piece: ShardPiece) -> Found:
-        """Look at the samples, and decode what has a length."""
+        """Look at the samples, and decode members that have a length."""
         data, where = self._mapped[piece.path], self.files.where(piece.path)
         good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
         for number, sample in enumerate(islice(samples_of(data, piece.at), piece.rows)):
@@ -172,7 +172,7 @@ class WebDatasetSource(FileRecordsSource):
         return ["file", "number", "digest", *places, *lengths]
 
     def _look(self, data: mmap.mmap | bytes, sample: TarSample) -> list[int]:
-        """The columns of a sample, from its digest on; SampleError where it cannot be used."""
+        """The columns of a sample, from its digest on; a SampleError if it cannot be used."""
         if sample.reason:
             raise SampleError(reason=sample.reason, expected="", got=sample.detail, where="", remedy="")
         places, lengths = list[int](), list[int]()
@@ -187,7 +187,7 @@ class WebDatasetSource(FileRecordsSource):
         return [_digest(data, places[::2]), *places, *lengths]
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """The one rate of all recordings, by what they are called, or 0."""
+        """The one rate of all recordings under each key, or 0."""
         rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
         return {"rates": {key: int(found[0]) if (found == found[0]).all() else 0 for key, found in rates.items()}}
 
@@ -234,7 +234,7 @@ class WebDatasetSource(FileRecordsSource):
         return f"{self._path(sample)}:{self._keys[sample]}"
 
     def identity(self, sample: int) -> str:
-        """The shard, the key, and a digest of the headers, with sizes and times in them."""
+        """The shard, the key, and a digest of the headers, which hold sizes and times."""
         return f"{self.name(sample)}, headers {int(self._columns['digest'][sample]) % 2**64:016x}"
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class WebDatasetSource(FileRecordsSource):
 
 
 def _known_form(suffix: str, raw: bytes) -> dict[str, MemberForm]:
-    """Its form by its suffix, if these bytes say it."""
+    """The form by its suffix, or None if these bytes do not tell it."""
     try:
         return {suffix: form_of_member(suffix, raw)}
     except SampleError:
@@ -266,7 +266,7 @@ def _bytes_of(data: mmap.mmap | bytes, sample: TarSample, suffix: str) -> bytes:
 
 
 def _digest(data: mmap.mmap | bytes, offsets: Sequence[int]) -> int:
-    """Of the headers of these members."""
+    """A digest of the headers of these members."""
     headers = b"".join(data[offset - BLOCK : offset] for offset in offsets)
     return int.from_bytes(xxhash.xxh3_64_digest(headers), "big", signed=True)
 

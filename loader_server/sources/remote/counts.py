@@ -1,4 +1,4 @@
-"""What a process counts of its remote files: plain numbers, which become metrics only when someone asks.
+"""A process's counts of remote files: plain numbers, which become metrics only when someone asks.
 
 Rules: any thread may add; numbers only grow. A copy in another process counts for itself.
 """
@@ -17,15 +17,15 @@ class RemoteCounts:
         self._lock = threading.Lock()
         #: Bytes that came from stores.
         self.fetched_bytes = 0
-        #: Blocks and whole files that lay in the cache when they were needed.
+        #: Blocks and whole files that were in the cache when they were needed.
         self.found = 0
-        #: Those that had to be fetched, by this process or another, while somebody waited.
+        #: Blocks and whole files that somebody had to wait for, whichever process fetched them.
         self.waited = 0
         #: Requests that failed and were made again.
         self.retries = 0
 
     def add(self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, retries: int = 0) -> None:
-        """Count more."""
+        """Add to the counts."""
         with self._lock:
             self.fetched_bytes += fetched_bytes
             self.found += found

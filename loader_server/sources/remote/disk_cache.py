@@ -1,10 +1,10 @@
 """A folder of cached bytes, bounded, which the processes of a machine share.
 
 An entry is a file with a key for its name; it is written elsewhere in the folder and renamed once it is whole, so that
-what has its name is right, whoever was killed meanwhile. Rules: room is reserved before anything is fetched, under the
-lock of the ledger; only one process makes an entry, others wait for it; entries that were used longest ago make room,
-but for those that somebody holds. What a killed process left is removed by the next one. Locks are those of the
-kernel, which end with their process. Knows nothing of networks, nor of what the bytes mean.
+a file with a key for its name is right, whoever was killed meanwhile. Rules: room is reserved before anything is
+fetched, under the lock of the ledger; only one process makes an entry, others wait for it; the least recently used
+entries are evicted, except those that somebody holds. What a killed process left is removed by the next one. Locks are
+the kernel's, which end with their process. Knows nothing about networks, nor about what the bytes mean.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAPPED", "DiskCache"]
 
-#: How keys end of entries that may be mapped into memory: evicted, they keep their bytes until they are unmapped.
+#: The suffix of keys of entries that may be mapped into memory: evicted, they keep their bytes until they are unmapped.
 MAPPED = "-mapped"
 
-#: Whoever makes room makes this share of the cache free, as looking at all entries takes a while.
+#: Making room frees this share of the cache, because looking at all entries takes a while.
 _FREED = 0.1
 
 
 class DiskCache:
-    """Entries by key. `most_bytes` bounds those that are whole and those underway, of all processes together."""
+    """Entries by key. `most_bytes` bounds whole entries and those in the making, of all processes together."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class DiskCache:
         return self._entry(key).exists()
 
     def find(self, key: str) -> int | None:
-        """An open file, if there is such an entry; it counts as used now. Once it is evicted it has no bytes left."""
+        """An open file, if there is such an entry, which counts as used now. Once evicted, it has no bytes left."""
         try:
             handle = os.open(self._entry(key), os.O_RDONLY)
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class DiskCache:
         return handle
 
     def hold(self, key: str) -> tuple[int, Path] | None:
-        """An open file that stays, and its path, until it is closed; None if there is no such entry."""
+        """An open file that is not evicted until it is closed, and its path; None if there is no such entry."""
         handle = self.find(key)
         if handle is None:
             return None
@@ -65,7 +65,7 @@ class DiskCache:
         return None
 
     def lead(self, what: str) -> int | None:
-        """An open file that one process at a time gets, until it is closed: None if another one has it."""
+        """A lock as an open file, which one process at a time can have until it closes it: None if another has it."""
         self._prepare()
         path = self._underway / f"lead-{what}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -75,8 +75,8 @@ class DiskCache:
         return None
 
     def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
-        """See that there is such an entry: `fill` writes it into an open file. Somebody else who is at it is waited
-        for, or False is returned at once.
+        """Make sure that there is such an entry: `fill` writes it into an open file. If another process is making it,
+        wait for that, or return False at once.
         """
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
@@ -85,7 +85,7 @@ class DiskCache:
             try:
                 if not _locked(handle, wait=wait):
                     return False
-                if _is_at(underway, handle):  # else somebody has made the entry meanwhile, or failed
+                if _is_at(underway, handle):  # otherwise the other process has made the entry meanwhile, or failed
                     self._fill(entry, underway, handle, nbytes, fill)
             finally:
                 os.close(handle)
@@ -110,7 +110,7 @@ class DiskCache:
         return self._entries / key[:2] / key
 
     def _prepare(self) -> None:
-        """Make the folders, and sweep away what killed processes left."""
+        """Make the folders, and remove what killed processes left."""
         if self._is_ready:
             return
         try:
@@ -124,7 +124,7 @@ class DiskCache:
     # --- room ---
 
     def _reserve(self, handle: int, nbytes: int) -> None:
-        """Have room on the disk and in the books, or say that there is none."""
+        """Reserve room on the disk and in the ledger, or raise that there is none."""
         if nbytes > self.most_bytes:
             raise self.too_small(nbytes)
         ledger = os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o644)
@@ -135,13 +135,13 @@ class DiskCache:
                 total = self._evict(nbytes)
             if nbytes:
                 os.posix_fallocate(handle, 0, nbytes)
-            # What fails from here on stays in the books until somebody counts again.
+            # If we fail from here on, the room stays in the ledger until somebody counts again.
             os.pwrite(ledger, b"%-32d" % (total + nbytes), 0)
         finally:
             os.close(ledger)
 
     def _evict(self, nbytes: int) -> int:
-        """Remove what was used longest ago until so many bytes have room; returns how many are left."""
+        """Remove the least recently used entries until this many bytes have room; returns how many bytes are left."""
         underway = self._sweep()
         found = sorted(_files_below(self._entries))
         total = underway + sum(size for _, size, _ in found)
@@ -155,7 +155,7 @@ class DiskCache:
         return total
 
     def _sweep(self) -> int:
-        """Remove what is underway with nobody at it; returns the bytes of the rest."""
+        """Remove unfinished entries that nobody is making; returns the bytes of the rest."""
         return sum(size for _, size, path in _files_of(self._underway) if not _removed(path))
 
     def too_small(self, needed: int) -> ReadError:
@@ -177,7 +177,7 @@ class DiskCache:
 
 
 def _locked(handle: int, *, wait: bool) -> bool:
-    """Lock an open file, after whoever has it, or not at all."""
+    """Lock an open file, waiting for whoever has it, or fail at once."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,7 +194,7 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _removed(path: str) -> bool:
-    """Remove a file that nobody has locked, and give its bytes back at once, though others may have it open. (Whoever
+    """Remove a file that nobody has locked, and free its bytes at once even if others have it open. (A process that
     reads beyond a mapped file's end is killed.)
     """
     try:
@@ -221,7 +221,7 @@ def _files_below(folder: Path) -> Iterator[tuple[int, int, str]]:
 
 
 def _files_of(folder: str | Path) -> Iterator[tuple[int, int, str]]:
-    """When each file was used, its bytes, and where it is."""
+    """Each file: when it was last used, its bytes, and where it is."""
     with os.scandir(folder) as files:
         for file in files:
             with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""What can be wrong with a remote file, in our words, and whether trying again may help.
+"""What can be wrong with a remote file, in our words, and whether a retry may help.
 
 Rules: one layer of retries for all stores, here; what a store says is repeated without anything that may be a
-credential. A file that is absent, refused or another one is not asked for again.
+credential. A file that is absent, refused or changed is not asked for again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Pauses between attempts, each shortened or stretched by up to a half, so that many workers do not come back at once.
 PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
-#: Refusals that stand for "later".
+#: Refusals that mean "later".
 _LATER = (408, 425, 429)
 _REFUSED = (401, 403, 407)
 _GONE = (404, 410)
@@ -34,7 +34,7 @@ _OTHER_VERSION = 412
 
 
 class Failures:
-    """Carries out requests, again where that may help; `pause` sleeps, `draw` gives a number from 0 to 1."""
+    """Carries out requests, and retries if that may help; `pause` sleeps, `draw` gives a number from 0 to 1."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ def worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -
 
 
 def _underneath(url: str, error: Exception) -> Exception:
-    """What fsspec calls absent over HTTP, whatever the server said."""
+    """The cause of an error: over HTTP, fsspec calls everything absent, whatever the server said."""
     cause = error.__cause__
     hides = url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception)
     return cause if hides and isinstance(cause, Exception) else error
@@ -120,7 +120,7 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """In one line."""
+    """An error in one line."""
     status, message = getattr(error, "status", None), getattr(error, "message", None)
     text = f"{status} {message}" if isinstance(status, int) else str(error) or type(error).__name__
     return without_credentials(" ".join(text.split()))[:300]

@@ -1,7 +1,7 @@
 """A few threads that fetch what will be read soon.
 
-Rules: what is asked for twice is fetched once; what fails is left to whoever needs it, who gets the error; threads
-start with the first request and never keep a process from ending. Knows nothing of what it fetches.
+Rules: what is asked for twice is fetched once; a failure is left to whoever needs the data, who gets the error; threads
+start with the first request and never keep a process from ending. Knows nothing about what it fetches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_THREADS = 8
 
 
 class FetchAhead(Generic[T]):
-    """Calls `fetch` with what is expected, in this order, in so many threads at most, or not at all."""
+    """Calls `fetch` with what is expected, in order, in at most this many threads; with none, not at all."""
 
     def __init__(self, fetch: Callable[[T], object], threads: int) -> None:
         self._fetch = fetch
@@ -35,12 +35,12 @@ class FetchAhead(Generic[T]):
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
     def waiting(self) -> list[T]:
-        """What is expected and not there yet."""
+        """How much is expected and not there yet."""
         with self._lock:
             return list(self._underway)
 
     def expect(self, wanted: Iterable[T]) -> None:
-        """These will be needed soon."""
+        """Note that these will be needed soon."""
         if not self._threads:
             return
         with self._lock:
@@ -60,7 +60,7 @@ class FetchAhead(Generic[T]):
                 self._underway.discard(one)
 
     def close(self) -> None:
-        """Fetch no more than what is underway."""
+        """Finish what is being fetched, and fetch nothing more."""
         with self._lock:
             with contextlib.suppress(Empty):
                 while True:

@@ -1,4 +1,4 @@
-"""Objects in stores, by URL: which there are, what they are, and ranges of their bytes, through fsspec.
+"""Objects in stores, by URL: which there are, their size and version, and ranges of their bytes, through fsspec.
 
 Rules: a range is of the version that was asked for, or an error: S3 is told the version with each request, other stores
 are asked again after each. Attempts are counted in one place, so those of fsspec and botocore are off. A store gets
@@ -20,7 +20,7 @@ from shared.extras import how_to_get, library
 
 __all__ = ["Objects"]
 
-#: What may tell a version, the surest first: the names that stores have for it.
+#: The names under which stores report a version, the most reliable first.
 _VERSION_KEYS = (
     "ETag",
     "etag",
@@ -32,9 +32,9 @@ _VERSION_KEYS = (
     "Last-Modified",
     "mtime",
 )
-#: Objects whose place is remembered.
+#: Objects that are remembered.
 _MOST_KNOWN = 4096
-#: Seconds to connect, and without any byte.
+#: Seconds to connect, and seconds without any byte.
 _CONNECT_S, _SILENCE_S = 10, 30
 
 
@@ -54,13 +54,13 @@ class Objects:
         self._known: dict[str, _Object] = {}
 
     def found(self, url: str) -> list[str]:
-        """The objects that a pattern means, or a folder, sorted."""
+        """The objects that a pattern or a folder stands for, sorted."""
         store = _store(url)
         names = self._failures.tried(url, lambda: store.find(url) if url.endswith("/") else store.glob(url))
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
     def facts(self, url: str) -> FileFacts:
-        """Size and version as they are now; DataError where there is no such file."""
+        """Size and version as they are now; a DataError if there is no such file."""
         store = _store(url)
         return _facts(url, self._failures.tried(url, lambda: _asked(store, url), absent=DataError))
 
@@ -91,7 +91,7 @@ class Objects:
         return self._failures.tried(url, ask)
 
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
-        """All of this version, from a store that gives no parts."""
+        """Fetch all of this version, from a store that gives no ranges."""
         store = _store(url)
 
         def ask() -> None:
@@ -113,7 +113,7 @@ class Objects:
         return one
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
-        """See whether what was fetched was this version, unless the store was told."""
+        """Check that what was fetched is this version, unless the store was told which one we want."""
         if not getattr(self._opened(url, facts).file, "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _asked(_store(url), url)))
 
@@ -155,7 +155,7 @@ def _asked(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has
 
 
 def _store(url: str) -> Any:  # noqa: ANN401 - fsspec has no types
-    """What fsspec has for this kind of URL; it keeps one a process."""
+    """The fsspec file system for this kind of URL, one for each process."""
     refuse_credentials(url)
     protocol, where = url.partition("://")[0].lower(), without_credentials(url)
     fsspec = library("fsspec", extra="remote", use="which reads remote files", where=where)

@@ -1,9 +1,9 @@
-"""The remote files of one source, read by way of the cache.
+"""The remote files of one source, read through the cache.
 
-A file comes in blocks, or whole where its store gives no parts or a library wants a path; each is an entry of the
-cache, whose key says URL, version, size and place. Rules: what is in the cache is read without asking the store; each
-byte is fetched once by all processes of a machine, as long as the cache has room for it; what is expected soon is
-fetched by a few threads, without patience, as whoever needs it will try again.
+A file is fetched in blocks, or whole if its store gives no ranges or a library wants a path; each block is an entry of
+the cache, whose key is made of URL, version, size and place. Rules: what is in the cache is read without asking the
+store; each byte is fetched once by all processes of a machine, as long as the cache has room for it; what is expected
+soon is fetched by a few threads, without retries, because whoever needs it will try again.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_BYTES", "RemoteFiles"]
 
-#: What is fetched at a time: much more than a request costs, little enough for some to be in memory at once.
+#: The bytes of a block: enough to outweigh the cost of a request, few enough for several to be in memory at once.
 BLOCK_BYTES = 8 * 2**20
 #: Entries that are kept open.
 _MOST_OPEN = 256
 #: An entry that stays open counts as used again after so many seconds.
 _USED_AGAIN_S = 60.0
-#: How often an entry may be evicted under the hands of whoever reads it.
+#: How often an entry may be evicted while somebody reads it.
 _MOST_EVICTIONS = 20
-#: Blocks whose place is remembered.
+#: Blocks that are remembered.
 _MOST_SEEN = 65_536
-#: Blocks that wait to be fetched, before nobody looks ahead for more.
+#: With this many blocks waiting to be fetched, nobody looks ahead for more.
 _MOST_WAITING = 32
-#: How soon a process asks again whether it shall look ahead for all.
+#: How soon a process asks again whether it should look ahead for all.
 _LEAD_AGAIN_S = 2.0
-#: What sequential readers want ahead of them, and at a time.
+#: How many blocks sequential readers fetch ahead, and how many bytes they read at a time.
 _BLOCKS_AHEAD = 2
 _READER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Part of a file of one version, or all of it, to be used by its path."""
+    """Part of one version of a file, or all of it, to be used by its path."""
 
     url: str
     facts: FileFacts
@@ -79,7 +79,7 @@ class _OpenPart:
         self.used_s = time.monotonic()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes by their place in the file; fewer where the entry was evicted."""
+        """Bytes by their place in the file; fewer if the entry was evicted."""
         now_s = time.monotonic()
         if now_s > self.used_s + _USED_AGAIN_S:
             self.used_s = now_s
@@ -98,7 +98,7 @@ class RemoteFiles:
         self._objects = objects or Objects(Failures(counts=cache.counts))
         self._cache = DiskCache(cache.folder, cache.bytes)
         self._parts: dict[_Block, _OpenPart] = {}
-        #: Whether a server gives files as a whole only; one thread asks it.
+        #: Whether a server gives only whole files; one thread at a time asks it.
         self._whole: dict[str, bool] = {}
         self._asking = threading.Lock()
         #: Blocks that were in the cache when they were expected.
@@ -109,7 +109,7 @@ class RemoteFiles:
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """The files that a pattern means, or a folder."""
+        """The files that a pattern or a folder stands for."""
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
@@ -117,7 +117,7 @@ class RemoteFiles:
         return self._objects.facts(url)
 
     def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
-        """So many bytes of this version from this place, all of them."""
+        """All `nbytes` bytes of this version from this place on."""
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
         if offset // BLOCK_BYTES == (offset + nbytes - 1) // BLOCK_BYTES:
@@ -154,7 +154,7 @@ class RemoteFiles:
             waited = 1
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
-        """Into the cache: the block, or the whole file where it does not come in parts."""
+        """Fetch the block into the cache, or the whole file if it does not come in ranges."""
         if self._comes_whole(block):
             block = _whole_of(block)
         nbytes = block.stop - block.start
@@ -184,7 +184,7 @@ class RemoteFiles:
     # --- all of it ---
 
     def open(self, url: str, facts: FileFacts) -> BinaryIO:
-        """To be read from its beginning, or wherever one seeks to."""
+        """Open a file for reading and seeking."""
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
@@ -216,12 +216,12 @@ class RemoteFiles:
         return self._lead is not None
 
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
-        """These bytes (URL, version, from where, how many) will be read soon."""
+        """These bytes (URL, version, offset, size) will be read soon."""
         blocks = dict.fromkeys(block for extent in extents for block in _blocks_of(*extent))
         self._ahead.expect(block for block in blocks if block not in self._seen)
 
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """These files will be needed on the disk soon."""
+        """These files will soon be needed on the disk."""
         wholes = (_Block(url, facts, 0, facts.bytes, whole=True) for url, facts in files)
         self._ahead.expect(block for block in wholes if block not in self._seen)
 
@@ -242,7 +242,7 @@ class RemoteFiles:
 
 
 class _RemoteReader(io.RawIOBase):
-    """Reads one file from wherever its position is."""
+    """Reads one file from its current position."""
 
     def __init__(self, files: RemoteFiles, url: str, facts: FileFacts) -> None:
         super().__init__()
@@ -252,25 +252,25 @@ class _RemoteReader(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Nothing else."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """Anywhere."""
+        """True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go there."""
+        """Set the position."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.bytes}[whence]
         self._position = max(start + offset, 0)
         return self._position
 
     def tell(self) -> int:
-        """Where it is."""
+        """The position."""
         return self._position
 
     def readinto(self, into: Buffer) -> int:
-        """The next bytes, and from a new block on the blocks behind it soon."""
+        """Read the next bytes; at the start of a block, begin to fetch the following ones."""
         view = memoryview(into).cast("B")
         nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
         if nbytes and self._position % BLOCK_BYTES < nbytes:
@@ -296,7 +296,7 @@ def _whole_of(block: _Block) -> _Block:
 
 
 def _write(handle: int, place: int, raw: bytes) -> None:
-    """All of it: the system may take it in pieces."""
+    """Write all of it, which the system may take in pieces."""
     view = memoryview(raw)
     while view:
         written = os.pwrite(handle, view, place)

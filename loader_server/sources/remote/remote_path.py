@@ -1,4 +1,4 @@
-"""What there is of a `pathlib.Path` for a remote file, for readers of text that take either."""
+"""The part of `pathlib.Path` that a remote file can offer, for readers of text that take either."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RemotePath"]
 
 
 class RemotePath:
-    """A file by its URL; `open_url` opens any."""
+    """A file by its URL; `open_url` opens URLs."""
 
     def __init__(self, url: str, open_url: Callable[[str], BinaryIO]) -> None:
         self._url = url
@@ -33,5 +33,5 @@ class RemotePath:
         return RemotePath(posixpath.dirname(self._url), self._open_url)
 
     def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
-        """Read it as text."""
+        """Open it for reading as text."""
         return io.TextIOWrapper(self._open_url(self._url), encoding, errors, newline)

@@ -1,4 +1,4 @@
-"""What a URL is, and what it must not hold.
+"""What counts as a URL, and what it must not contain.
 
 Rules: pure; a URL with credentials is refused before it can reach an index, a log or a message.
 """
@@ -13,13 +13,13 @@ from shared.errors import SettingsError
 __all__ = ["is_url", "joined", "refuse_credentials", "without_credentials"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-#: Parameters by which stores sign URLs, and those that people call so.
+#: Parameters by which stores sign URLs, and names that people give to secrets.
 _SECRET = re.compile(
     r"sig|signature|token|key|secret|password|credential|auth|awsaccesskeyid|x-(amz|goog)-.*", re.IGNORECASE
 )
 _QUERY = re.compile(r"\?[^\s'\"<>]*")
 _USER = re.compile(r"://[^\s/@]*@")
-#: What access keys look like, wherever a store repeats one.
+#: What access keys look like, in case a store repeats one.
 _KEY_ID = re.compile(r"\b(AKIA|ASIA|GOOG)[A-Z0-9]{12,}\b")
 
 
@@ -29,15 +29,15 @@ def is_url(path: str) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """The path of a file that is named relative to a folder, be they local or remote."""
+    """The path of a file that is named relative to a folder, both local or both remote."""
     if name.startswith("/") or is_url(name):
         return name
-    # As posixpath.join has it, which takes four times as long; names come by the hundred thousand.
+    # The same as posixpath.join, which takes four times as long; there may be a hundred thousand names.
     return f"{folder}/{name}" if folder and not folder.endswith("/") else folder + name
 
 
 def refuse_credentials(url: str) -> None:
-    """SettingsError where a URL says who asks, or is signed."""
+    """Raise a SettingsError if a URL has credentials, or is signed."""
     parts = urlsplit(url)
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if _SECRET.fullmatch(name)]
     if "@" in parts.netloc or names:
@@ -50,5 +50,5 @@ def refuse_credentials(url: str) -> None:
 
 
 def without_credentials(text: str) -> str:
-    """A text for people in which nothing is left that may be one."""
+    """A text for people, without anything in it that may be a credential."""
     return _KEY_ID.sub("…", _USER.sub("://…@", _QUERY.sub("?…", text)))

@@ -1,8 +1,8 @@
 """The kaldi source: Kaldi data folders, with audio (wav.scp, segments) or with features (feats.scp and archives).
 
-Rules: a folder's tables are joined by key and need not be sorted; commands in them are never run. The index has all
-that the tables say: they are not read again, and tables that are others by now are refused. Bad rows are the lines that
-cannot be used, and those of `text` for which there is nothing to hear.
+Rules: a folder's tables are joined by key and need not be sorted; commands in them are never run. The index has
+everything that the tables say: they are not read again, and tables that have changed are refused. Bad rows are the
+lines that cannot be used, and those of `text` without audio or features.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _Rows: TypeAlias = dict[int, tuple[KaldiUtterance, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaldiSettings:
-    """What a stream with source = "kaldi" says besides."""
+    """Further settings of a stream with source = "kaldi"."""
 
     paths: tuple[str, ...] = setting(texts, "Kaldi data folders, relative to the job file, or URLs")
     values: str = setting(
@@ -69,8 +69,9 @@ class KaldiSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KaldiPiece:
-    """Consecutive rows of one folder: `start` counts from the first of all folders; `tables` are those that the folder
-    has, the one whose lines are rows first; `columns` are those of all features, of which any are a range if `ranged`.
+    """Consecutive rows of one folder: `start` counts from the first row of all folders; `tables` are those that the
+    folder has, first the one whose lines are rows; `columns` is the width of all features; `ranged` says whether any of
+    them are ranges.
     """
 
     start: int
@@ -82,8 +83,8 @@ class KaldiPiece:
 
 
 class KaldiSource(RecordedSource):
-    """Utterances. Columns: of each the folder (counted from 0), the line in its first table, the characters of its
-    text, and what `stretch_columns` or `feature_columns` have. Strings: key, path, text and speaker.
+    """Utterances. Columns: each one's folder (counted from 0), the line in its first table, the characters of its text,
+    and those of `stretch_columns` or `feature_columns`. Strings: key, path, text and speaker.
     """
 
     Settings = KaldiSettings
@@ -98,7 +99,7 @@ class KaldiSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, with time where all files have one rate, or features, as the first ones are."""
+        """Audio, with time if all files have one rate; or features, of the width of the first ones."""
         about = self.indexed.about if hasattr(self, "indexed") else {}
         if not self._features:
             return (audio_field(about.get("rate", 0)),)
@@ -107,7 +108,7 @@ class KaldiSource(RecordedSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the tables, those that a folder has not too, and of every file that they name."""
+        """The stamp of the tables, including those that a folder lacks, and of every file that they name."""
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
         tables = (f"{path.rstrip('/')}/{table}" for path in self.settings.paths for table in TABLES)
         return self.files.stamp(chain(tables, map(self._below, named)))
@@ -182,7 +183,7 @@ class KaldiSource(RecordedSource):
     def _finder(
         self, columns: int | None
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
-        """Looks for what an utterance names; features have to have so many columns."""
+        """A function that finds what an utterance names; features have to have `columns` columns."""
         if not self._features:
             headers = Headers(self.files, self.settings.channel)
             return lambda said, where: headers.find(self._from_base(self._below(said.path)), said.stretch, where)
@@ -214,7 +215,7 @@ class KaldiSource(RecordedSource):
         return {} if self._features else {"rate": common_rate(numbers["rate"])}
 
     def _below(self, path: str) -> str:
-        """What a table names, from the job file."""
+        """The path of what a table names, relative to the job file."""
         return joined(self.settings.root, path)
 
     def _from_base(self, path: str) -> str:
@@ -287,14 +288,14 @@ class KaldiSource(RecordedSource):
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The key, the file as it was indexed, and what else is said of the sample."""
+        """The key, the file as it was indexed, and a digest of the rest of what the tables say."""
         own = (self._archived if self._features else self._recordings).identity(sample)
         said = fingerprint(*(self._strings[name][sample] for name in ("speaker", "text") if name in self._strings))
         return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Those of what decodes audio; features are numbers as they stand."""
+        """The versions of the libraries that decode audio; features are stored as plain numbers."""
         return {} if self._features else audio_versions()
 
     def close(self) -> None:

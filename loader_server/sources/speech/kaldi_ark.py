@@ -1,7 +1,7 @@
-"""Kaldi's matrices and vectors, as they stand in archives (.ark): their headers, and the numbers in them.
+"""Kaldi's matrices and vectors as archives (.ark) hold them: their headers, and the numbers in them.
 
-Rules: pure; binary ones only, of floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2
-and CM3. All numbers come out as float32. What is none of these is None, never an exception.
+Rules: pure; only binary ones of floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2
+and CM3. All numbers come out as float32. Anything else is None, never an exception.
 """
 
 from __future__ import annotations
@@ -21,21 +21,19 @@ KINDS = ("FM", "DM", "FV", "DV", "CM", "CM2", "CM3")
 #: No header is longer.
 HEADER_BYTES = 22
 
-#: Each size stands behind a byte that says how many bytes it has.
+#: Each size follows a byte that says how many bytes it has.
 _MATRIX, _VECTOR = struct.Struct("<BiBi"), struct.Struct("<Bi")
-#: Of a compressed matrix: its least value, from there to its greatest, rows, columns.
+#: The header of a compressed matrix: its least value, the range up to its greatest, rows, columns.
 _COMPRESSED = struct.Struct("<ffii")
 _INTEGER_BYTES = 4
-#: What is written for the least value of a column in a CM, its quartiles and its greatest: uint16 each.
+#: What a CM stores for each column: its least value, its quartiles and its greatest, uint16 each.
 _QUARTILES_BYTES = 8
 _NUMBER_BYTES = {"FM": 4, "DM": 8, "FV": 4, "DV": 8, "CM": 1, "CM2": 2, "CM3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class ArkHeader:
-    """What kind it is, how large, where its numbers begin, and how many bytes it has with its header; a vector has no
-    columns.
-    """
+    """Its kind and size, where its numbers begin, and its bytes, header included; a vector has no columns."""
 
     kind: str
     rows: int

@@ -1,7 +1,7 @@
 """What the lines of a Kaldi data folder mean: where an utterance's audio or features are, what was said, and by whom.
 
-Rules: an entry that is a command is never run, whatever it says: it is a bad row, as is each that cannot be understood.
-Knows no file but by name.
+Rules: an entry that is a command is never run, whatever it says: it is a bad row, as is any entry that cannot be
+understood. Knows files only by name.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS = "wav.scp", "segments", "feats.scp", "text", "utt2spk"
 TABLES = (RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS)
 
-#: An archive, and the byte of it where the matrix begins.
+#: An archive, and the byte where the matrix begins.
 _PLACE = re.compile(r"(.+):(\d+)")
-#: What of it counts: rows, the last one included, and perhaps columns, all of them.
+#: The part of a matrix that counts: rows, the last one included, and perhaps columns, which have to be all.
 _RANGE = re.compile(r"(.+)\[([^]]*)\]")
 _ROWS = re.compile(r"(\d+):(\d+)(,:?)?")
-#: Stands for the first and the last row where a matrix is taken whole.
+#: Stands for the first and the last row of a whole matrix.
 ALL_ROWS = (0, -1)
 _CHANNELS = {"A": 0, "B": 1}
-#: What segments say where one lasts to the end of its recording.
+#: The end of a segment that lasts to the end of its recording.
 _TO_THE_END = -1.0
 
 
@@ -101,7 +101,7 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
 
 
 def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
-    """What another table says; only a text may be empty."""
+    """The entry in another table; only a text may be empty."""
     words = words_of(joined.others.get(table, b""))
     if len(words) < 1 + (not empty):
         raise _Unusable(reason, f"expected a line {of} in {table}, got none")
@@ -118,7 +118,7 @@ def _path(entry: str, where: str) -> str:
 
 
 def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
-    """The archive, where in it, and which rows of what is there; a file of its own begins at 0."""
+    """The archive, the offset in it, and which rows of the matrix there; in a separate file it begins at 0."""
     rows = ALL_ROWS
     if ranged := _RANGE.fullmatch(entry):
         entry, rows = ranged[1], _rows(ranged[2])
@@ -134,7 +134,7 @@ def _rows(said: str) -> tuple[int, int]:
 
 
 def _segment(rest: str) -> Stretch:
-    """The recording's key, begin and end in seconds, and which channel, if it is said."""
+    """The recording's key, begin and end in seconds, and the channel, if it is given."""
     words = rest.split()
     try:
         _, begin, end, channel = words if len(words) == 4 else (*words, "")
@@ -149,5 +149,5 @@ def _segment(rest: str) -> Stretch:
 
 
 def _channel(word: str) -> int:
-    """0 and 1 are called A and B as well."""
+    """The number of a channel; 0 and 1 are also called A and B."""
     return int(_CHANNELS.get(word, word)) if word else AVERAGED

@@ -1,8 +1,8 @@
 """Features in Kaldi's archives: found while indexing by their headers, and read from their places.
 
-Rules: a matrix is read alone, whatever else its archive holds, and whole where a sample is a range of its rows; lengths
-are what headers say, and an archive that ends before its matrix does is a bad row. An archive that is another one than
-was indexed is a ReadError.
+Rules: only the matrix is read of its archive, and all of it even if a sample is a range of its rows; lengths are what
+headers say, and a matrix that its archive cuts short is a bad row. An archive that has changed since indexing is a
+ReadError.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
 
-#: How many rows a range may end after its matrix, as for Kaldi; it is cut there.
+#: By how many rows a range may overrun its matrix, as in Kaldi; it is cut there.
 _OVERSHOOT_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivePlace:
-    """Where a matrix or vector is, what its header says, and how many rows of it the sample is, from which on."""
+    """Where a matrix or vector is, what its header says, and the sample's first row and number of rows."""
 
     archive: FileFacts
     offset: int
@@ -52,7 +52,9 @@ class ArchiveHeaders:
         self._known: dict[str, FileFacts] = {}
 
     def find(self, path: str, offset: int, rows: tuple[int, int], where: tuple[str, int]) -> ArchivePlace | BadRow:
-        """What a row comes to whose features are these rows of what is there; it stands in a table's line."""
+        """The place of a row's features, which are these rows of the matrix there; or a bad row, with its table and
+        line.
+        """
         try:
             archive = self._known.get(path) or self._known.setdefault(path, self._files.facts(path))
         except DataError as error:
@@ -75,12 +77,12 @@ class ArchiveHeaders:
 
 
 def features_field(columns: int) -> Field:
-    """Matrices of so many columns, or vectors, which have none."""
+    """The field of matrices of this width, or of vectors, which have none."""
     return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
 
 
 def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
-    """What the index keeps of these; without where they begin if none of all is a range."""
+    """What the index keeps about these; without first rows if none of all is a range."""
     headers = [one.header for one in found]
     columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
     columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
@@ -102,12 +104,12 @@ class ArchivedFeatures:
         self._columns = columns
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """All bytes of each matrix or vector; archives are compared once a call."""
+        """All bytes of each matrix or vector; each archive's facts are compared once for each call."""
         same: set[tuple[str, int]] = set()
         for sample in samples:
             path, known = self._path_of(sample), self._facts(sample)
             if is_url(path):
-                yield self._files.part(path, known, *self._place(sample))  # which says itself that it is another one
+                yield self._files.part(path, known, *self._place(sample))  # which reports a change itself
                 continue
             if (path, known.version) not in same:
                 self._refuse_other(path, known)
@@ -115,14 +117,14 @@ class ArchivedFeatures:
             yield self._files.read(path, *self._place(sample))
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Begin to fetch what is remote of these."""
+        """Begin to fetch those of these that are remote."""
         self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
 
     def _place(self, sample: int) -> tuple[int, int]:
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
     def _first(self, sample: int) -> int:
-        """The first row of it; nothing says so where all are whole."""
+        """The sample's first row; without that column all samples are whole."""
         return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
 
     def _facts(self, sample: int) -> FileFacts:
@@ -145,7 +147,7 @@ class ArchivedFeatures:
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
-        """What tells the sample's bytes from others, but for the path."""
+        """What tells the sample's bytes from others, except the path."""
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
         matrix = f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"

@@ -1,7 +1,7 @@
 """A Kaldi data folder while it is indexed: which tables it has, and its rows in order.
 
-Rules: each line of the table that names audio or features is a row, and so is each of `text` that none of them uses,
-which is a bad one. Must not know what is in the files that the tables name.
+Rules: each line of the table that names audio or features is a row, and so is each line of `text` that none of them
+uses, as a bad one. Must not know what is in the files that the tables name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["KaldiFolder"]
 
 
 class KaldiFolder:
-    """One folder, by its path or URL as the job file has it. `tables` are those that it has, the one whose lines are
-    rows first. `join` opens them, `close` gives them back.
+    """One folder, by its path or URL as the job file has it. `tables` are those that it has, first the one whose lines
+    are rows. `join` opens them, `close` gives them back.
     """
 
     def __init__(self, files: Files, path: str, *, features: bool) -> None:
@@ -57,7 +57,7 @@ class KaldiFolder:
         return len(self._joined.first) + len(self._unused(self._joined))
 
     def named_files(self) -> Iterator[str]:
-        """What the table of audio or features names, as it stands there, commands too; one after another once."""
+        """What the table of audio or features names, as it is written there, commands too; equal neighbours once."""
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
         with self._files.path(self._table(needed)).open(encoding="utf-8", errors="surrogateescape") as table:
@@ -73,7 +73,7 @@ class KaldiFolder:
             return any(line.rstrip().endswith(b"]") for line in table)
 
     def rows(self) -> Iterator[JoinedLine | BadRow]:
-        """All of them, in order."""
+        """All rows, in order."""
         assert self._joined is not None, "the tables are joined first"
         yield from self._joined.lines()
         for number in self._unused(self._joined):

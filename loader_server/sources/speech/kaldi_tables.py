@@ -1,7 +1,7 @@
-"""The tables of a Kaldi data folder: text files of lines with a key and what there is to say of it, joined by key.
+"""The tables of a Kaldi data folder, text files of lines with a key and an entry, joined by key.
 
-Rules: a table may be larger than memory, which holds some words a line; lines come from the file when they are wanted.
-Tables need not be sorted. Of several lines with one key the first counts.
+Rules: a table may be larger than memory, which holds a few words for each line; lines are read from the file when they
+are needed. Tables need not be sorted. Of several lines with one key the first counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["JoinedLine", "JoinedTables", "KaldiTable", "words_of"]
 
 
 class KaldiTable:
-    """One table: its lines by number, from 0, and where a key stands. Close it."""
+    """One table: its lines by number, from 0, and the line of a key. To be closed."""
 
     def __init__(self, path: Path) -> None:
         hashes, begins = array("Q"), array("Q", [0])
@@ -47,27 +47,27 @@ class KaldiTable:
         return self._bytes[self._begins[number] : self._begins[number + 1]]
 
     def words(self, place: int) -> NDArray[np.uint64]:
-        """What stands at this place in each line, as `find` wants it."""
+        """The word at this place in each line, in the form that `find` takes."""
         hashes = (_hash(self.line(number), place) for number in range(len(self)))
         return np.array(array("Q", hashes), np.uint64) if place else self.keys
 
     def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of the first line that has this key, -1 where none has."""
+        """The number of the first line that has this key; -1 if none has."""
         if not len(self):
             return np.full(len(words), -1)
         places = np.minimum(np.searchsorted(self._sorted, words), len(self) - 1)
         return np.where(self._sorted[places] == words, self._order[places], -1)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._bytes is not None:
             self._bytes.close()
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedLine:
-    """A line of the first table and its number, those of others that belong to it, by the tables' names, and the number
-    of the line that has the same key before it, or -1.
+    """A line of the first table and its number, the lines of other tables that belong to it, by table, and the number
+    of an earlier line with the same key, or -1.
     """
 
     number: int
@@ -78,7 +78,7 @@ class JoinedLine:
 
 class JoinedTables:
     """A first table, each of whose lines is a row, and others, each with the place of the word in the first table that
-    is its key; `path_of` says where a table is on this machine. Close it.
+    is its key; `path_of` says where a table is on this machine. To be closed.
     """
 
     def __init__(self, path_of: Callable[[str], Path], first: str, others: Mapping[str, int]) -> None:
@@ -101,13 +101,13 @@ class JoinedTables:
         return unused
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         for table in (self.first, *self.others.values()):
             table.close()
 
 
 def words_of(line: bytes, most: int = 2) -> list[str]:
-    """So many words of a line at most, the last with all that follows; UnicodeDecodeError where it is not UTF-8."""
+    """At most `most` words of a line, the last with all that follows; a UnicodeDecodeError if it is not UTF-8."""
     return line.decode().strip().split(None, most - 1)
 
 

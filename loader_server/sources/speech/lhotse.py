@@ -1,8 +1,8 @@
 """The lhotse source: cut manifests (.jsonl, .jsonl.gz) of recordings in files, read without Lhotse.
 
 Rules: a sample is a cut, its supervisions' texts joined by blanks in their order of time, or each supervision is one.
-Only the stretch that a sample is gets read and decoded. The index has all that manifests say: they are not read again,
-and one that is another by now is refused. Lengths follow from files, not from what a manifest says of them.
+Only the sample's stretch is read and decoded. The index has everything that manifests say: they are not read again, and
+one that has changed is refused. Lengths come from files, not from what a manifest says about them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MANIFEST = "cut manifest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LhotseSettings:
-    """What a stream with source = "lhotse" says besides."""
+    """Further settings of a stream with source = "lhotse"."""
 
     paths: tuple[str, ...] = setting(texts, "cut manifests, .jsonl or .jsonl.gz, relative to the job file, or URLs")
     sample: str = setting(
@@ -55,8 +55,8 @@ class LhotseSettings:
 
 @dataclass(frozen=True, slots=True)
 class CutPiece:
-    """Consecutive rows: `start` counts from the first of all; each is a line of a manifest (which of them, the line's
-    number, the line) and one of its supervisions, or WHOLE_CUT.
+    """Consecutive rows: `start` counts from the first of all; each has its manifest's number, its line number, the
+    line, and the number of a supervision, or WHOLE_CUT.
     """
 
     start: int
@@ -64,7 +64,7 @@ class CutPiece:
 
 
 class LhotseSource(RecordedSource):
-    """Cuts. Columns: of each sample the manifest (counted from 0), its line, the characters of its text, and those of
+    """Cuts. Columns: each sample's manifest (counted from 0), its line, the characters of its text, and those of
     `stretch_columns`. Strings: key, path, text, speaker and language.
     """
 
@@ -74,13 +74,13 @@ class LhotseSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, with time where all files have one rate."""
+        """Audio, with time if all files have one rate."""
         return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the manifests, and of every file that they name."""
+        """The stamp of the manifests, and of every file that they name."""
         return self.files.stamp(self._named_files())
 
     def _named_files(self) -> Iterator[str]:
@@ -122,7 +122,7 @@ class LhotseSource(RecordedSource):
                     yield from ((number, place, line, supervision) for supervision in range(samples_in(line)))
 
     def probe(self, piece: CutPiece) -> Found:
-        """The headers of the files that these cuts are of."""
+        """The headers of the files that these cuts are from."""
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
         headers = Headers(self.files)
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
@@ -194,7 +194,7 @@ class LhotseSource(RecordedSource):
         return self._from_base(self._strings["path"][sample])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their files."""
+        """Begin to fetch their files, if they are remote."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
@@ -216,19 +216,19 @@ class LhotseSource(RecordedSource):
         return "{}, line {}".format(*self.place(sample))
 
     def identity(self, sample: int) -> str:
-        """The id, the file as it was indexed, what of it, and what is said in it."""
+        """The id, the file as it was indexed, the part of it, and a digest of what is said in it."""
         said = fingerprint(*(self._strings[name][sample] for name in ("text", "speaker", "language")))
         own = self._recordings.identity(sample)
         return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Those of what decodes."""
+        """The versions of the decoding libraries."""
         return audio_versions()
 
 
 def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
-    """The lines of a manifest that say anything, by number; DataError where it cannot be read."""
+    """The lines of a manifest that are not empty, with their numbers; a DataError if it cannot be read."""
     _refuse_other_names(path, files)
     refuse_absent_list(path, files, _MANIFEST)
     with files.open(path) as raw:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["WHOLE_CUT", "CutSample", "UnusableCut", "cut_sample", "samples_in"]
 
-#: In place of a supervision's: the sample is all of the cut.
+#: In place of a supervision's number: the sample is all of the cut.
 WHOLE_CUT = -1
 
-#: Types of audio sources whose bytes lie in a file, here or at an address.
+#: Types of audio sources whose bytes are a file, local or remote.
 _READABLE = ("file", "url")
 _WHOLE = "make whole recordings of them with save_audios(), or leave it to transforms of the stream"
-#: What to do about cuts that are none of ours, by their type.
+#: What to do about cuts that are not read here, by their type.
 _REMEDIES = {
     "MixedCut": f"a mixture is not made here: {_WHOLE}",
     "PaddingCut": "batches are padded anyway: leave it out",
@@ -39,7 +39,7 @@ class UnusableCut(Exception):  # noqa: N818 - it becomes a bad row
 
 @dataclass(frozen=True, slots=True)
 class CutSample:
-    """One sample: what it is called, its file, what of it, at which rate, and what is said in it."""
+    """One sample: its name, its file, which part of it, the rate, and what is said in it."""
 
     key: str
     path: str
@@ -51,7 +51,7 @@ class CutSample:
 
 
 def samples_in(line: bytes) -> int:
-    """How many supervisions a line has, 1 where it cannot be told: it is a row all the same."""
+    """How many supervisions a line has; 1 if that cannot be told, because it is a row all the same."""
     try:
         return max(1, len(json.loads(line)["supervisions"]))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -59,8 +59,8 @@ def samples_in(line: bytes) -> int:
 
 
 def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSample:
-    """What a cut, or that supervision of it, comes to, of that channel if there are several; UnusableCut where it
-    cannot be read here.
+    """The sample that a cut, or one of its supervisions, makes, from one channel if there are several; an UnusableCut
+    if it cannot be read here.
     """
     try:
         cut = json.loads(line)
@@ -83,7 +83,7 @@ def _refuse_other_types(cut: dict[str, Any]) -> None:
 
 
 def _choose(cut: dict[str, Any], channel: int) -> None:
-    """Of several channels, take this one."""
+    """Take one of several channels."""
     if channel != AVERAGED and isinstance(several := cut["channel"], list):
         if channel not in several:
             raise UnusableCut("wrong_channel", f"expected a cut that has channel {channel}, got one of {several}")
@@ -91,7 +91,7 @@ def _choose(cut: dict[str, Any], channel: int) -> None:
 
 
 def _manifest_of(line: dict[str, Any]) -> str:
-    """What a line without a type belongs to, of Lhotse's other manifests."""
+    """Which of Lhotse's other manifests a line without a type belongs to."""
     known = {"sources": "recording", "recording_id": "supervision", "storage_type": "features"}
     kind = next((kind for key, kind in known.items() if key in line), "")
     if not kind:
@@ -104,7 +104,7 @@ def _whole(cut: dict[str, Any]) -> CutSample:
 
 
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
-    """A supervision may begin before its cut, and end after it: what is in the cut counts."""
+    """The supervision's part of the cut; it may begin before the cut and end after it."""
     if not cut["supervisions"]:
         raise UnusableCut(
             "no_supervision", 'expected a supervision, got a cut without: leave it out, or sample = "cut"'
@@ -132,8 +132,8 @@ def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: li
 
 
 def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[str, int]:
-    """The file that has this channel of the recording, and which of its own channels that is; or all these channels,
-    and no others.
+    """The file that has this channel of the recording, and the channel's number there; or the file with exactly these
+    channels.
     """
     for source in sources:
         if (set(asked) == set(source["channels"])) if isinstance(asked, list) else (asked in source["channels"]):
@@ -150,6 +150,6 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
 
 
 def _common(supervisions: list[dict[str, Any]], name: str) -> str:
-    """What all of them say, or nothing."""
+    """What all of them say; empty if they differ."""
     found = {one.get(name) or "" for one in supervisions}
     return str(found.pop()) if len(found) == 1 else ""

@@ -1,8 +1,8 @@
-"""The values of JSON lines: which kinds there are, and a value as what goes into a sample.
+"""The values of JSON lines: which kinds there are, and how a value becomes part of a sample.
 
-Rules: pure. A kind is `text`, a dtype, or a dtype with `[any]` for a list of any length. No value is
-bent: a number with a fraction is no integer, a text no number, and what a dtype cannot hold is refused. What is found
-while indexing is what is decoded later, because both come from here.
+Rules: pure. A kind is `text`, a dtype, or a dtype with `[any]` for a list of any length. No value is coerced: a number
+with a fraction is not an integer, a text is not a number, and what a dtype cannot hold is refused. Indexing and
+decoding agree because both use this module.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TYPES: dict[str, frozenset[type]] = {
 }
 _LIST = " [any]"
 
-#: What a key may be said to hold.
+#: The kinds that a key may be declared as.
 KINDS = ("text", *_TYPES, *(f"{dtype}{_LIST}" for dtype in _TYPES))
 
-#: What a value counts as if nothing is said: JSON's numbers are exact to 64 bits, and models compute with 32.
+#: A value's dtype by default: JSON's integers are exact to 64 bits, and models compute with 32-bit floats.
 _ASSUMED = {str: "text", bool: "bool", int: "int64", float: "float32"}
 
 _Value: TypeAlias = "str | np.generic | NDArray[Any]"
@@ -69,7 +69,7 @@ _DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The object of a line."""
+    """The object on a line."""
     try:
         found = _DECODE(line.decode())
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The kinds of all keys that these objects have, each as it is first met; what has no kind is left out."""
+    """The kinds of all keys that these objects have, each as first seen; keys without a kind are left out."""
     found: dict[str, str] = {}
     for one in objects:
         for key, value in one.items():
@@ -102,7 +102,7 @@ def kinds_in(objects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _with_fractions(kind: str) -> str:
-    """What a key holds after all that held whole numbers so far."""
+    """The kind of a key that so far held whole numbers."""
     return kind.replace("int64", "float32")
 
 
@@ -117,12 +117,12 @@ def _kind_of(value: object) -> str | None:
 
 
 def has_length(kind: str) -> bool:
-    """Whether its values may be long or short."""
+    """Whether its values differ in length."""
     return kind == "text" or kind.endswith(_LIST)
 
 
 def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
-    """The fields of all that is no text."""
+    """The fields of all keys that are not text."""
     return tuple(
         Field(key=key, dtype=kind.removesuffix(_LIST), shape=(None,) if kind.endswith(_LIST) else ())
         for key, kind in kinds.items()
@@ -131,7 +131,7 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
 
 
 def values_of_kinds(found: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
-    """What a sample holds of an object."""
+    """The values that a sample takes from an object."""
     return {key: _value(key, found, kind) for key, kind in kinds.items()}
 
 

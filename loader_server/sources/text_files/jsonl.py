@@ -1,8 +1,8 @@
-"""The jsonl source: files of JSON lines, an object a line, a sample an object: texts, numbers, and lists of numbers.
+"""The jsonl source: files of JSON lines, each an object and a sample, of texts, numbers, and lists of numbers.
 
 Rules: every sample has the same keys, those of the settings or else those of the first rows; a row that lacks one, or
-has another kind of value there, is bad. Lengths are characters of texts and items of lists. Where a line is, and that
-it is still the same, is the line source's.
+has another kind of value there, is bad. Lengths are characters of texts and items of lists. The line source knows where
+a line is, and whether it has changed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLinesSettings", "JsonLinesSource"]
 
-#: Rows that tell which keys there are.
+#: The first rows, which tell what keys there are.
 _FIRST_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLinesSettings:
-    """What a stream with source = "jsonl" says besides."""
+    """Further settings of a stream with source = "jsonl"."""
 
     paths: tuple[str, ...] = setting(
         texts,
@@ -73,7 +73,7 @@ class JsonLinesSource(LineSource):
 
     @property
     def _kinds(self) -> Mapping[str, str]:
-        """What a sample has, by its keys."""
+        """What a sample holds, by key."""
         if hasattr(self, "indexed"):
             kinds: Mapping[str, str] = self.indexed.about["keys"]
             return kinds
@@ -82,7 +82,7 @@ class JsonLinesSource(LineSource):
         return self._found
 
     def _objects(self) -> Iterator[dict[str, Any]]:
-        """Those of all lines that hold one."""
+        """The objects of all lines that hold one."""
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_of(piece)
             for number in range(len(lines.starts)):
@@ -91,18 +91,18 @@ class JsonLinesSource(LineSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Numbers and lists; a text becomes numbers in a transform."""
+        """The fields of numbers and lists; texts become numbers in a transform."""
         return fields_of(self._kinds)
 
     @property
     def _measured_keys(self) -> tuple[str, ...]:
-        """Those whose values have a length."""
+        """The keys whose values have a length."""
         return tuple(key for key, kind in self._kinds.items() if has_length(kind))
 
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Count the lines, and see which keys there are."""
+        """Count the lines, and find out which keys there are."""
         inventory = super().survey()
         if not self._kinds:
             raise DataError(
@@ -130,7 +130,7 @@ class JsonLinesSource(LineSource):
         return ""
 
     def probe(self, piece: LinePiece) -> Found:
-        """Take the objects apart."""
+        """Parse the objects."""
         lines, where = self._lines_of(piece), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}

@@ -1,7 +1,7 @@
-"""What sources have in common whose samples are lines of text files: where a line is, and that it is still the same.
+"""What sources whose samples are lines of text files have in common: where a line is, and whether it has changed.
 
-Rules: the index has each line's place and a digest of its bytes: a line is read from its place, and one that is no
-longer what was indexed is refused. What a line means is for the classes that are made of this one.
+Rules: the index has each line's place and a digest of its bytes: a line is read from its place, and one that has
+changed since indexing is refused. Subclasses know what a line means.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["LinePiece", "LineSource"]
 
 @dataclass(frozen=True, slots=True)
 class LinePiece:
-    """Whole lines of one file, which is the `file`th, from byte `start` to before `stop`; `line` is the first one's
-    number in it, from 1, and `row` its number among all lines.
+    """Whole lines of file number `file`, from byte `start` to before `stop`; `line` is the first one's number there,
+    from 1, and `row` its number among all lines.
     """
 
     path: str
@@ -46,13 +46,13 @@ class LinePiece:
 
 
 class LineSource(Source):
-    """A sample is a line of one of several files, which count as one, in their order. Columns: of each sample the file
-    (counted from 0), the line, where its bytes begin, how many they are, and their digest.
+    """A sample is a line of one of several files, which count as one, in their order. Columns: each sample's file
+    (counted from 0) and line, where its bytes begin, how many there are, and their digest.
     """
 
     piece_rows = 20_000
     measured_rows = 1024
-    #: How the files of a folder end that are meant.
+    #: The suffixes of files in a folder that count.
     suffixes: ClassVar[tuple[str, ...]]
 
     #: The files that were looked at when this was opened.
@@ -64,7 +64,7 @@ class LineSource(Source):
         return self.files.found(self.settings.paths, *self.suffixes)
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
@@ -105,8 +105,8 @@ class LineSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had; they are looked at once, however many pieces there
-        are to measure.
+        """Take the index, if the files have the sizes that they had; they are looked at only once, however many pieces
+        have to be measured.
         """
         if self._origin is not indexed.origin:
             self.files.refuse_changed(indexed.origin, indexed.place)
@@ -122,7 +122,7 @@ class LineSource(Source):
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their lines."""
+        """Begin to fetch their lines, if they are remote."""
         if self.files.are_remote:
             files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
             self.files.expect(zip((self._paths[file] for file in files), offsets, sizes, strict=True))
@@ -148,7 +148,7 @@ class LineSource(Source):
         return self._where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """The file and the line's bytes, so that a line keeps it when others come or go; equal lines share one."""
+        """The file and the line's bytes, so that it does not depend on other lines; equal lines share it."""
         columns = self._columns
         digest = int(columns["digest"][sample]) % 2**64
         return f"{self._paths[columns['file'][sample]]}, a line of {columns['bytes'][sample]} bytes, {digest:016x}"

@@ -1,7 +1,7 @@
-"""The lines source: text files in UTF-8, a sample a line, under the key `text`.
+"""The lines source: text files in UTF-8, each line a sample, under the key `text`.
 
 Rules: lengths are characters, that is Unicode code points, without the end of the line. A line that is empty or not
-UTF-8 is a bad row. Where a line is, and that it is still the same, is the line source's.
+UTF-8 is a bad row. The line source knows where a line is, and whether it has changed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ __all__ = ["LinesSettings", "LinesSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinesSettings:
-    """What a stream with source = "lines" says besides."""
+    """Further settings of a stream with source = "lines"."""
 
     paths: tuple[str, ...] = setting(
-        texts, "text files in UTF-8, a sample a line, relative to the job file; also folders and patterns such as *.txt"
+        texts,
+        "text files in UTF-8, each line a sample, relative to the job file; also folders and patterns such as *.txt",
     )
 
 
@@ -43,11 +44,11 @@ class LinesSource(LineSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """None: a text becomes numbers in a transform."""
+        """No fields: a text becomes numbers in a transform."""
         return ()
 
     def probe(self, piece: LinePiece) -> Found:
-        """Take the lines apart."""
+        """Measure the lines."""
         lines, where = self._lines_of(piece), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)
         bad = {

@@ -1,7 +1,7 @@
 """The parallel source: two or more text files, such as a text and its translation; a sample is the same line of each.
 
-Rules: all files have as many lines, or the source is refused; a row is as bad as its worst line; lengths are
-characters. The index has of each sample where it is in each file, and one digest of all its lines.
+Rules: all files have equally many lines, or the source is refused; a row is bad if any of its lines is; lengths are
+characters. The index has each sample's place in each file, and one digest of all its lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["ParallelPiece", "ParallelSettings", "ParallelSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSettings:
-    """What a stream with source = "parallel" says besides."""
+    """Further settings of a stream with source = "parallel"."""
 
     paths: tuple[tuple[str, str], ...] = setting(
         by_key(text),
@@ -52,15 +52,15 @@ class ParallelSettings:
 
 @dataclass(frozen=True, slots=True)
 class ParallelPiece:
-    """The same whole lines of all files: in each the bytes from and to, and the number of the first, from 0."""
+    """The same whole lines of all files: where they begin and end in each, and the first one's number, from 0."""
 
     spans: tuple[tuple[int, int], ...]
     row: int
 
 
 class ParallelSource(Source):
-    """The same line of several files. Columns: the line, a digest of what it is in all files, and for each file, by
-    its number, where the line begins, its bytes, and its characters.
+    """The same line of several files. Columns: the line, a digest of it over all files, and for each file, by number,
+    where the line begins, its bytes, and its characters.
     """
 
     Settings = ParallelSettings
@@ -79,17 +79,17 @@ class ParallelSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """None: a text becomes numbers in a transform."""
+        """No fields: a text becomes numbers in a transform."""
         return ()
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Of the files."""
+        """The stamp of the files."""
         return self.files.stamp(self._names)
 
     def survey(self) -> Inventory:
-        """Count the lines, which have to be as many in each file."""
+        """Count the lines, which have to be equally many in each file."""
         origin = self.files.origin(self._names)
         counts: dict[str, int] = {}
         for name, place in zip(self._names, self._places, strict=True):
@@ -99,7 +99,7 @@ class ParallelSource(Source):
         if len(set(counts.values())) > 1:
             shortest = min(counts, key=counts.__getitem__)
             raise DataError(
-                expected="as many lines in each of the parallel files",
+                expected="equally many lines in each of the parallel files",
                 got=", ".join(f"{count} in {path}" for path, count in counts.items()),
                 where=shortest,
                 remedy=f"It ends first, after line {counts[shortest]}: make the lines of all files match.",
@@ -119,7 +119,7 @@ class ParallelSource(Source):
                 row += lines
 
     def probe(self, piece: ParallelPiece) -> Found:
-        """Take the lines of all files apart."""
+        """Measure the lines of all files."""
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
@@ -144,8 +144,8 @@ class ParallelSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, if the files have the sizes that they had; they are looked at once, however many pieces there
-        are to measure.
+        """Take the index, if the files have the sizes that they had; they are looked at only once, however many pieces
+        have to be measured.
         """
         if self._origin is not indexed.origin:
             self.files.refuse_changed(indexed.origin, indexed.place)
@@ -158,7 +158,7 @@ class ParallelSource(Source):
         return {key: self.indexed.numbers[f"characters_{place}"] for place, key in enumerate(self._keys)}
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """The lines of each sample, one below the other."""
+        """Read the lines of each sample, joined by newlines."""
         known = self.all_checked(samples)
         columns = self.indexed.numbers
         lines = [starmap(self.files.read, self._extents(file, known)) for file in range(len(self._names))]
@@ -170,7 +170,7 @@ class ParallelSource(Source):
             yield raw
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Their lines in all files."""
+        """Begin to fetch their lines in all files, if they are remote."""
         if self.files.are_remote:
             self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
 

@@ -1,1 +1,1 @@
-"""Transforms of sound and of its features, a module each, and what several of them share."""
+"""Transforms of sound, one module each, and what several of them share."""

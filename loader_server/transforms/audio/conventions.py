@@ -1,7 +1,7 @@
 """What Kaldi, librosa and torchaudio each mean by mel bands, and what we do: tapers, edges, filters and logarithms.
 
-Rules: pure; a convention is data, and one piece of code (mel_bands) reads it. Each is held against that package's own
-numbers. Ours, which has no name in a job file, is never changed: its bytes are pinned.
+Rules: pure; a convention is data, and one piece of code (mel_bands) reads it. Tests compare each with that package's
+own numbers. Ours, which has no name in a job file, never changes: its bytes are pinned.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _Filters = Callable[[int, int, int, tuple[float, float]], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """How bands come of audio."""
+    """How audio is turned into bands."""
 
     taper: Callable[[int], NDArray[np.float64]]
     filters: _Filters
-    #: Whether frames are filled up with zeros to a power of two, which is what is transformed.
+    #: Whether frames are padded with zeros to a power of two before they are transformed.
     power_of_two: bool
-    #: How half a window before and after the audio is filled, so that frames are centred; empty: they are not.
+    #: How the half windows before and after the audio are filled, so that frames are centred; empty: they are not.
     padding: str = ""
     #: Whether each frame loses its mean and has its higher frequencies raised, on the scale of 16 bits.
     like_kaldi: bool = False
-    #: Energies below it count as it.
+    #: Lower energies are raised to this one.
     floor: float = 1e-10
     #: Ten times the decimal logarithm, in place of the natural one.
     decibels: bool = False
-    #: How far below an utterance's loudest band the others are cut off, in decibels; 0: they are not.
+    #: How far below an utterance's loudest band the others are clipped, in decibels; 0: they are not.
     range_db: float = 0.0
     #: The same for cepstra.
     cepstral_range_db: float = 80.0

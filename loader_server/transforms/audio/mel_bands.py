@@ -1,4 +1,4 @@
-"""Audio to the energies of its mel bands, a whole utterance at once, by whichever convention.
+"""Audio to the energies of its mel bands, a whole utterance at once, by any of the conventions.
 
 Rules: pure; exactly as many frames as `length` says; an utterance shorter than a window is padded with zeros to one
 frame; the bytes depend only on the audio and the settings.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["MelBands", "MelSettings", "logarithms"]
 
 #: Bytes of frames that are transformed at once. With fewer, calls cost more than the work in them (2.6 s at 8 kHz take
-#: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache. What
-#: is left at the end, up to half as many, goes along with the last ones: 0.02 ms.
+#: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache. A
+#: remainder of up to half as many joins the last block, which saves 0.02 ms.
 _BLOCK_BYTES = 240 * 2**10
 #: Bands that are multiplied at once: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
 _BANDS_AT_ONCE = 32
@@ -36,7 +36,7 @@ _EMPHASIS = np.float32(0.97)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MelSettings:
-    """What all transforms say that make mel bands."""
+    """The settings that all transforms that make mel bands have in common."""
 
     rate: int = setting(whole(1000, 384_000), "hertz; audio of another rate is resampled to it", default=16_000)
     window: float = setting(duration_s, 'length of a frame, such as "25 ms"', default=0.025)
@@ -70,17 +70,17 @@ class MelBands:
 
     @property
     def per_second(self) -> float:
-        """Frames."""
+        """How many frames make a second."""
         return self._rate / self._hop
 
     def length(self, lengths: Lengths) -> NDArray[np.int64]:
-        """How many frames come of recordings."""
+        """How many frames recordings of this length make."""
         samples = resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)
         spare = np.maximum(samples + 2 * self._margin - self._window, 0)
         return np.where(samples > 0, 1 + spare // self._hop, 0)
 
     def energies(self, sample: dict[str, Any]) -> NDArray[np.float32]:
-        """Of the audio of a sample."""
+        """The energies of the bands of a sample's audio."""
         audio = np.ascontiguousarray(resampled(sample["audio"], sample["audio_rate"], self._rate))
         frames = self._frames_of(len(audio))
         if frames and self._margin:
@@ -114,7 +114,7 @@ class MelBands:
         return 1 + max(samples + 2 * self._margin - self._window, 0) // self._hop if samples else 0
 
     def _framed(self, audio: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
-        """Windows on the audio, which share its memory."""
+        """The frames of the audio, as views of its memory."""
         shape, strides = (frames, self._window), (self._hop * audio.itemsize, audio.itemsize)
         framed: NDArray[np.float32] = np.ndarray(shape, np.float32, audio, strides=strides)
         return framed  # np.lib.stride_tricks.as_strided takes ten times as long
@@ -145,8 +145,8 @@ class MelBands:
 
 
 def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: float) -> NDArray[np.float32]:
-    """Of energies, which are overwritten; with a range in decibels none is further than that below the highest."""
-    # Looking takes a third of what raising takes. Where something is not a number, nothing is below anything.
+    """The logarithms of energies, in place; with a range in decibels, none is further than that below the highest."""
+    # Comparing first takes a third of the time of raising. With a NaN among them, no comparison is true.
     if energies.size and not energies.min() >= convention.floor:
         np.maximum(energies, np.float32(convention.floor), out=energies)
     if not convention.decibels:
@@ -160,14 +160,14 @@ def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: 
 
 
 def _raised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each sample less a share of the one before; the first as it is."""
+    """Each sample less a share of the one before; the first one unchanged."""
     raised: NDArray[np.float32] = audio.copy()
     raised[1:] -= _EMPHASIS * audio[:-1]
     return raised
 
 
 def _write_without_mean(block: NDArray[np.float32], raised: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Frames less their means, with higher frequencies raised: a frame's first sample counts as the one before it."""
+    """Write frames less their means, higher frequencies raised; a frame's first sample serves as the one before it."""
     means = block.mean(axis=1, keepdims=True)
     rest = 1 - _EMPHASIS
     np.subtract(raised, rest * means, out=out)

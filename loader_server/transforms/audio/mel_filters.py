@@ -1,7 +1,7 @@
 """Filters that gather the bins of a spectrum into mel bands: ours, and those of Kaldi, librosa and torchaudio.
 
 Rules: pure; all are triangles `[fft // 2 + 1, bands]` in float32, and differ in what a mel is, where a triangle is
-straight (in hertz or in mels), how high it is, and what becomes of one that is narrower than a bin.
+straight (in hertz or in mels), how high it is, and what happens to one that is narrower than a bin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BREAK_HZ, _BREAK_MEL, _HZ_A_MEL, _LOG_STEP = 1000.0, 15.0, 200.0 / 3, np.log(6.
 
 
 def own_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """As tall as 1, straight in hertz; one without any bin takes the nearest."""
+    """Height 1, straight in hertz; a filter without any bin takes the nearest."""
     corners = _hertz(_spread(_mels, edges_hz, bands))
     bins = np.arange(fft // 2 + 1) * (rate / fft)
     filters = _triangles(bins, corners)
@@ -33,13 +33,13 @@ def own_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) 
 
 
 def kaldi_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """As tall as 1, straight in mels."""
+    """Height 1, straight in mels."""
     corners = _spread(lambda edge: float(1127.0 * np.log1p(edge / 700.0)), edges_hz, bands)
     return _triangles(1127.0 * np.log1p(np.arange(fft // 2 + 1) * (rate / fft) / 700.0), corners).astype(np.float32)
 
 
 def librosa_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """Of one area, straight in hertz, on Slaney's scale."""
+    """Equal area, straight in hertz, on Slaney's scale."""
     corners = _slaneys_hertz(_spread(_slaneys_mels, edges_hz, bands))
     filters = _triangles(np.arange(fft // 2 + 1) * (rate / fft), corners)
     filters *= 2.0 / (corners[2:] - corners[:-2])
@@ -47,7 +47,7 @@ def librosa_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, floa
 
 
 def torchaudio_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
-    """As tall as 1, straight in hertz; the bins are spread evenly up to half the rate, also where fft is odd."""
+    """Height 1, straight in hertz; the bins are spread evenly up to half the rate, even if fft is odd."""
     corners = _hertz(_spread(_mels, edges_hz, bands))
     return _triangles(np.linspace(0, rate // 2, fft // 2 + 1), corners).astype(np.float32)
 

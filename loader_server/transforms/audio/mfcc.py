@@ -1,4 +1,4 @@
-"""`mfcc`: audio to mel-frequency cepstral coefficients, float32: what a cosine transform makes of logarithmic bands.
+"""`mfcc`: audio to mel-frequency cepstral coefficients, float32: the cosine transform of logarithmic bands.
 
 Rules: pure; frames are those of `logmel` with the same settings. The first coefficient is the sum of bands, not a
 frame's energy, as in Kaldi's recipes (`--use-energy=false`).
@@ -25,7 +25,7 @@ __all__ = ["Mfcc", "MfccSettings"]
 class MfccSettings(MelSettings):
     """The table [streams.<name>.mfcc]."""
 
-    bands: int = setting(whole(1, 1024), "mel bands that they are made of", default=23)
+    bands: int = setting(whole(1, 1024), "mel bands that they are made from", default=23)
     coefficients: int = setting(whole(1, 1024), "how many are kept, from the first on", default=13)
     convention: str = setting(choice(*NAMED), "whose definition: kaldi, librosa or torchaudio", default="kaldi")
 

@@ -1,7 +1,7 @@
-"""`noise`: a recording of another source is mixed into the audio, as loud as a ratio that is drawn.
+"""`noise`: a recording from another source is mixed into the audio, at a ratio that is drawn.
 
-Rules: the part of the noise is drawn as well, and starts over where the noise is shorter than the audio; powers are
-means over the whole utterance; where either is silent nothing is mixed. What comes out may be louder than 1.
+Rules: which part of the noise is used is drawn as well, and a noise shorter than the audio starts over; powers are
+means over the whole utterance; if either is silent, nothing is mixed. The result may be louder than 1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RecordedNoise:
 
 
 def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """So much of a noise, from a place that is drawn; it starts over at its end if it is too short."""
+    """A part of a noise, from a place that is drawn; a noise that is too short starts over at its end."""
     if len(noise) >= length:
         start = int(rng.integers(len(noise) - length, endpoint=True))
         return noise[start : start + length]
@@ -64,7 +64,7 @@ def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -
 
 
 def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
-    """Audio with noise that has so many decibels less power."""
+    """Audio mixed with noise whose power is this many decibels lower."""
     loud, loud_noise = (float(np.dot(one, one)) for one in (audio, noise))
     if not loud or not loud_noise:
         return audio

@@ -1,7 +1,7 @@
-"""Recordings that transforms mix into others: drawn from a source of their own, at the rate that is asked for.
+"""Recordings that transforms mix into others: drawn from a separate source, at the rate that is asked for.
 
-Rules: which one comes is the generator's choice alone; those that were decoded last are kept, bounded in bytes, which
-changes no byte of what comes out. Files are opened with the first recording, not while settings are read.
+Rules: only the generator chooses which one comes; the last ones decoded are kept, bounded in bytes, which does not
+affect the output. Files are opened with the first recording, not while settings are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DrawnRecordings:
         return source
 
     def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
-        """One of them, at this rate; it belongs to all, and is not to be changed."""
+        """Draw one of them, at this rate; it is shared, so it must not be changed."""
         number = int(rng.integers(self._source.samples))
         audio = self._kept.pop((number, rate), None)
         if audio is None:

@@ -1,6 +1,7 @@
 """Audio at another rate, with a length that is known beforehand.
 
-Rules: pure; a length depends on the two rates and the samples alone, rounded up, so that no audio becomes empty.
+Rules: pure; a length depends only on the two rates and the number of samples, and is rounded up, so that no audio
+becomes empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`reverberation`: the audio as it would sound in a room, by an impulse response of another source.
+"""`reverberation`: the audio as it would sound in a room, by an impulse response from another source.
 
 Rules: the length stays, and so does the time of what is said: the response counts from its loudest value, the direct
 sound, on. The power of the whole utterance stays, too.
@@ -52,7 +52,7 @@ def reverberated(audio: NDArray[np.float32], response: NDArray[np.float32]) -> N
     direct = int(np.abs(response).argmax())
     response = response[: direct + len(audio)]  # what sounds later is never heard
     size = 1 << (len(audio) + len(response) - 2).bit_length()
-    # Scaled forward, numpy 2 transforms float32 as such, which takes half the time; the scale is made good below.
+    # With forward scaling numpy 2 transforms float32 as such, which takes half the time; the scale is undone below.
     spectrum = np.fft.rfft(audio, size, norm="forward") * np.fft.rfft(response, size, norm="forward")
     made = np.fft.irfft(spectrum, size, norm="forward")[direct : direct + len(audio)].astype(np.float32)
     before, after = (float(np.dot(one, one)) for one in (audio, made))

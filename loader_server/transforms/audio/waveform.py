@@ -1,7 +1,7 @@
-"""`waveform`: audio as it sounds, at one rate, for models that make their own features.
+"""`waveform`: the audio itself, at one rate, for models that compute their own features.
 
-Rules: pure; int16 gives back the very numbers of a recording of 16 bits that has the rate already, and what is louder
-than full scale is cut there.
+Rules: pure; int16 gives back the very numbers of a 16-bit recording that has the rate already, and anything louder than
+full scale is clipped.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Transforms of features, a module each, and the statistics that one of them goes by."""
+"""Transforms of features, one module each, and the statistics that one of them uses."""

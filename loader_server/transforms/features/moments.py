@@ -19,7 +19,7 @@ _Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of so many steps: for each band the mean, and the sum of squares around it."""
+    """The moments of a number of steps: for each band the mean, and the sum of squared deviations from it."""
 
     steps: int
     mean: _Numbers
@@ -27,14 +27,14 @@ class Moments:
 
     @staticmethod
     def of(values: NDArray[np.generic]) -> Moments:
-        """Of values `[steps, ...]`, of which there is at least one."""
+        """The moments of values `[steps, ...]`, with at least one step."""
         wide = values.astype(np.float64)
         mean: _Numbers = np.asarray(wide.mean(axis=0))
         squares: Any = np.square(wide - mean).sum(axis=0)
         return Moments(len(wide), mean, np.asarray(squares))
 
     def merged(self, other: Moments) -> Moments:
-        """Of both, by the formula of Chan, Golub and LeVeque, which loses no digits where means are large."""
+        """The moments of both, by the formula of Chan, Golub and LeVeque, exact even if means are large."""
         steps = self.steps + other.steps
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.steps / steps)

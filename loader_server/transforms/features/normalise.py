@@ -1,10 +1,10 @@
 """`normalise`: features less their mean, divided by their deviation, for each band.
 
-Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes of
-what the transforms before it give.
+Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes
+from the output of the transforms before it.
 
-Rules: pure once it is made; statistics say of which transforms they are, and those of others are refused. A band that
-never changes becomes 0.
+Rules: pure once it is made; statistics say which transforms they were made from, and are refused after any others. A
+band that never changes becomes 0.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
 
-#: Smaller deviations count as this one.
+#: Smaller deviations are raised to this one.
 _LEAST_DEVIATION = 1e-5
 
 _Numbers = NDArray[np.float64]
 
 
 class StatisticsFile(FileName):
-    """A file that is made of the data."""
+    """A file that is made from the data."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class NormaliseSettings:
         "file, relative to the job file, that loader-server index --statistics makes; left out: each sample by its own",
         default=None,
     )
-    variance: bool = setting(flag, "divide by the deviation; false: only the mean is taken off", default=True)
+    variance: bool = setting(flag, "divide by the deviation; false: only subtract the mean", default=True)
 
 
 @transform(settings=NormaliseSettings, draws=False)
@@ -88,7 +88,7 @@ class Normalise:
 
 
 def statistics_text(recipe: str, moments: Moments) -> str:
-    """What the file holds: numbers are written so that they are read back as they were."""
+    """The content of the file; numbers are written so that reading gives exactly the same ones."""
     numbers = {"mean": moments.mean.tolist(), "deviation": moments.deviation.tolist()}
     return json.dumps({"made_of": recipe, "steps": moments.steps, **numbers}, indent=1) + "\n"
 

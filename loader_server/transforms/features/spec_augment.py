@@ -1,7 +1,7 @@
-"""`spec_augment`: stripes of time and of frequency are wiped out of features, after Park et al. (2019).
+"""`spec_augment`: wipes stripes of time and of frequency out of features, after Park et al. (2019).
 
-Rules: pure; what came in is left alone, because a source may hold on to it. A stripe's width is drawn first and then
-its place, so that every allowed place is as likely; widths of 0 are drawn too. Time is not warped.
+Rules: pure; the input is left alone, because a source may hold on to it. A stripe's width is drawn first and then
+its place, so that every allowed place is equally likely; widths of 0 are drawn too. Time is not warped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SpecAugmentSettings:
     band_width: int = setting(whole(0), "most bands of a stripe", default=27)
     fill: str = setting(
         choice("mean", "zero"),
-        "what stands there then: the sample's mean, or zeros for normalised features",
+        "what to put there: the sample's mean, or zeros for normalised features",
         default="mean",
     )
 
@@ -70,7 +70,7 @@ def _no_features(key: str, axes: int) -> SettingsError:
 
 
 def _stripes(rng: np.random.Generator, stripes: int, most: int, size: int) -> Iterator[slice]:
-    """So many ranges, each of at most so many of `size` places."""
+    """Draw ranges of places below `size`, each at most `most` wide."""
     widths = rng.integers(0, most, stripes, endpoint=True)
     starts = rng.integers(0, size - widths, endpoint=True)
     return map(slice, starts.tolist(), (starts + widths).tolist())

@@ -1,1 +1,1 @@
-"""Tokens: texts as the numbers that a trained tokenizer gives them."""
+"""Tokens: texts as the ids that a trained tokenizer gives them."""

@@ -1,7 +1,7 @@
-"""`sentencepiece`: texts to ids by SentencePiece models, one a key.
+"""`sentencepiece`: texts to ids by SentencePiece models, one for each key.
 
-Rules: token lengths are measured while indexing and kept; nothing is drawn. The library is imported where a model is
-loaded, and nowhere else.
+Rules: token lengths are measured while indexing and kept; nothing is drawn. The library is imported only when a model
+is loaded.
 """
 
 from __future__ import annotations

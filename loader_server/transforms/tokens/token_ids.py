@@ -1,4 +1,4 @@
-"""What transforms have in common that make numbers of texts by a trained model: a model for each key, ids as an array.
+"""What transforms that turn texts into ids by a trained model have in common: a model for each key, ids as an array.
 
 Rules: the bytes depend only on the text, the model's content, the settings and the library's version, and not on which
 texts are encoded with it; a key that samples do not have is an error of the job file, not of every sample.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TextEncoder", "TextModel", "refuse_narrow_dtype", "refuse_other_keys", "token_dtype"]
 
-#: The parser of a setting that says of which dtype ids are.
+#: The parser of the setting for the dtype of ids.
 token_dtype = choice("int32", "int64", "uint16")
 
 

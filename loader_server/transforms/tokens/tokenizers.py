@@ -1,8 +1,8 @@
-"""`tokenizers`: texts to ids by Hugging Face tokenizers (`tokenizer.json`), one a key.
+"""`tokenizers`: texts to ids by Hugging Face tokenizers (`tokenizer.json`), one for each key.
 
 Rules: token lengths are measured while indexing and kept; nothing is drawn; truncation and padding that a file asks for
-are left out, as batches are padded by the plan. A process uses one thread: one core is all that a worker has, and
-threads of the library's own would not survive a fork. It is imported where a file is loaded, and nowhere else.
+are left out, because the plan pads batches. A process uses one thread: a worker has only one core, and the library's
+own threads would not survive a fork. The library is imported only when a file is loaded.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TokenizersSettings:
     )
     special_tokens: bool = setting(flag, "whether the tokenizer's own template adds its special tokens", default=True)
     bos: tuple[tuple[str, str], ...] = setting(
-        by_key(text), 'a token that the ids of a key begin with besides: `{ target = "<s>" }`', default=()
+        by_key(text), 'a token to put before the ids of a key: `{ target = "<s>" }`', default=()
     )
-    eos: tuple[tuple[str, str], ...] = setting(by_key(text), "a token that they end with", default=())
+    eos: tuple[tuple[str, str], ...] = setting(by_key(text), "a token to put after the ids of a key", default=())
     dtype: str = setting(token_dtype, "of the ids: int32, int64 or uint16", default="int32")
 
 
@@ -96,7 +96,7 @@ def _loaded(path: str) -> Any:  # noqa: ANN401 - the library has no types
 
 
 def _id(name: str, token: str | None, model: Any, path: str) -> list[int]:  # noqa: ANN401
-    """The id of a token that is wanted, as a list of one; none where none is."""
+    """The id of a token that is asked for, as a list of one; an empty list if none is."""
     if token is None:
         return []
     found = model.token_to_id(token)

@@ -15,7 +15,7 @@ __all__ = ["GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOffer(Message):
-    """A trainer has a data set for a stream: how much of it is lacking, and does it run yet?"""
+    """A trainer has a data set for a stream, and asks which part is missing and whether it runs yet."""
 
     job: str = wire(NAME)
     stream: str = wire(NAME)

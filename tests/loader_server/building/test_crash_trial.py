@@ -182,7 +182,7 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
     index(path)
     stream = Stream(JobFile(path), "train")
     index(path)
-    with pytest.raises(MachineError, match="another index, or other transforms, on disk by now"):
+    with pytest.raises(MachineError, match="an index or transforms that have changed on disk since"):
         convicted(CrashTrial(path, 1.0), stream, 0)
 
 

@@ -140,7 +140,9 @@ def test_the_number_of_shards_is_part_of_what_a_batch_is(job, builder):
 @pytest.mark.parametrize("line", ['length = "steps"', 'budget = "9 steps"', 'transforms = ["characters"]'])
 def test_settings_that_plan_batches_of_samples_are_refused(job, line):
     key = line.split()[0]
-    with pytest.raises(SettingsError, match=rf'as the pipeline itself makes whole batches, got "{key}"\. Leave it out'):
+    with pytest.raises(
+        SettingsError, match=rf'because the pipeline itself makes whole batches, got "{key}"\. Leave it out'
+    ):
         job(line)
 
 

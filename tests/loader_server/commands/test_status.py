@@ -98,7 +98,7 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=(Lease(0, 0, 1),), **lease), state=state)
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
-    assert "train (train): batches are given up, trainers failed at them too often: 0 of epoch 0" in lines
+    assert "train (train): batches were given up because trainers failed at them too often: 0 of epoch 0" in lines
 
 
 def test_what_all_ranks_came_to_is_shown():

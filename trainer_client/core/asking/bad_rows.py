@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BadRows"]
 
-#: The share among fewer rows than this says little.
+#: A share of fewer rows than this says little.
 _ENOUGH_ROWS = 100
 
 #: How many samples are shown.

@@ -1,10 +1,10 @@
 """Which worker makes the batches of a shard, where batches are made whole: batch n by shard n mod `producers`.
 
-Rules: pure. A shard is made in order, from its beginning, so its batches are asked of one worker as long as that is
-there; another one has to make all of it anew up to the batch that is asked for. Who it is follows from the names of the
-workers that are there, so that all trainers ask the same one. Workers that come while a shard is young get their share
-of it; later only the shards of a lost worker move, and they come back to its successor with the next epoch. What
-a worker has refused is asked of others.
+Rules: pure. A shard is made in order, from its beginning, so one worker is asked for its batches as long as it is
+there; any other would have to make everything again up to the batch that is asked for. The choice follows from the
+names of the workers that are there, so all trainers ask the same one. Workers that come while shards are young get
+their share of them; later only the shards of a lost worker move, and they return to its successor with the next epoch.
+A batch that a worker has refused is asked of others.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardHolders"]
 
-#: Epochs whose holders are remembered: the one being read and those that are asked for ahead of it.
+#: Epochs whose holders are remembered: the one being read, and those ahead of it.
 _EPOCHS_KEPT = 4
-#: Elements that are quickly made again: so long, a shard goes to whom it would have gone at the beginning.
+#: While a shard has at most this many elements, which are quickly made again, it may still move to a newcomer.
 _YOUNG = 8
 
 
 class ShardHolders:
-    """The worker of each shard of each epoch, chosen when it is first needed and whenever it is gone."""
+    """The worker of each shard of each epoch, chosen when one is first needed, and again whenever it is gone."""
 
     def __init__(self, producers: int) -> None:
         self._producers = producers
         self._names: dict[int, dict[int, str]] = {}
-        #: How shards are shared out among the workers that were there last.
+        #: How shards are divided among the latest list of workers.
         self._shared_among: frozenset[str] = frozenset()
         self._shared: dict[int, str] = {}
 
@@ -49,7 +49,7 @@ class ShardHolders:
         found = next((one for one in able if one.name == named[shard]), None)
         if found is None:
             found = _preferred(shard, able)
-            if not entry.refused:  # it is gone, not at odds with this one batch
+            if not entry.refused:  # it is gone, rather than refusing just this batch
                 named[shard] = found.name
         free = found.incarnation not in entry.askers and now_s >= found.busy_until_s
         return found if free else None
@@ -67,7 +67,7 @@ class ShardHolders:
 
 
 def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
-    """Each shard to the worker that it prefers of those that have not had their share."""
+    """Give each shard the worker that it prefers among those that have not had their share."""
     share, given = -(-producers // len(live)), {one.name: 0 for one in live}
     named = {}
     for shard in range(producers):
@@ -78,5 +78,5 @@ def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
 
 
 def _preferred(shard: int, workers: Sequence[KnownWorker]) -> KnownWorker:
-    """By rendezvous: the same choice wherever the same workers are known."""
+    """The choice by rendezvous hash: the same wherever the same workers are known."""
     return max(workers, key=lambda one: (key_of(shard, one.name), one.name))

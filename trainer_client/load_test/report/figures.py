@@ -121,7 +121,7 @@ def figures_of(measured: Measured, trainers: int) -> Figures:
 
 
 def curves_of(measured: Measured) -> dict[str, Any]:
-    """What is drawn of one run: waits by share, by second, and the utilisation of each trainer."""
+    """The curves of one run: waits by share, by second, and the utilisation of each trainer."""
     return {
         "wait_curve_ms": [(round(share, 9), _ms(time_us)) for share, time_us in measured.waits.curve()],
         "by_second": [
@@ -148,7 +148,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def together(runs: Sequence[Figures]) -> Figures:
-    """Several repeats as one."""
+    """The figures of several repeats, combined."""
     return {name: _one(name, [run[name] for run in runs]) for name in runs[0]}
 
 
@@ -181,7 +181,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings in which two tests differ, in words: who compares their figures has to know."""
+    """The settings in which two tests differ, in words, because they make figures hard to compare."""
     names = dict.fromkeys((*before, *now))
     differing = [name for name in names if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)

@@ -65,12 +65,12 @@ class Histogram:
         return [(share, self.quantile_us(share)) for share in shares]
 
     def plain(self) -> Plain:
-        """As plain values, for a message."""
+        """The histogram as plain values, for a message."""
         return {"counts": sorted(self._counts.items()), "sum_us": self.sum_us, "max_us": self.max_us}
 
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
-        """From plain values."""
+        """A histogram from plain values."""
         made = cls()
         made._counts = Counter(dict(plain["counts"]))
         made.total = made._counts.total()

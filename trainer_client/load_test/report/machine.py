@@ -1,4 +1,4 @@
-"""What a load test ran on, without which its figures mean nothing later."""
+"""The machine that a load test ran on, without which its figures mean nothing later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the software that batches go through."""
+    """The versions of the software that batches go through."""
     found = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
     return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **found}
 

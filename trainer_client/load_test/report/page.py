@@ -101,7 +101,7 @@ def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The repeat that is drawn: the median by batches a second."""
+    """The repeat to draw: the median by batches a second."""
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
@@ -140,7 +140,7 @@ def _waits_by_share(run: Mapping[str, Any], old: Mapping[str, Any] | None) -> st
     heights = [height for line in lines for _, height in line.points] or [1.0]
     most = max((at for line in lines for at, _ in line.points), default=1.0)
     across = Axis(
-        title="share of all waits that are at most so long",
+        title="share of all waits that are at most this long",
         place=lambda nines: nines / most if most else 0.0,
         ticks=[(nines, word) for nines, word in _NINES if nines <= most],
     )

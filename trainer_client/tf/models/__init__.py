@@ -1,1 +1,1 @@
-"""What is done with a user's Keras model besides feeding it: its variables, evaluation, outputs and summaries."""
+"""What is done with a user's Keras model besides feeding it: variables, evaluation, outputs and summaries."""

@@ -1,7 +1,7 @@
-"""Evaluating a model on a data set: its loss and metrics, over rows that hold a sample and no others.
+"""Evaluates a model on a data set: its loss and metrics, over rows that hold a sample and no others.
 
-Rules: a mean weighs every sample alike, however the batches are filled, so masked rows are left out before loss and
-metrics see them; the weights of a batch say which those are. It must not know feeds or checkpoints.
+Rules: every sample has the same weight in a mean, however the batches are filled, so masked rows are left out before
+loss and metrics see them; the weights of a batch say which those are. It must not know feeds or checkpoints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Evaluator:
     def evaluate(
         self, data: tf.data.Dataset, arrays: Sequence[NDArray[Any]] | None = None, *, inputs_alone: bool = False
     ) -> dict[str, float]:
-        """Loss, metrics and the number of rows, of the model with these values in its variables, or as it is.
+        """Loss, metrics and the number of rows, for the model with these values in its variables, or as it is.
 
         Elements are as for `fit`, or inputs alone, which may be a tuple.
         """
@@ -72,7 +72,7 @@ class Evaluator:
 
 
 def _rows_of(values: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
-    """The rows that hold a sample, of each tensor."""
+    """The rows of each tensor that hold a sample."""
     return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
 
 

@@ -1,4 +1,4 @@
-"""What a model says of batches: its outputs under names, as plain arrays.
+"""A model's outputs for batches, under names, as plain arrays.
 
 Rules: an output has a row for each row of the batch. It must not know feeds, checkpoints or files.
 """
@@ -24,7 +24,7 @@ __all__ = ["Predictor"]
 
 
 class Predictor:
-    """One model with these values in its variables, for batches of which `structure` says what the inputs are."""
+    """One model with these values in its variables; `structure` says which arrays of a batch are its inputs."""
 
     def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:  # noqa: ANN401 - Keras has no types
         self._model = model
@@ -33,7 +33,7 @@ class Predictor:
         self._step = tf.function(self._outputs, reduce_retracing=True)
 
     def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
-        """The outputs for a batch of so many rows."""
+        """The outputs for a batch."""
         tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
         if self._values is not None:
             if not self._model.built:
@@ -47,7 +47,7 @@ class Predictor:
         return self._model(self._inputs(tensors), training=False)
 
     def _inputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
-        if self._structure.inputs is not None:  # a tuple of them is not to be taken for inputs and targets
+        if self._structure.inputs is not None:  # a tuple must not be taken for inputs and targets
             return ElementStructure(inputs=self._structure.inputs).of(tensors)
         element = self._structure.of(tensors)
         if self._structure.map is not None:
@@ -56,7 +56,7 @@ class Predictor:
 
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - a structure of tensors
-    """Each tensor under its path; the only one is called `output`."""
+    """Each tensor under its path; a single one is called `output`."""
     if isinstance(outputs, Mapping):
         parts = [(str(key), value) for key, value in outputs.items()]
     elif isinstance(outputs, tuple | list):

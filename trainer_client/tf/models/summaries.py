@@ -1,6 +1,6 @@
 """Numbers for TensorBoard, which need not be installed here.
 
-Rules: each call writes a file of its own and closes it, so that nothing is lost if the process is killed.
+Rules: each call writes a new file and closes it, so that nothing is lost if the process is killed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Data sets that the job's workers make from the user's own code, and the same code without workers."""
+"""Data sets that the job's workers make with the user's own code, and the same code without workers."""

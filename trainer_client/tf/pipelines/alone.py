@@ -1,7 +1,7 @@
 """A user's `dataset_pipeline(context)` without loaders, in this process: what `trainer_client.run_pipeline` returns.
 
 For what comes after training: the function that made the batches decodes a sample, or a file, in the same way. Rules:
-the marker divides nothing here, but keys get the names that they have behind it. Must not know sockets, jobs or plans.
+the marker divides nothing here, but keys get the names that they have below it. Must not know sockets, jobs or plans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHERE = "trainer_client.run_pipeline"
 
 
 class _LoneContext(TrainersContext):
-    """Goes on with what is above the marker."""
+    """The context without loaders: the marker passes on what is above it."""
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same data set."""
@@ -41,9 +41,11 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
     max_rows: int = 32,
     device: str = "",
 ) -> tf.data.Dataset:
-    """What a `dataset_pipeline(context)` makes of these samples, or of the files `paths`, in this process alone.
+    """The data set that a `dataset_pipeline(context)` makes from these samples, or from the files `paths`, in this
+    process.
 
-    `samples` stand for `context.base_dataset`: a data set, or dicts of arrays whose first axis varies, as in a job.
+    `samples` take the place of `context.base_dataset`: a data set, or dicts of arrays whose first axis varies, as in a
+    job.
     """
     context = _LoneContext(
         dataset_name=name,

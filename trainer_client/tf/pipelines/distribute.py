@@ -1,7 +1,7 @@
-"""`trainer_client.distribute`: a data set of this process is made by the job's workers instead, and comes from there.
+"""`trainer_client.distribute`: lets the job's workers make a data set of this process, and reads it from there.
 
-For scripts that have one already, as those that come from `tf.data service`: one line changes. Rules: what crosses is
-the graph, never a pickle; elements have the structure and the values that they would have here.
+For scripts that have a data set already, such as those written for `tf.data service`: only one line changes. Rules:
+what crosses is the graph, never a pickle; elements have the structure and the values that they would have here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 ) -> tf.data.Dataset:
     """The same data set, made by the workers of a job whose stream has `source = "graph"`.
 
-    Everything else is as `connect` has it. The feed behind it is its `feed`: for `FeedCheckpoint`, and to close it.
+    The other arguments are those of `connect`. The attribute `feed` is the feed behind it, for `FeedCheckpoint` and for
+    closing it.
     """
     sending = Sending(job, stream, sent_graph(dataset).encode())
     own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
@@ -61,10 +62,10 @@ def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:  # noqa: ANN4
 
 
 def _as_here(spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
-    """With all that is known of its shape."""
+    """A tensor with everything that is known about its shape."""
     return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
 
 
 def _as_it_came(_spec: Any, leaf: Any) -> Any:  # noqa: ANN401 - whatever kind of tensor
-    """A shard that ended before others gives batches without rows, whatever the others have."""
+    """Elements as they came; a shard that ended before others gives batches without rows, which are left out."""
     return leaf

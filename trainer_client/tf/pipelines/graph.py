@@ -1,9 +1,9 @@
 """A user's `tf.data` data set as a graph that other processes can run: what `trainer_client.distribute` sends.
 
-Rules: equal code gives equal bytes, in whichever process and however much was traced there before, so that ranks and
-restarts are known by a digest. What keeps state outside of the graph (Python functions, generators, variables,
-tables) is refused by TensorFlow itself when it writes the graph. Elements cross as dicts of dense numbers, one entry a
-leaf of their structure, which stays here. Must not know sockets or jobs.
+Rules: equal code gives equal bytes, in any process and however much was traced there before, so that a digest tells
+that ranks and restarts send the same. TensorFlow itself refuses to write a graph with state outside of it (Python
+functions, generators, variables, tables). Elements cross as dicts of dense numbers, one entry for each leaf of their
+structure, which stays here. Must not know sockets or jobs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["packed_element", "sent_graph"]
 
 _WHERE = "trainer_client.distribute"
 _REMEDY = "Write it as dataset_pipeline(context), which workers import: docs/pipelines.md has both ways."
-#: Writes files that other processes would write as well.
+#: Operations that write files, which other processes would write as well.
 _WRITING = frozenset(("SnapshotDataset", "SnapshotDatasetV2", "SaveDataset", "SaveDatasetV2"))
 _CACHES = frozenset(("CacheDataset", "CacheDatasetV2"))
-#: Device and container of what keeps state while a graph runs.
+#: Attributes with the device and container of resources that keep state while a graph runs.
 _RESOURCES_AT = ("/job:localhost/replica:0/task:0/device:CPU:0", "localhost")
-#: The operation that says which data set is meant.
+#: The operation that marks the data set to run.
 _RESULT = "_Retval"
-#: How a function names its relatives, which are not part of what it does.
+#: Attributes in which a function names related ones, which are not part of what it does.
 _RELATIVES = ("forward_function_name", "backward_function_name")
 
 
 def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
-    """The graph of a data set; SettingsError names what cannot be sent."""
+    """The graph of a data set; a SettingsError names what cannot be sent."""
     crossing = parted(dataset.map(_leaves), _WHERE)
     graph = tf.compat.v1.GraphDef.FromString(_serialized(crossing))
     values = tuple(_value(key, spec) for key, spec in sorted(crossing.element_spec.items()))
@@ -62,7 +62,7 @@ def _leaves(*element: Any) -> dict[str, Any]:  # noqa: ANN401 - any structure
 
 
 def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any structure
-    """The user's own structure with the leaves of an element that crossed."""
+    """The user's own structure, filled with the leaves of an element that crossed."""
     return tf.nest.pack_sequence_as(spec, [leaves[str(place)] for place in range(len(leaves))])
 
 
@@ -102,7 +102,7 @@ def _refuse_writing(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
         for node in nodes:
             if node.op in _WRITING or (node.op in _CACHES and _text(by_name, node.input[1])):
                 raise SettingsError(
-                    expected="a data set that writes no files, as several processes run it",
+                    expected="a data set that writes no files, because several processes run it",
                     got=node.op,
                     where=_WHERE,
                     remedy="Leave the file of cache(), or the snapshot, out.",
@@ -110,7 +110,7 @@ def _refuse_writing(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
 
 
 def _text(by_name: Mapping[str, Any], name: str) -> bytes:
-    """A constant string; something, if it is no constant."""
+    """A constant string; if it is no constant, a text that is not empty."""
     node = by_name.get(name.partition(":")[0])
     if node is None or node.op != "Const":
         return b"?"
@@ -122,7 +122,7 @@ def _text(by_name: Mapping[str, Any], name: str) -> bytes:
 
 
 def _number_functions(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
-    """Functions are called in order of use, and what tells of the process that traced them goes."""
+    """Name functions in order of use, and remove traces of the process that traced them."""
     functions = {one.signature.name: one for one in graph.library.function}
     numbers: dict[str, str] = {}
     _find(graph.node, functions, numbers)
@@ -142,7 +142,7 @@ def _number_functions(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
 
 
 def _number_resources(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
-    """Generators of seeds, and caches, are named by the order of their making: who runs the graph makes its own."""
+    """Name seed generators and caches in order of creation; each process that runs the graph makes its own."""
     numbers: dict[str, str] = {}
     for node in graph.node:
         for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():
@@ -151,7 +151,7 @@ def _number_resources(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
 
 
 def _number_nodes(graph: Any) -> None:  # noqa: ANN401 - a GraphDef
-    """Some are named by a counter of the process."""
+    """Rename nodes, because some are named by a counter of the process."""
     numbers = {node.name: f"{node.op}/{place}" for place, node in enumerate(graph.node) if node.op != _RESULT}
     for node in graph.node:
         node.name = numbers.get(node.name, node.name)
@@ -170,7 +170,7 @@ def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str,
 
 
 def _called(node: Any) -> list[Any]:  # noqa: ANN401 - a NodeDef
-    """The references to functions in a node's attributes, in an order that does not hang on a map's."""
+    """The references to functions in a node's attributes, in an order that does not depend on a map's."""
     attributes = [node.attr[key] for key in sorted(node.attr)]
     return [one for attribute in attributes for one in (attribute.func, *attribute.list.func) if one.name]
 

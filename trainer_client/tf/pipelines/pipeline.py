@@ -1,7 +1,7 @@
 """A user's `dataset_pipeline(context)` in a trainer: what `feed.pipeline(...)` returns.
 
-What lies above the marker is built from an empty stand-in and never run; the marker gives the feed's batches as the
-elements that workers made. Rules: what lies below the marker should give an element for each that it takes, or else
+The part above the marker is built from an empty stand-in and never run; the marker returns the feed's batches as the
+elements that workers made. Rules: the part below the marker should yield one element for each that it takes; otherwise
 steps are not rounds, and a checkpoint's cursor is wrong. Must not know sockets, slots or plans.
 """
 
@@ -28,17 +28,17 @@ __all__ = ["TrainersContext", "element_tensors", "first_device", "make", "pipeli
 
 
 class TrainersContext(PipelineContext):
-    """What contexts outside of loaders have in common: elements go to a device."""
+    """What contexts outside loaders have in common: elements go to a device."""
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """On an accelerator ahead of time; on the CPU elements are ahead as it is."""
+        """Prefetch to an accelerator; on the CPU, elements are read ahead anyway."""
         if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
             return dataset
         return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
 
 
 class _ConsumerContext(TrainersContext):
-    """Gives the feed at the marker."""
+    """The context of a trainer: returns the feed at the marker."""
 
     def __init__(self, session: FeedSession, device: str) -> None:
         spec = session.receiver.spec
@@ -50,7 +50,7 @@ class _ConsumerContext(TrainersContext):
         self._session = session
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # noqa: ARG002 - workers run it
-        """The feed."""
+        """The feed's elements."""
         self.marked += 1
         values = values_of_element(self._session.fields)
         structure = ElementStructure(
@@ -60,7 +60,7 @@ class _ConsumerContext(TrainersContext):
 
 
 def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str) -> tf.data.Dataset:
-    """The data set that the function makes of the feed; the default one where the function is True."""
+    """The data set that the function makes from the feed; the default one if the function is True."""
     where = "feed.pipeline"
     chosen = pipeline_function(function, where)
     if not session.producers:
@@ -74,14 +74,14 @@ def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], d
 
 
 def pipeline_function(function: Callable[[Any], Any] | Literal[True], where: str) -> Callable[[Any], Any]:
-    """The function, or the default one where it is True."""
+    """The function; the default one if it is True."""
     chosen = default_pipeline if function is True else function
     if not callable(chosen):
         raise SettingsError(
             expected="a function of a context, or True for the default pipeline",
             got=repr(chosen),
             where=where,
-            remedy="Hand in the function that the job file names as pipeline.",
+            remedy="Pass the function that the job file names as pipeline.",
         )
     return chosen
 
@@ -93,7 +93,7 @@ def first_device() -> str:
 
 
 def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The element in a batch: each value in its own shape; a place that its shard did not fill has no steps."""
+    """The element in a batch, each value in its own shape; a batch that its shard did not fill has no steps."""
     return joined_values({value.key: _shaped(value, batch) for value in values})
 
 

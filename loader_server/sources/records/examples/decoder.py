@@ -1,8 +1,8 @@
 """Examples as samples, whatever file they lie in: what the index keeps of each, and how it is decoded later. Pure.
 
-Rules: a record is taken apart once, while it is indexed. If the values of a feature lie in one run of its bytes, the
-index remembers that run, so that decoding looks nowhere else; if not, the record is taken apart again. What is decoded
-while indexing is what is decoded later, so lengths cannot differ.
+Rules: a record is parsed once, while it is indexed. If the values of a feature lie in one run of its bytes, the index
+remembers that run, so that decoding reads nothing else; if not, the record is parsed again. Indexing decodes exactly as
+later reads do, so lengths cannot differ.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
 
 #: Records from which the features are taken, if the job file does not name them.
 FIRST_RECORDS = 64
-#: After so many records without it, a feature that the job file names is one that nobody wrote.
+#: A feature that the job file names, and that this many records lack, counts as one that was never written.
 MOST_RECORDS_WITHOUT = 1024
 
 #: A run is kept as one number: where it begins (31 bits are enough for any record), its kind, and its size.
 _KIND_BITS, _SIZE_BITS = 2, 30
-#: Values that lie in several runs, in none, or in one of a gigabyte.
+#: Stands for values that lie in several runs, in none, or in one of a gigabyte or more.
 SCATTERED = -1
 
 Numbers = TypeVar("Numbers", int, NDArray[np.int64])
 
 
 class ExampleDecoder:
-    """Takes Examples apart, by forms."""
+    """Parses Examples according to forms."""
 
     def __init__(self, forms: Sequence[FeatureForm]) -> None:
         self.forms = tuple(forms)
@@ -68,7 +68,7 @@ class ExampleDecoder:
         return (*(f"run_{form.key}" for form in self.forms), *lengths)
 
     def look(self, raw: bytes, where: str) -> list[int]:
-        """The columns of one record; SampleError where it cannot be used."""
+        """The columns of one record; a SampleError if it cannot be used."""
         try:
             found = features_of(raw)
             runs = [packed_run(found.get(form.key)) for form in self.forms]
@@ -81,7 +81,7 @@ class ExampleDecoder:
             raise _unusable(error.reason, error.expected, error.got, where) from None
 
     def decode(self, raw: bytes, columns: Mapping[str, NDArray[Any]], sample: int) -> dict[str, Any]:
-        """The raw sample of a record that was looked at: so it can be used."""
+        """The raw sample of a record that `look` has accepted."""
         values: dict[str, Any] = {}
         scattered: list[FeatureForm] = []
         for form, column in self._steps:
@@ -98,7 +98,7 @@ class ExampleDecoder:
 
 
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
-    """The forms of these records' features; DataError where they have none."""
+    """The forms of these records' features; a DataError if they have none."""
     examples, seen = [], 0
     for raw in records:
         seen += 1
@@ -116,8 +116,8 @@ def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm,
 
 
 def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[bytes], where: str) -> None:
-    """SettingsError for a form whose key none of these records has: a list that is missing is empty, and would be so
-    in all of them. No more are looked at than it takes.
+    """Raise a SettingsError for a form whose key none of these records has, because a missing list counts as empty and
+    would be so in all of them. Only as many records as necessary are parsed.
     """
     missing, known = {form.key for form in forms}, set[str]()
     for raw in records:
@@ -146,7 +146,7 @@ def packed_run(found: Feature | list[Feature] | None) -> int:
 
 
 def unpacked(run: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Where a run begins, its kind, and its size; of one or of many."""
+    """Where a run begins, its kind, and its size; for one number or an array of them."""
     begin = run >> _SIZE_BITS
     return begin >> _KIND_BITS, begin & (2**_KIND_BITS - 1), run & (2**_SIZE_BITS - 1)
 

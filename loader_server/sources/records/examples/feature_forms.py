@@ -3,8 +3,8 @@
 A form is written `"int64"`, one number; `"float32 [any]"`, a list of any length; `"float32 [any, 80]"`, rows of 80;
 `"text"` and `"bytes"`, for transforms, also as lists, `"text [any]"`. Rules: integers have to fit the dtype, nothing
 wraps around; integers are never read as floats; a number where the record has bytes is the bytes of an array as numpy's
-`tobytes()` gives them, the lowest byte first. A list that is missing is empty; any other feature that is missing makes
-the record a bad one, as TensorFlow has it too.
+`tobytes()` gives them, the lowest byte first. A missing list is empty; any other missing feature makes the record a bad
+one, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FeatureForm", "UnfitFeature", "feature_forms", "forms_of_examples", 
 _NO_NUMBERS = ("text", "bytes")
 _FORM = re.compile(r"(\w+)(?: ?\[((?:any|[1-9]\d*)(?:, ?[1-9]\d*)*)\])?")
 _KIND_NAMES = {BYTES: "bytes", FLOAT: "floats", INT64: "integers", 0: "nothing"}
-#: What is taken for a list of this kind if nobody says more.
+#: The form of a list of this kind by default.
 _USUAL = {BYTES: "bytes", FLOAT: "float32", INT64: "int64"}
 
 
@@ -59,12 +59,12 @@ class FeatureForm:
 
     @property
     def field(self) -> Field | None:
-        """As a batch has it; text and bytes are for transforms."""
+        """The field as a batch has it; text and bytes are for transforms."""
         return None if self.dtype in _NO_NUMBERS else Field(key=self.key, dtype=self.dtype, shape=self.shape)
 
     @property
     def has_length(self) -> bool:
-        """Whether the index says how long it is: bytes alone have no length that anyone could plan with."""
+        """Whether the index says how long it is; only bytes have no length that one could plan with."""
         return self.dtype == "text" or bool(self.shape)
 
     @property
@@ -73,7 +73,7 @@ class FeatureForm:
         return math.prod(axis or 1 for axis in self.shape[1:])
 
     def value(self, raw: bytes, found: Feature | list[Feature] | None) -> Any:  # noqa: ANN401 - many kinds
-        """What a raw sample holds of it."""
+        """The feature's value in a raw sample."""
         if found is None or (not isinstance(found, list) and not found[1]):
             return self._missing()
         if not isinstance(found, list):
@@ -85,7 +85,7 @@ class FeatureForm:
         return self._shaped([one for step in steps for one in step] if self._is_of_texts else _joined(steps, self))
 
     def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - the same
-        """What a raw sample holds of it, as its values lie in these ranges of bytes."""
+        """The feature's value in a raw sample, from the ranges of bytes that hold its values."""
         return self._shaped(self._flat(raw, kind, runs))
 
     @property
@@ -98,7 +98,7 @@ class FeatureForm:
         return [] if self._is_of_texts else np.zeros((0, *(axis or 0 for axis in self.shape[1:])), self.dtype)
 
     def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:  # noqa: ANN401 - array or list
-        """All values, one after the other."""
+        """All values, flat."""
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
         if kind == FLOAT and self.dtype.startswith("float"):
@@ -126,7 +126,7 @@ class FeatureForm:
             raise UnfitFeature("not_utf8", f'"{self.key}" in UTF-8', got) from None
 
     def _narrowed(self, wide: NDArray[np.int64]) -> NDArray[Any]:
-        """In the form's dtype, if all of them fit."""
+        """The values in the form's dtype, if all of them fit."""
         if self.dtype == "int64" or not len(wide):
             return wide.astype(self.dtype, copy=False)
         least, most = (0, 1) if self.dtype == "bool" else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
@@ -137,7 +137,7 @@ class FeatureForm:
         return wide.astype(self.dtype)
 
     def _shaped(self, flat: Any) -> Any:  # noqa: ANN401 - the same
-        """Values in rows, or the one value."""
+        """The values in rows, or the single value."""
         if not self.shape:
             if len(flat) != 1:
                 raise self._other_shape(f"{len(flat)} values")
@@ -196,8 +196,8 @@ def forms_said(said: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
 
 
 def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[FeatureForm, ...]:
-    """The forms that these records have, sorted by key: what has one value in each of them is a number (or bytes), all
-    else a list.
+    """The forms that these records have, sorted by key: a feature with one value in each of them is a number (or
+    bytes), any other a list.
     """
     keys = sorted({key for _, found in examples for key in found})
     return tuple(_form_of(key, [(raw, found.get(key)) for raw, found in examples]) for key in keys)

@@ -1,7 +1,7 @@
 """Features of whole batches, written from where they lie in mapped files into their places. Pure.
 
 Rules: the bytes are those that decoding each record would give; lists whose bytes are already those of an array are
-copied as bytes, which takes a third of what numpy takes for such small pieces. All else is decoded, one by one.
+copied as bytes, which takes a third of numpy's time for such small pieces. Everything else is decoded, one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordPlace", "gather_examples"]
 
-#: What holds a record, where it begins in there, and where it ends.
+#: The buffer that holds a record, and where it begins and ends there.
 RecordPlace: TypeAlias = "tuple[mmap.mmap | bytes, int, int]"
 
 
@@ -65,7 +65,7 @@ def _gather_lists(
 
 
 def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace]) -> list[Any]:
-    """One value a sample; single integers, of which most have one byte, are read at once."""
+    """One value for each sample; single integers, most of which have one byte, are read at once."""
     begins, kinds, _ = unpacked(runs)
     if form.shape or (kinds != INT64).any() or (runs == SCATTERED).any():
         return [_value(form, *one) for one in zip(runs.tolist(), records, strict=True)]
@@ -74,7 +74,7 @@ def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[Recor
 
 
 def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these runs have the bytes that the array has."""
+    """Which of these runs are byte for byte what the array holds."""
     alike = (BYTES, FLOAT) if form.dtype == "float32" else (BYTES,)
     return np.isin(kinds, alike if sys.byteorder == "little" else ())
 

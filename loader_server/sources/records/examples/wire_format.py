@@ -1,12 +1,11 @@
 """The bytes of a `tf.train.Example` or `SequenceExample`: where the values of each feature lie. Pure.
 
-Rules: nothing of TensorFlow or protobuf is needed. All is read that protobuf allows: lists packed or not, in one run or
-several, messages in pieces, keys given twice (the last counts), fields that nobody knows (skipped). What protobuf
-refuses is a `MalformedExample`. An Example is read as a SequenceExample that has a context only, for their fields do
-not clash.
+Rules: neither TensorFlow nor protobuf is needed. Everything that protobuf allows is read: lists packed or not, in one
+run or several, messages in pieces, keys given twice (the last counts), unknown fields (skipped). What protobuf refuses
+is a `MalformedExample`. An Example is read as a SequenceExample with only a context, because their fields do not clash.
 
 A feature is `(kind, runs)`: the runs are ranges of bytes. Those of floats and integers, joined, are the list as if it
-were packed; of bytes, each run is one value. A feature list is a Python list of features, one a step.
+were packed; of bytes, each run is one value. A feature list is a Python list of features, one for each step.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ Features: TypeAlias = "dict[str, Feature | list[Feature]]"
 _VARINT, _EIGHT_BYTES, _SIZED, _GROUP, _GROUP_END, _FOUR_BYTES = range(6)
 _FIRST, _SECOND = 1 << 3 | _SIZED, 2 << 3 | _SIZED
 _KINDS = {kind << 3 | _SIZED: kind for kind in (BYTES, FLOAT, INT64)}
-#: Besides the packed form, a list may have a value a field.
+#: Besides the packed form, a list may have a field for each value.
 _UNPACKED = {FLOAT: 1 << 3 | _FOUR_BYTES, INT64: 1 << 3 | _VARINT, BYTES: _FIRST}
 _LONGEST_VARINT = 10
-#: As for protobuf.
+#: The same limit as protobuf's.
 _DEEPEST_GROUP = 100
-#: Integers of so few bytes are decoded one by one.
+#: Up to this many bytes of integers are decoded one by one.
 _FEW_BYTES = 40
 _NO_FEATURE: Feature = (0, [])
 
 
 class MalformedExample(ValueError):  # noqa: N818 - what it is, not what happened
-    """These bytes are no message of this kind."""
+    """These bytes are not a message of this kind."""
 
 
 def features_of(raw: bytes) -> Features:
@@ -67,8 +66,8 @@ def features_of(raw: bytes) -> Features:
 
 
 def _plain_features(raw: bytes) -> Features | None:
-    """Of an Example as writers write it, each list in one run; None for all else. A third of the time of looking at
-    every field, which is most of what indexing takes.
+    """The features of an Example as writers write it, each list in one run; None for anything else. This takes a third
+    of the time of reading every field, which is most of the time of indexing.
     """
     found: Features = {}
     try:
@@ -91,7 +90,7 @@ def _plain_features(raw: bytes) -> Features | None:
 
 
 def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
-    """Where the content begins of a field with this tag, which has to end there."""
+    """Where the content of a field with this tag begins; the field has to end at `stop`."""
     size, begin = _varint(raw, at + 1)
     if raw[at] != tag or begin + size != stop:
         raise KeyError(tag)
@@ -119,7 +118,7 @@ def _all_features(raw: bytes) -> Features:
 
 
 def _entries(raw: bytes, start: int, stop: int) -> Iterator[tuple[str, list[Run]]]:
-    """Keys of a map, with the pieces of each value."""
+    """The keys of a map, with the pieces of each value."""
     for begin, end in _parts_of(raw, start, stop):
         key, value = b"", list[Run]()
         for tag, at, to in _fields(raw, begin, end):
@@ -142,7 +141,7 @@ def _parts_of(raw: bytes, start: int, stop: int) -> Iterator[Run]:
 
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
-    """One feature of all pieces of its message: of lists of different kinds the last one counts."""
+    """One feature, from all pieces of its message; of lists of different kinds, the last one counts."""
     kind, runs = _NO_FEATURE[0], list[Run]()
     for start, stop in pieces:
         for tag, begin, end in _fields(raw, start, stop):
@@ -169,7 +168,7 @@ def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
 
 
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message: tag, and where the value begins and ends, its size left out."""
+    """The fields of a message: tag, and where the value behind its size begins and ends."""
     while at < end:
         tag = raw[at]
         at += 1
@@ -200,7 +199,7 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
-    """Where a group ends, which is an old way of writing a message. Groups may lie in groups."""
+    """Where a group ends. Groups are an old way of writing messages, and may be nested."""
     within = [opening]
     while within and at < end:
         tag, after = _varint(raw, at)
@@ -213,14 +212,14 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
         else:
             at = next(_fields(raw, at, end))[2]
         if len(within) > _DEEPEST_GROUP:
-            raise MalformedExample(f"groups in groups, more than {_DEEPEST_GROUP} deep")
+            raise MalformedExample(f"groups nested more than {_DEEPEST_GROUP} deep")
     if within:
         raise MalformedExample("a group does not end")
     return at
 
 
 def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+    """A number with seven bits in each byte, the lowest first, and where it ends."""
     if raw[at] < 128:
         return raw[at], at + 1
     value = shift = 0
@@ -251,7 +250,7 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
 
 
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
-    """The same, one by one: numpy takes 20 µs to begin with."""
+    """The same, one by one, because numpy takes 20 µs to begin with."""
     found = []
     while at < stop:
         value, at = _varint(raw, at)

@@ -259,7 +259,7 @@ def test_an_output_that_is_called_reset_is_refused(tmp_path, monkeypatch):
         "from loader_server.transforms import transform\n"
         '@transform({"reset": ("bool",)})\ndef add(sample, rng):\n    sample["reset"] = True\n'
     )
-    with pytest.raises(SettingsError, match="outputs that are not called weight, tag, reset or"):
+    with pytest.raises(SettingsError, match="outputs with names other than weight, tag, reset"):
         opened(tmp_path, 'transforms = ["own_reset:add"]')
 
 

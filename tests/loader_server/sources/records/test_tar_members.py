@@ -104,7 +104,7 @@ def test_what_is_broken_is_said_where_it_is() -> None:
     for place in (0, 130, 150, 156, 400):
         damaged = bytearray(data)
         damaged[second + place] ^= 1
-        assert broken(bytes(damaged)) == (second, "the checksum of a header does not fit", False)
+        assert broken(bytes(damaged)) == (second, "the checksum of a header does not match", False)
 
 
 def test_a_pax_header_that_makes_no_sense_is_told() -> None:

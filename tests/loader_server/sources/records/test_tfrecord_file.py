@@ -63,7 +63,7 @@ def test_a_header_that_was_damaged_ends_the_file(place: int) -> None:
     data[len(record(b"first")) + place] ^= 1
     found = records_from(bytes(data), 0, 9)
     assert (len(found.offsets), found.stop) == (1, len(record(b"first")))
-    assert found.broken == "the checksum of its size does not fit"
+    assert found.broken == "the checksum of its size does not match"
 
 
 def test_a_broken_record_counts_only_if_it_was_asked_for() -> None:

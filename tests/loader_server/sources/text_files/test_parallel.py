@@ -59,7 +59,7 @@ def test_files_of_different_length_are_refused_with_counts_and_the_one_that_ends
     with pytest.raises(DataError) as caught:
         indexed(tmp_path, de=b"1\n2\n3", en=b"1\n2\n", fr=b"1\n2\n3\n")
     assert str(caught.value) == (
-        f"{tmp_path}/a.en: expected as many lines in each of the parallel files, got 3 in {tmp_path}/a.de, "
+        f"{tmp_path}/a.en: expected equally many lines in each of the parallel files, got 3 in {tmp_path}/a.de, "
         f"2 in {tmp_path}/a.en, 3 in {tmp_path}/a.fr. It ends first, after line 2: make the lines of all files match."
     )
 

@@ -235,8 +235,8 @@ def test_integers_of_all_sizes() -> None:
         (sized(1, sized(1, sized(2, sized(INT64, sized(1, b"\x80"))))), "a list of integers ends in the middle of one"),
         (b"\x7b\x08\x01", "a group does not end"),
         (b"\x53\x5b\x54\x5c", "a field is written in form 4"),
-        (b"\x53" * 101 + b"\x54" * 101, "groups in groups, more than 100 deep"),
-        (b"\x53" * 50_000, "groups in groups, more than 100 deep"),
+        (b"\x53" * 101 + b"\x54" * 101, "groups nested more than 100 deep"),
+        (b"\x53" * 50_000, "groups nested more than 100 deep"),
     ],
 )
 def test_what_is_wrong_is_said(raw: bytes, said: str) -> None:
