@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -22,8 +23,11 @@ from loader_server.sources.table import settings_of_sources
 from loader_server.sources.text_files.lines import LinesSource
 from shared.wire.layout import Field
 from tests.conformance.fixtures import FIXTURES, lines, synthetic
+from tests.support.forked_pools import forked_pools
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loader_server.sources.conformance.case import SourceCase
     from loader_server.sources.conformance.checks import CheckResult
     from loader_server.sources.source import Chunk, Found
@@ -36,10 +40,15 @@ def test_every_source_of_the_table_has_data_for_the_checks() -> None:
     assert set(FIXTURES) | whole_batches == set(settings_of_sources())
 
 
+#: Of these the processes are new interpreters, as they are for users.
+AS_USERS_HAVE_IT = {"lines", "package.module:Class"}
+
+
 @functools.cache
 def results_of(name: str, folder: Path) -> dict[str, CheckResult]:
     case = FIXTURES[name](folder)
-    return {result.name: result for result in check_source(case, folder)}
+    with contextlib.nullcontext() if name in AS_USERS_HAVE_IT else forked_pools():
+        return {result.name: result for result in check_source(case, folder)}
 
 
 @pytest.fixture(scope="session")
@@ -271,6 +280,12 @@ def test_a_fault_is_found(fault: type, tmp_path: Path) -> None:
 # --- the command ---
 
 
+@pytest.fixture
+def forking() -> Iterator[None]:
+    with forked_pools():
+        yield
+
+
 def test_the_command_prints_a_line_for_each_check_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lines"], FIXTURES) == 0
     said = capsys.readouterr().out.splitlines()
@@ -280,6 +295,7 @@ def test_the_command_prints_a_line_for_each_check_and_ends_with_0(capsys: pytest
     assert len(said) == 2 + len(TITLES)
 
 
+@pytest.mark.usefixtures("forking")
 def test_the_command_counts_the_checks_of_all_sources_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     def shifted(folder: Path) -> SourceCase:
         made = lines(folder)
@@ -298,6 +314,7 @@ def test_the_command_without_a_source_says_so(capsys: pytest.CaptureFixture[str]
     assert "expected a source, or --all" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forking")
 def test_the_command_takes_a_class_with_arguments_and_ends_with_1_if_a_check_fails(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -313,6 +330,7 @@ def test_the_command_takes_a_class_with_arguments_and_ends_with_1_if_a_check_fai
     assert "not tried  Data that changed" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forking")
 def test_the_command_takes_a_stream_of_a_job_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines(tmp_path)
     job = tmp_path / "job.toml"
