@@ -178,7 +178,7 @@ class Full:
 
 @pytest.mark.fault(14)
 def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_room(serve):
-    served = serve(replace(SETTINGS, heartbeat_timeout_s=0.2), LeaseRules(floor_s=0.1, tries=1))
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=2.0), LeaseRules(floor_s=2.0, tries=1))
     trainer, outcomes = served.peer(), {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1}
     outcomes |= {"done": (), "failed": (), "before": 1, "snapshot": False}
     assert isinstance(trainer.ask(attach()), m.Attached)
@@ -186,7 +186,7 @@ def test_with_a_full_disk_no_lease_is_promised_and_none_expires_until_there_is_r
     assert trainer.ask(m.Outcomes(serial=2, wanted=1, in_hand=first, **outcomes)).leases == (first,)
     full = Full(served.coordinator._journal)
     trainer.send(m.Outcomes(serial=3, wanted=2, in_hand=first, **outcomes))
-    wait_until(lambda: served.coordinator.writer.errors > 8, "it is tried again at each tick")
+    wait_until(lambda: served.coordinator.writer.errors > 8, "it is tried again at each tick, though 4 would expire it")
     full.is_full = False
     wait_until(lambda: served.coordinator.writer.waiting == 0, "it is written though nothing new came")
     answer = trainer.ask(m.Outcomes(serial=3, wanted=2, in_hand=first, **outcomes))

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -37,15 +36,34 @@ class FeedPass:
 
 
 @pytest.fixture(autouse=True)
-def nobody_inside():
+def nobody_inside(monkeypatch):
+    monkeypatch.setattr(exit_guard, "_last_left_s", [0.0])
     yield
     exit_guard._inside.clear()
 
 
-def ended_after_s():
-    began_s = time.monotonic()
+class Clock:
+    """Goes on only while somebody sleeps."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def sleep(self, pause_s):
+        self.now_s += pause_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(exit_guard, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(exit_guard, "sleep", clock.sleep)
+    return clock
+
+
+def ended_after_s(clock):
+    began_s = clock.now_s
     exit_guard._end_all()
-    return time.monotonic() - began_s
+    return clock.now_s - began_s
 
 
 def test_whoever_waits_is_told_and_waited_for(monkeypatch):
@@ -66,26 +84,26 @@ def test_whoever_waits_is_told_and_waited_for(monkeypatch):
     assert not exit_guard._inside
 
 
-def test_one_that_came_out_just_now_may_be_on_its_way_in():
+def test_one_that_came_out_just_now_may_be_on_its_way_in(clock):
     one = FeedPass()
     exit_guard.enter(one)
     exit_guard.leave(one)
-    assert exit_guard._REST_S / 2 < ended_after_s() < exit_guard._PATIENCE_S
+    assert exit_guard._REST_S <= ended_after_s(clock) <= exit_guard._REST_S + 2 * exit_guard._LOOK_AGAIN_S
 
 
-def test_one_that_rests_is_not_waited_for(monkeypatch):
+def test_one_that_rests_is_not_waited_for(clock):
     one = FeedPass()
     exit_guard.enter(one)
     exit_guard.leave(one)
-    monkeypatch.setattr(exit_guard, "_last_left_s", [time.monotonic() - exit_guard._REST_S])
-    assert ended_after_s() < exit_guard._REST_S
+    clock.sleep(1.1 * exit_guard._REST_S)
+    assert ended_after_s(clock) == 0
     assert one.ended.is_set()
 
 
-def test_one_that_never_comes_out_holds_up_nobody():
+def test_one_that_never_comes_out_holds_up_nobody(clock):
     one = FeedPass()
     exit_guard.enter(one)
-    assert exit_guard._PATIENCE_S <= ended_after_s() < 2 * exit_guard._PATIENCE_S
+    assert exit_guard._PATIENCE_S <= ended_after_s(clock) <= exit_guard._PATIENCE_S + 2 * exit_guard._LOOK_AGAIN_S
 
 
 def test_a_pass_that_tensorflow_waits_for_ends():
