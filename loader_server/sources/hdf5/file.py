@@ -1,16 +1,18 @@
 """An HDF5 file, open in one process: its layout, and the values of any row.
 
-Rules: values that lie in one piece of the file are read from there, by any number of threads; all others by h5py, which
-lets only one thread in at a time. A file that is cut short or damaged is a DataError when it is opened, a ReadError
-when it is read.
+Rules: values that lie in one piece of the file are read from there, by any number of threads, and so are those in most
+chunks (see chunked_values); all others by h5py, which lets one at a time. A file that is cut short or damaged is a
+DataError when it is opened, a ReadError when it is read.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.hdf5.chunked_values import ChunkedValues
 from loader_server.sources.hdf5.layout import Hdf5Column, layout_of_file
 from shared.errors import DataError, ReadError
 from shared.extras import library
@@ -43,6 +45,7 @@ class Hdf5File:
             self.layout = layout_of_file(self.file, group, keys, self.where)
             self._datasets = {column.key: self.file[column.dataset] for column in self.layout.columns}
             self._places = {column.key: self._place(column) for column in self.layout.columns}
+            self._chunked = {column.key: self._in_chunks(column) for column in self.layout.columns}
         except (OSError, KeyError, RuntimeError) as error:
             self.close()
             raise self._damaged(str(error)) from None
@@ -56,12 +59,21 @@ class Hdf5File:
 
     def _place(self, column: Hdf5Column) -> int | None:
         """Where the values begin in the file, if they lie there in one piece in numpy's own form."""
-        dataset = self._datasets[column.key]
-        plain = not (column.is_text or column.nested or dataset.external or self.file.userblock_size)
-        if not plain or dataset.dtype.newbyteorder("=") != dataset.dtype:
-            return None
-        offset: int | None = dataset.id.get_offset()
+        offset: int | None = self._datasets[column.key].id.get_offset() if self._is_plain(column) else None
         return offset
+
+    def _is_plain(self, column: Hdf5Column) -> bool:
+        """Whether values have the bytes in this file that numpy has of them."""
+        dataset = self._datasets[column.key]
+        elsewhere = column.is_text or column.nested or dataset.external or self.file.userblock_size
+        return not elsewhere and bool(dataset.dtype.newbyteorder("=") == dataset.dtype)
+
+    def _in_chunks(self, column: Hdf5Column) -> ChunkedValues | None:
+        """The values if they lie in chunks that can be read without the library."""
+        dataset = self._datasets[column.key]
+        if not self._is_plain(column) or not ChunkedValues.can_read(dataset):
+            return None
+        return ChunkedValues(dataset, functools.partial(self._files.read, self.path))
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
         """The values of a column in a range; for strings and nested rows, the one that begins there."""
@@ -69,6 +81,9 @@ class Hdf5File:
         if place is not None:
             nbytes = dataset.dtype.itemsize * int(np.prod(column.inner, dtype=np.int64))
             return self._files.read(self.path, place + begin * nbytes, (end - begin) * nbytes)
+        chunked = self._chunked[column.key]
+        if chunked is not None and (read := chunked.read(begin, end)) is not None:
+            return read
         try:
             found = dataset[begin] if column.is_text or column.nested else dataset[begin:end]
         except OSError as error:

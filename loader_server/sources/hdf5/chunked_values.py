@@ -1,0 +1,97 @@
+"""The values of an HDF5 dataset that lie in chunks, read from their places in the file, without the library.
+
+Rules: chunks are whole rows, as they are or compressed by deflate ("gzip"); all else is the library's, and so is what
+turns out to be otherwise, for it tells best what is wrong. Any number of threads may read. A chunk is unpacked whole
+the first time, which tests its checksum, and from then on only as far as it is needed: what a sample begins in or ends
+in is half needed on average.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import h5py
+
+__all__ = ["ChunkedValues"]
+
+#: The number of HDF5's filter.
+_DEFLATE = 1
+#: Instead of a place: nobody has looked yet; what is there is for the library.
+_UNKNOWN, _OTHER = -1, -2
+
+
+class ChunkedValues:
+    """One dataset; `read` gives so many bytes of the file from a place on."""
+
+    def __init__(self, dataset: h5py.Dataset, read: Callable[[int, int], bytes]) -> None:
+        self._dataset, self._read = dataset, read
+        self._rows = int(dataset.chunks[0])
+        self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+        self._deflated = bool(_filters(dataset))
+        chunks = -(-dataset.shape[0] // self._rows)
+        self._places, self._sizes = np.full(chunks, _UNKNOWN, np.int64), np.zeros(chunks, np.int64)
+        self._tested = bytearray(chunks)
+
+    @staticmethod
+    def can_read(dataset: h5py.Dataset) -> bool:
+        """Whether it is such a dataset: its values have to be plain numbers."""
+        whole_rows = dataset.chunks is not None and dataset.chunks[1:] == dataset.shape[1:]
+        return whole_rows and _filters(dataset) in ([], [_DEFLATE]) and hasattr(dataset.id, "get_chunk_info_by_coord")
+
+    def read(self, begin: int, end: int) -> bytes | None:
+        """The values of the rows from one to before another; None where that is for the library."""
+        parts = []
+        for chunk in range(begin // self._rows, -(-end // self._rows)):
+            first = chunk * self._rows
+            part = self._part(chunk, max(begin - first, 0), min(end - first, self._rows))
+            if part is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+
+    def _part(self, chunk: int, start: int, stop: int) -> bytes | memoryview | None:
+        """The bytes of some rows of a chunk."""
+        place, size = self._place(chunk)
+        begin, end = start * self._row_bytes, stop * self._row_bytes
+        if place == _OTHER:
+            return None
+        if not self._deflated:
+            return self._read(place + begin, end - begin)
+        try:
+            found = self._unpacked(chunk, self._read(place, size), end)
+        except zlib.error:
+            return None
+        return memoryview(found)[begin:end] if len(found) >= end else None
+
+    def _unpacked(self, chunk: int, raw: bytes, nbytes: int) -> bytes:
+        if self._tested[chunk]:
+            return zlib.decompressobj().decompress(raw, nbytes)
+        whole = zlib.decompress(raw, bufsize=self._rows * self._row_bytes)
+        self._tested[chunk] = True
+        return whole
+
+    def _place(self, chunk: int) -> tuple[int, int]:
+        """Where in the file a chunk begins, and how many bytes it has there."""
+        if self._places[chunk] == _UNKNOWN:
+            self._find(chunk)
+        return int(self._places[chunk]), int(self._sizes[chunk])
+
+    def _find(self, chunk: int) -> None:
+        corner = (chunk * self._rows, *[0] * (len(self._dataset.shape) - 1))
+        found = self._dataset.id.get_chunk_info_by_coord(corner)
+        whole = self._deflated or found.size == self._rows * self._row_bytes
+        is_there = found.byte_offset is not None and whole and not found.filter_mask  # of filters that were left out
+        self._sizes[chunk] = found.size
+        self._places[chunk] = found.byte_offset if is_there else _OTHER
+
+
+def _filters(dataset: h5py.Dataset) -> list[int]:
+    """The numbers of the filters that its chunks went through."""
+    settings = dataset.id.get_create_plist()
+    return [int(settings.get_filter(number)[0]) for number in range(settings.get_nfilters())]
