@@ -116,7 +116,6 @@ LATER = {
     "E20": "later: strategies",
     "L7": "later: training loop",
     "L8": "later: training loop",
-    "R15": "later: features as a layer on the device; decoding without loaders is run_pipeline",
     "T1": "later: strategies",
     "T2": "later: strategies",
     "T3": "later: strategies",

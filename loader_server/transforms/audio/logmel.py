@@ -6,27 +6,17 @@ bytes are ours, and stay what they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.transforms import Outputs, choice, setting, transform, whole
-from loader_server.transforms.audio.conventions import CONVENTIONS, NAMED, OWN
-from loader_server.transforms.audio.mel_bands import MelBands, MelSettings, logarithms
+from loader_server.transforms import Outputs, transform
+from loader_server.transforms.audio.mel_bands import MelBands, logarithms
+from shared.audio.conventions import CONVENTIONS, OWN
+from shared.audio.features import LogMelSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["LogMel", "LogMelSettings"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogMelSettings(MelSettings):
-    """The table [streams.<name>.logmel]."""
-
-    bands: int = setting(whole(1, 1024), "mel bands", default=80)
-    convention: str | None = setting(
-        choice(*NAMED), "whose definition of these bands: kaldi, librosa or torchaudio; ours if left out", default=None
-    )
 
 
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))

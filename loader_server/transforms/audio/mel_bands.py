@@ -6,23 +6,24 @@ frame; the bytes depend only on the audio and the settings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.transforms import SettingsError, duration_s, number, setting, whole
 from loader_server.transforms.audio.resampling import resampled, resampled_length
+from shared.audio.conventions import EMPHASIS
+from shared.audio.mel_frames import mel_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from loader_server.transforms.audio.conventions import Convention
     from loader_server.transforms.declare import Lengths
+    from shared.audio.conventions import Convention
+    from shared.audio.features import MelSettings
 
-__all__ = ["MelBands", "MelSettings", "logarithms"]
+__all__ = ["MelBands", "logarithms"]
 
 #: Bytes of frames that are transformed at once. With fewer, calls cost more than the work in them (2.6 s at 8 kHz take
 #: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache. A
@@ -30,19 +31,6 @@ __all__ = ["MelBands", "MelSettings", "logarithms"]
 _BLOCK_BYTES = 240 * 2**10
 #: Bands that are multiplied at once: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
 _BANDS_AT_ONCE = 32
-#: How much of the sample before is taken from each, to raise the higher frequencies as Kaldi does.
-_EMPHASIS = np.float32(0.97)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MelSettings:
-    """The settings that all transforms that make mel bands have in common."""
-
-    rate: int = setting(whole(1000, 384_000), "hertz; audio of another rate is resampled to it", default=16_000)
-    window: float = setting(duration_s, 'length of a frame, such as "25 ms"', default=0.025)
-    hop: float = setting(duration_s, 'from one frame to the next, such as "10 ms"', default=0.010)
-    low_hz: float = setting(number(0), "lower edge of the lowest band", default=20.0)
-    high_hz: float = setting(number(0), "upper edge of the highest band; 0: half the rate", default=0.0)
 
 
 class MelBands:
@@ -50,13 +38,9 @@ class MelBands:
 
     def __init__(self, settings: MelSettings, bands: int, convention: Convention) -> None:
         self._rate = settings.rate
-        self._window = round(settings.window * settings.rate)
-        self._hop = round(settings.hop * settings.rate)
-        high_hz = settings.high_hz or settings.rate / 2
-        self._refuse_impossible(settings, high_hz)
+        said = mel_frames(settings, convention)
+        self._window, self._hop, self._fft, self._margin = said.window, said.hop, said.fft, said.margin
         self._convention = convention
-        self._fft = 1 << (self._window - 1).bit_length() if convention.power_of_two else self._window
-        self._margin = self._window // 2 if convention.padding else 0
         #: Frames whose bands are summed at once: BLAS rounds by their number, so it belongs to our bytes.
         self._block = max(1, _BLOCK_BYTES // (4 * self._fft))
         self._most = self._block + self._block // 2
@@ -64,7 +48,7 @@ class MelBands:
         self._taper = np.zeros((self._most, self._fft), np.float32)
         self._taper[:, : self._window] = convention.taper(self._window)
         self._bands = bands
-        filters = convention.filters(self._fft, settings.rate, bands, (settings.low_hz, high_hz))
+        filters = convention.filters(self._fft, settings.rate, bands, said.edges_hz)
         full_scale = np.float32(2**15 if convention.like_kaldi else 1)
         self._strips = _strips(filters * np.float32(self._fft**2) * full_scale**2)  # the scale of _spectrum, and ours
 
@@ -127,22 +111,6 @@ class MelBands:
             for bins, bands, weights in self._strips:
                 np.matmul(power[frames, bins], weights, out=out[frames, bands], casting="same_kind")
 
-    def _refuse_impossible(self, settings: MelSettings, high_hz: float) -> None:
-        if self._window < 2 or self._hop < 1:
-            raise SettingsError(
-                expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
-                got=f"{self._window} and {self._hop}",
-                where="window and hop",
-                remedy='Write for instance window = "25 ms" and hop = "10 ms".',
-            )
-        if not settings.low_hz < high_hz <= settings.rate / 2:
-            raise SettingsError(
-                expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
-                got=f"low_hz = {settings.low_hz:g} and high_hz = {high_hz:g}",
-                where="low_hz and high_hz",
-                remedy="Lower them, or raise the rate.",
-            )
-
 
 def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: float) -> NDArray[np.float32]:
     """The logarithms of energies, in place; with a range in decibels, none is further than that below the highest."""
@@ -162,14 +130,14 @@ def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: 
 def _raised(audio: NDArray[np.float32]) -> NDArray[np.float32]:
     """Each sample less a share of the one before; the first one unchanged."""
     raised: NDArray[np.float32] = audio.copy()
-    raised[1:] -= _EMPHASIS * audio[:-1]
+    raised[1:] -= EMPHASIS * audio[:-1]
     return raised
 
 
 def _write_without_mean(block: NDArray[np.float32], raised: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """Write frames less their means, higher frequencies raised; a frame's first sample serves as the one before it."""
     means = block.mean(axis=1, keepdims=True)
-    rest = 1 - _EMPHASIS
+    rest = 1 - EMPHASIS
     np.subtract(raised, rest * means, out=out)
     np.multiply(block[:, :1] - means, rest, out=out[:, :1])
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, SettingsError, choice, setting, transform, whole
-from loader_server.transforms.audio.conventions import CONVENTIONS, NAMED
-from loader_server.transforms.audio.mel_bands import MelBands, MelSettings, logarithms
+from loader_server.transforms.audio.mel_bands import MelBands, logarithms
+from shared.audio.conventions import CONVENTIONS, NAMED
+from shared.audio.features import MelSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.transforms import SettingsError, choice, number, setting, text, transform, whole
+from loader_server.transforms import SettingsError, setting, text, transform
+from shared.audio.features import StripeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,20 +22,10 @@ __all__ = ["SpecAugment", "SpecAugmentSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpecAugmentSettings:
+class SpecAugmentSettings(StripeSettings):
     """The table [streams.<name>.spec_augment]."""
 
     key: str = setting(text, "the features, [steps, bands]", default="audio")
-    time_stripes: int = setting(whole(0, 100), "how many stripes of steps are wiped out", default=2)
-    time_width: int = setting(whole(0), "most steps of a stripe", default=100)
-    time_share: float = setting(number(0, 1), "most of a sample's steps that one stripe takes", default=0.2)
-    band_stripes: int = setting(whole(0, 100), "how many stripes of bands are wiped out", default=2)
-    band_width: int = setting(whole(0), "most bands of a stripe", default=27)
-    fill: str = setting(
-        choice("mean", "zero"),
-        "what to put there: the sample's mean, or zeros for normalised features",
-        default="mean",
-    )
 
 
 @transform(settings=SpecAugmentSettings)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.transforms.audio.conventions import NAMED
 from loader_server.transforms.audio.logmel import LogMel, LogMelSettings
 from loader_server.transforms.audio.mfcc import Mfcc, MfccSettings
 from loader_server.transforms.chain import Chain
+from shared.audio.conventions import NAMED
 from shared.errors import SettingsError
 from tests.support.golden_features import golden_cases
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.transforms.audio.logmel import LogMel, LogMelSettings
-from loader_server.transforms.audio.mel_filters import own_filters
+from shared.audio.mel_filters import own_filters
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
 from tests.support.corpora import tone

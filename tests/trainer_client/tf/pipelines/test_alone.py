@@ -24,6 +24,7 @@ def from_files(context):
     return context.map_producer_to_consumer(data)
 
 
+@pytest.mark.heritage("R15")
 def test_the_function_of_a_job_decodes_one_sample():
     sample = {"feat": np.ones((3, 2), np.float32), "speaker": np.int64(4)}
     ((twice, length),) = trainer_client.run_pipeline(pipeline, [sample])

@@ -1,7 +1,8 @@
 """What Kaldi, librosa and torchaudio each mean by mel bands, and what we do: tapers, edges, filters and logarithms.
 
-Rules: pure; a convention is data, and one piece of code (mel_bands) reads it. Tests compare each with that package's
-own numbers. Ours, which has no name in a job file, never changes: its bytes are pinned.
+Rules: pure; a convention is data. What makes bands of audio reads it: loaders' transforms, and layers on trainers'
+devices. Tests compare each with that package's own numbers. Ours, which has no name in a job file, never changes: its
+bytes are pinned.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loader_server.transforms.audio.mel_filters import (
+from shared.audio.mel_filters import (
     kaldi_filters,
     librosa_filters,
     own_filters,
     torchaudio_filters,
 )
 
-__all__ = ["CONVENTIONS", "NAMED", "OWN", "Convention"]
+__all__ = ["CONVENTIONS", "EMPHASIS", "NAMED", "OWN", "Convention"]
+
+#: How much of the sample before is taken from each, to raise the higher frequencies as Kaldi does.
+EMPHASIS = np.float32(0.97)
 
 #: FFT size, rate, bands, lowest and highest edge in hertz.
 _Filters = Callable[[int, int, int, tuple[float, float]], NDArray[np.float32]]

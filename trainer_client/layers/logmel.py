@@ -1,0 +1,104 @@
+"""Sound to logarithmic mel bands, by whichever convention, a batch at once.
+
+Rules: each row counts up to its own length only; behind it, and in masked rows, bands are zero. Numbers are float32
+whatever the model computes in, and within 1e-4 of those that loaders' `logmel` makes of the same sound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shared.audio.conventions import CONVENTIONS, EMPHASIS, OWN
+from shared.audio.features import LogMelSettings
+from shared.audio.mel_frames import mel_frames
+from trainer_client.layers.table_layer import TableLayer
+
+__all__ = ["LogMel"]
+
+_FULL_SCALE = 2**15
+
+
+@keras.saving.register_keras_serializable(package="stoker")
+class LogMel(TableLayer):
+    """Sound `[rows, samples]`, float32 or int16, with the length of each row, to logarithmic mel bands
+    `[rows, frames, bands]` with theirs.
+
+    `LogMel(rate=8000, convention="kaldi")(audio, audio_length)` gives `(bands, frames)`.
+    """
+
+    def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:  # noqa: ANN401 - settings
+        super().__init__(LogMelSettings, table, name, dtype)
+        said: LogMelSettings = self.settings
+        self._convention = CONVENTIONS[said.convention] if said.convention else OWN
+        self._frames = frames = mel_frames(said, self._convention)
+        self._taper = self._convention.taper(frames.window).astype(np.float32)
+        scale = np.float32(_FULL_SCALE if self._convention.like_kaldi else 1)
+        self._filters = self._convention.filters(frames.fft, said.rate, said.bands, frames.edges_hz) * scale**2
+
+    def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:  # noqa: ANN401 - tensors
+        """The bands, and how many frames each row has."""
+        length = tf.cast(audio_length, tf.int32)
+        sound = self._extended(_as_floats(audio), length)
+        bands = self._logarithms(self._energies(sound))
+        frames = self._frames_of(length)
+        own = tf.sequence_mask(frames, tf.shape(bands)[1])[:, :, tf.newaxis]
+        return tf.where(own, self._in_range(bands, own), 0.0), frames
+
+    def _frames_of(self, length: Any) -> Any:  # noqa: ANN401 - a tensor
+        said = self._frames
+        spare = tf.maximum(length + 2 * said.margin - said.window, 0)
+        return tf.where(length > 0, 1 + spare // said.hop, 0)
+
+    def _extended(self, sound: Any, length: Any) -> Any:  # noqa: ANN401 - tensors
+        """Silence behind the end of each row, for a frame at least, and what the convention puts around it."""
+        said = self._frames
+        sound = tf.where(tf.sequence_mask(length, tf.shape(sound)[1]), sound, 0.0)
+        if self._convention.padding == "reflect":
+            sound = _mirrored(sound, length, said.margin)
+        else:
+            sound = tf.pad(sound, [[0, 0], [said.margin, said.margin]])
+        return tf.pad(sound, [[0, 0], [0, tf.maximum(said.window - tf.shape(sound)[1], 0)]])
+
+    def _energies(self, sound: Any) -> Any:  # noqa: ANN401 - tensors
+        said = self._frames
+        windows = tf.signal.frame(sound, said.window, said.hop)
+        if self._convention.like_kaldi:
+            windows = self._without_mean(windows, sound)
+        spectrum = tf.signal.rfft(windows * self._taper, [said.fft])
+        return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
+
+    def _without_mean(self, windows: Any, sound: Any) -> Any:  # noqa: ANN401 - tensors
+        """Frames less their means, with higher frequencies raised; of their first samples the taper leaves nothing."""
+        raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
+        means = tf.reduce_mean(windows, axis=-1, keepdims=True)
+        return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means
+
+    def _logarithms(self, energies: Any) -> Any:  # noqa: ANN401 - tensors
+        logarithms = tf.math.log(tf.maximum(energies, self._convention.floor))
+        return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
+
+    def _in_range(self, bands: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
+        """None further below the loudest of its row than the convention has it."""
+        if not self._convention.range_db:
+            return bands
+        loudest = tf.reduce_max(tf.where(own, bands, bands.dtype.min), axis=(1, 2), keepdims=True)
+        return tf.maximum(bands, loudest - self._convention.range_db)
+
+
+def _as_floats(audio: Any) -> Any:  # noqa: ANN401 - tensors
+    """From -1 to 1, as loaders have sound."""
+    audio = tf.convert_to_tensor(audio)
+    sound = tf.cast(audio, tf.float32)
+    return sound / _FULL_SCALE if audio.dtype == tf.int16 else sound
+
+
+def _mirrored(sound: Any, length: Any, margin: int) -> Any:  # noqa: ANN401 - tensors
+    """Each row with so many samples before and behind it, as if there were a mirror at its first and at its last."""
+    size = tf.shape(sound)[1]
+    back_and_forth = tf.maximum(2 * (length - 1), 1)[:, tf.newaxis]
+    place = (tf.range(size + 2 * margin) - margin) % back_and_forth
+    return tf.gather(tf.pad(sound, [[0, 0], [0, 1]]), tf.minimum(place, back_and_forth - place), batch_dims=1)

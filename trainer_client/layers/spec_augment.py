@@ -1,0 +1,77 @@
+"""Stripes of time and of frequency wiped out of a batch of features, as loaders' `spec_augment` does with each sample.
+
+Rules: in training only; each row draws for itself, within its own length. The stripes are as likely as loaders', and
+not the same ones: these draw from a sample's own generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shared.audio.features import StripeSettings
+from trainer_client.layers.table_layer import TableLayer
+
+__all__ = ["SpecAugment"]
+
+
+@keras.saving.register_keras_serializable(package="stoker")
+class SpecAugment(TableLayer):
+    """Wipes stripes of time and of frequency out of features `[rows, steps, bands]`, in training only.
+
+    `SpecAugment(time_width=50)(bands, frames)` draws for each row anew, from a generator that is saved with the model.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        dtype: Any = None,  # noqa: ANN401 - Keras'
+        seed: int | None = None,
+        **table: Any,  # noqa: ANN401 - settings
+    ) -> None:
+        super().__init__(StripeSettings, table, name, dtype)
+        self._seed = seed
+        self._generator = keras.random.SeedGenerator(seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes an equal layer of."""
+        return {**super().get_config(), "seed": self._seed}
+
+    def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - Keras'
+        """The features, of the same shape."""
+        if not training:
+            return features
+        said: StripeSettings = self.settings
+        length = tf.cast(length, tf.int32)
+        steps, bands = tf.shape(features)[1], tf.shape(features)[2]
+        share = tf.cast(said.time_share * tf.cast(length, tf.float64), tf.int32)
+        in_time = self._striped(said.time_stripes, tf.minimum(said.time_width, share), length, steps)
+        widest = tf.fill(tf.shape(length), tf.minimum(said.band_width, bands))
+        in_bands = self._striped(said.band_stripes, widest, tf.fill(tf.shape(length), bands), bands)
+        own = tf.sequence_mask(length, steps)[:, :, tf.newaxis]
+        wiped = own & (in_time[:, :, tf.newaxis] | in_bands[:, tf.newaxis, :])
+        return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
+
+    def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:  # noqa: ANN401 - tensors
+        """Which of the places of each row are in one of so many stripes, each at most so wide, in so many of them."""
+        widths = self._drawn(stripes, most[:, tf.newaxis])
+        starts = self._drawn(stripes, size[:, tf.newaxis] - widths)[..., tf.newaxis]
+        place = tf.range(places)
+        return tf.reduce_any((starts <= place) & (place < starts + widths[..., tf.newaxis]), axis=1)
+
+    def _drawn(self, stripes: int, most: Any) -> Any:  # noqa: ANN401 - tensors
+        """Whole numbers from 0 to `most`, so many a row."""
+        shares = keras.random.uniform((tf.shape(most)[0], stripes), seed=self._generator, dtype="float32")
+        drawn = tf.cast(shares * tf.cast(most + 1, tf.float32), tf.int32)
+        return tf.minimum(drawn, most)  # a share next to 1 may be rounded up
+
+
+def _mean(features: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
+    """Of each row's own steps, `[rows, 1, 1]`."""
+    bands = tf.cast(tf.shape(features)[2], features.dtype)
+    steps = tf.reduce_sum(tf.cast(own, features.dtype), axis=(1, 2), keepdims=True)
+    total = tf.reduce_sum(tf.where(own, features, tf.zeros_like(features)), axis=(1, 2), keepdims=True)
+    return tf.math.divide_no_nan(total, steps * bands)

@@ -1,0 +1,29 @@
+"""What layers have in common that take the settings of a table of the job file.
+
+Rules: unknown and impossible settings are refused as job files' are; a model that is saved keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from shared.settings.tables import read_table
+
+__all__ = ["TableLayer"]
+
+
+class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
+    """A layer without weights that takes the settings of a table of the job file."""
+
+    def __init__(self, settings: type, table: dict[str, Any], name: str | None, dtype: Any) -> None:  # noqa: ANN401
+        # Automatic casting would make half floats of sound before anything could be computed.
+        super().__init__(name=name, dtype=dtype, trainable=False, autocast=False)
+        self._table = dict(table)
+        self.settings: Any = read_table(settings, table, type(self).__name__)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes an equal layer of."""
+        said = super().get_config()
+        return {"name": said["name"], "dtype": said["dtype"], **self._table}
