@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from shared.quick_import import quick_import
+from tests.support.lean_keras import lean_keras
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -39,7 +40,7 @@ SLOW = (
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Some test modules need TensorFlow, and what is collected stays: there is no garbage."""
-    with quick_import():
+    with quick_import(), lean_keras():
         return (yield)
 
 

@@ -125,7 +125,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def loaders(job: Path) -> Iterator[Loaders]:
-    with running(job) as loaders:
+    with running(job, tensorflow=True) as loaders:
         yield loaders
 
 

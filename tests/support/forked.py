@@ -27,6 +27,7 @@ import setproctitle
 
 from loader_server.machine import nursery
 from shared.quick_import import quick_import
+from tests.support.lean_keras import lean_keras
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,7 +187,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    with quick_import():
+    with quick_import(), lean_keras():
         for name in sys.argv[2:]:
             import_module(name)
     gc.freeze()  # so that collecting garbage does not write to pages that all share

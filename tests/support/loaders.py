@@ -81,14 +81,24 @@ def write_job(
 
 
 class Loaders:
-    """A running `loader-server run`; its processes can be found and hurt."""
+    """A running `loader-server run`; its processes can be found and hurt. With `tensorflow` they have it imported."""
 
-    def __init__(self, job: Path, *beside: Path, workers: int = 2, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        job: Path,
+        *beside: Path,
+        workers: int = 2,
+        arguments: tuple[str, ...] = (),
+        tensorflow: bool = False,
+    ) -> None:
         self.log = job.parent / f"loaders-{time.monotonic_ns()}.log"
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{job.parent}"}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"} if tensorflow else {}
+        environment = {**os.environ, **quiet, "PYTHONPATH": f"{ROOT}:{job.parent}"}
         command = ("loader_server", "run", *map(str, (job, *beside)), "--workers", str(workers), *arguments)
         self.log.touch()
-        self.process = start_module(command, folder=job.parent, log=self.log, environment=environment)
+        self.process = start_module(
+            command, folder=job.parent, log=self.log, environment=environment, tensorflow=tensorflow
+        )
         try:
             wait_until(
                 lambda: self.text().count("is served at") > len(beside) or self.process.poll() is not None,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.loaders import ROOT
+from tests.support.forked import ROOT, start_module
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_whatever_waits_for_a_batch() -> None:
-    alone = Path(__file__).with_name("alone_ctrl_c.py")
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(alone)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+def test_ctrl_c_ends_whatever_waits_for_a_batch(tmp_path: Path) -> None:
+    alone, said = Path(__file__).with_name("alone_ctrl_c.py"), tmp_path / "said"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    command = ("pytest", "-v", "-p", "no:cacheprovider", str(alone))
+    process = start_module(command, folder=ROOT, log=said, environment=environment, tensorflow=True)
+    try:
+        code = process.wait(100)
+    finally:
+        process.kill()
+    assert code == 0, said.read_text()
+    assert " passed" in said.read_text()
