@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
-from shared.command import allow_many_files, describe_exit_codes, run_command
+from shared.command import add_common_arguments, allow_many_files, run_command
 from shared.errors import SettingsError
 from shared.quick_import import quick_import
 
@@ -47,11 +47,8 @@ def _parser() -> argparse.ArgumentParser:
         *(_add_demo, add_index, add_plan, add_show, _add_run, _add_add, _add_end, _add_status),
         *(_add_coordinator, _add_worker, _add_forgive, _add_keys),
     ):
-        command = add(commands)
-        command.add_argument(
-            "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="how much to log"
-        )
-        describe_exit_codes(command, serves=add in (_add_run, _add_coordinator, _add_worker))
+        serves = add in (_add_run, _add_coordinator, _add_worker)
+        add_common_arguments(add(commands), log_level="info", serves=serves)
     return parser
 
 

@@ -15,10 +15,10 @@ from shared.settings.values import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["imported"]
+__all__ = ["import_named"]
 
 
-def imported(name: str, what: str, where: str) -> Callable[..., Any]:
+def import_named(name: str, what: str, where: str) -> Callable[..., Any]:
     """The function or class of a name with a colon; `what` says what it has to be."""
     place, _, attribute = name.partition(":")
     try:

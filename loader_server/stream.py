@@ -88,7 +88,7 @@ class Stream:
         self.producers = whole.producers if whole is not None else 0
         #: The fields of a sample of the data set that a user's pipeline reads.
         self.base_fields = whole.base_fields if whole is not None else ()
-        self.plan = self._planned(job, recipe, progress) if whole is None else _ordinals(whole, joined.fingerprint)
+        self.plan = self._make_plan(job, recipe, progress) if whole is None else _ordinals(whole, joined.fingerprint)
         self.packed = recipe.plan.packing is not None
         #: Whether rows carry state from batch to batch.
         self.carries = recipe.plan.carry
@@ -100,7 +100,7 @@ class Stream:
         #: Names the plan and the element spec: batches of equal digest and number are the same batch.
         self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
 
-    def _planned(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
+    def _make_plan(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
         joined, fields = self._joined, self.chain.fields
         joined.refuse_lacking(recipe.settings.length, self.chain)
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
@@ -194,10 +194,10 @@ def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; their indexes have to be there."""
     cut = recipe.chunks
-    return SourceSet([_opened(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
+    return SourceSet([_open_source(spec, folder, cut) for spec, folder in job.sources(recipe)], cut.said if cut else "")
 
 
-def _opened(spec: SourceSpec, folder: Path, cut: ChunkRule | None) -> OpenedSource:
+def _open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None) -> OpenedSource:
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
     source = spec.make()

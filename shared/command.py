@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = [
-    "EXIT_CODES", "Terminated", "allow_many_files", "describe_exit_codes", "run_command", "sigterm_is_ctrl_c",
+    "EXIT_CODES", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes", "run_command",
+    "sigterm_is_ctrl_c",
 ]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -43,6 +44,13 @@ EXIT_CODES = {
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
+
+
+def add_common_arguments(command: argparse.ArgumentParser, *, log_level: str, serves: bool = False) -> None:
+    """What every command has: how much it logs, and in its help the exit codes."""
+    levels = ("debug", "info", "warning", "error")
+    command.add_argument("--log-level", choices=levels, default=log_level, help="how much to log")
+    describe_exit_codes(command, serves=serves)
 
 
 def describe_exit_codes(command: argparse.ArgumentParser, *, serves: bool = False) -> None:

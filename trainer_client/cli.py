@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.command import describe_exit_codes, run_command
+from shared.command import add_common_arguments, run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from trainer_client.runs.model_module import ModelModule
 
 __all__ = ["main"]
 
@@ -30,12 +32,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_evaluate, _add_predict, _add_load_test):
-        command = add(commands)
-        command.add_argument(
-            "--log-level", choices=("debug", "info", "warning", "error"), default="warning", help="how much to log"
-        )
-        describe_exit_codes(command)
+        add_common_arguments(add(commands), log_level="warning")
     return parser
+
+
+def _command_named(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    texts: tuple[str, str, str],
+) -> argparse.ArgumentParser:
+    """A command, with what it is for, in a line and in full, and examples of it."""
+    line, full, examples = texts
+    raw = argparse.RawDescriptionHelpFormatter
+    command = commands.add_parser(name, help=line, description=full, epilog=examples, formatter_class=raw)
+    command.set_defaults(run=run)
+    return command
 
 
 # --- evaluate ---
@@ -55,14 +67,9 @@ examples:
 
 
 def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        "evaluate",
-        help="Judge a model by evaluation streams, once or at each new checkpoint.",
-        description=_EVALUATE,
-        epilog=_EVALUATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=_evaluate, refuse_usage=command.error)
+    texts = ("Judge a model by evaluation streams, once or at each new checkpoint.", _EVALUATE, _EVALUATE_EXAMPLES)
+    command = _command_named(commands, "evaluate", _evaluate, texts)
+    command.set_defaults(refuse_usage=command.error)
     group = _add_model(command)
     group.add_argument("--loss", default="", metavar="[MODULE:]NAME", help="a loss instead of the module's loss")
     group.add_argument(
@@ -102,6 +109,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
     command.add_argument("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of FeedCheckpoint")
 
 
+def _model_module(options: argparse.Namespace, names: dict[str, str]) -> ModelModule:
+    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415 - so that --help is quick
+
+    sys.path.insert(0, "")  # the user's modules are in the current folder
+    return ModelModule(options.model, dict(options.param), names)
+
+
 def _parameter(text: str) -> tuple[str, Any]:
     """A name and its value, which is JSON if it can be read as such, else text."""
     name, equals, value = text.partition("=")
@@ -117,13 +131,10 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.max_time is not None and not options.follow:
         options.refuse_usage("argument --max-time: expected --follow with it, because without there is no waiting")
     from trainer_client.runs.evaluate import EvaluateOrder, Follow, evaluate  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415
 
-    sys.path.insert(0, "")  # the user's modules are in the current folder
-    names = {"loss": options.loss, "eval_metrics": options.eval_metrics}
     evaluate(
         EvaluateOrder(
-            module=ModelModule(options.model, dict(options.param), names),
+            module=_model_module(options, {"loss": options.loss, "eval_metrics": options.eval_metrics}),
             endpoint=options.feed,
             streams=tuple(options.stream or ["dev"]),
             keys=options.keys,
@@ -143,7 +154,7 @@ _PREDICT = """\
 Write a model's outputs for each sample of a stream, in the order of the source, together with other trainers.
 
 The stream is for evaluation and in queue mode. Start this command as often as you like, on any machines that share the
-output's folder: each trainer predicts what it leases, and who dies is made up for. The file is there when any of them
+output's folder: each trainer predicts what it leases, and others do the work of one that dies. The file is there when any of them
 ends well; run the command again to go on with what was left. Without --output, the module's prediction_processor gets
 each batch."""
 
@@ -156,14 +167,8 @@ examples:
 
 
 def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        "predict",
-        help="Write a model's outputs for each sample of a stream.",
-        description=_PREDICT,
-        epilog=_PREDICT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=_predict)
+    texts = ("Write a model's outputs for each sample of a stream.", _PREDICT, _PREDICT_EXAMPLES)
+    command = _command_named(commands, "predict", _predict, texts)
     group = _add_model(command)
     group.add_argument(
         "--prediction-processor",
@@ -186,14 +191,11 @@ def _output(text: str) -> Path:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from trainer_client.runs.model_module import ModelModule  # noqa: PLC0415 - so that --help is quick
-    from trainer_client.runs.predict import PredictOrder, predict  # noqa: PLC0415
+    from trainer_client.runs.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
 
-    sys.path.insert(0, "")  # as for evaluate
-    names = {"prediction_processor": options.prediction_processor}
     predict(
         PredictOrder(
-            module=ModelModule(options.model, dict(options.param), names),
+            module=_model_module(options, {"prediction_processor": options.prediction_processor}),
             endpoint=options.feed,
             stream=options.stream,
             keys=options.keys,
@@ -225,14 +227,8 @@ examples:
 
 
 def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        "load-test",
-        help="Measure how well loaders feed many trainers, without TensorFlow.",
-        description=_LOAD_TEST,
-        epilog=_LOAD_TEST_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=_load_test)
+    texts = ("Measure how well loaders feed many trainers, without TensorFlow.", _LOAD_TEST, _LOAD_TEST_EXAMPLES)
+    command = _command_named(commands, "load-test", _load_test, texts)
     command.add_argument("mode", choices=("drain", "train"), help="as fast as it goes, or with a simulated accelerator")
     _add_load(command)
     _add_loaders(command)

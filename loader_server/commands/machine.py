@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.job_folder import JobFolder
-from loader_server.machine.control import ask_machine
+from loader_server.machine.job_socket import ask_machine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from loader_server.commands.progress import progress_bar
 from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent
 from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
-from loader_server.sources.index.pool import done_in_order
+from loader_server.sources.index.pool import run_in_order
 from loader_server.stream import open_sources
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
@@ -70,19 +70,19 @@ def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -
     """Make the file of each `normalise` of these streams; of several streams that name one file, the first counts."""
     first: dict[str, str] = {}
     for name, recipe in job.recipes.items():
-        asked = _asked(recipe)
+        asked = _settings_of(recipe)
         if asked is not None and asked.statistics is not None:
             first.setdefault(asked.statistics, name)
-    return [_made(job, name, job.base / path, processes) for path, name in first.items() if name in names]
+    return [_make(job, name, job.base / path, processes) for path, name in first.items() if name in names]
 
 
-def _asked(recipe: StreamRecipe) -> NormaliseSettings | None:
+def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
     if _NAME not in recipe.settings.transforms:
         return None
     return read_table(NormaliseSettings, recipe.tables.get(_NAME, {}), f"{recipe.where}, {_NAME}")
 
 
-def _made(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
+def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
     _make_columns(job, job.recipes[name], processes)
     gatherer = _Gatherer(job, name)
     total = _Total()
@@ -140,7 +140,7 @@ class _Gatherer:
     def __init__(self, job: JobFile, name: str) -> None:
         self.job = job
         self.recipe = job.recipes[name]
-        settings = _asked(self.recipe)
+        settings = _settings_of(self.recipe)
         assert settings is not None, "only streams that ask for statistics are looked at"
         self._key = settings.key
         self._joined = open_sources(job, self.recipe)
@@ -189,7 +189,7 @@ def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
     if processes == 1:
         return map(gatherer.gather, pieces)
     begin = partial(_begin, gatherer.job.path, gatherer.recipe.name, os.getpid())
-    return done_in_order(_gathered, pieces, processes, begin)
+    return run_in_order(_gather_piece, pieces, processes, begin)
 
 
 #: What this process was told to gather from; it is opened with the first piece, so that errors reach the caller.
@@ -203,7 +203,7 @@ def _begin(path: Path, name: str, parent: int) -> None:
     _GATHERERS.clear()
 
 
-def _gathered(piece: range) -> _Gathered:
+def _gather_piece(piece: range) -> _Gathered:
     if not _GATHERERS:
         path, name = _TOLD[0]
         _GATHERERS.append(_Gatherer(JobFile(path), name))

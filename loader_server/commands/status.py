@@ -14,7 +14,7 @@ from rich.table import Table
 
 from loader_server.commands.ask import ask_coordinator
 from loader_server.job_folder import JobFolder
-from loader_server.machine.control import ask_machine
+from loader_server.machine.job_socket import ask_machine
 from shared.errors import LostError
 from shared.wire.messages import Status, StatusQuery
 

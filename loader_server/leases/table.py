@@ -231,7 +231,7 @@ class LeaseTable:
             self._fail(said.incarnation, lease)
 
     def _finish(self, incarnation: int, lease: Lease) -> None:
-        one = self._known(lease)
+        one = self._look_up(lease)
         if one is None:
             return
         if lease.nth == one.nth and one.holder not in (0, incarnation):
@@ -243,7 +243,7 @@ class LeaseTable:
         self.counts.done += 1
 
     def _fail(self, incarnation: int, lease: Lease) -> None:
-        one = self._known(lease)
+        one = self._look_up(lease)
         if one is None:
             return
         if lease.nth != one.nth or one.holder != incarnation:
@@ -252,7 +252,7 @@ class LeaseTable:
         self.counts.failed += 1
         self._burn((lease.epoch, lease.number), one)
 
-    def _known(self, lease: Lease) -> OutNumber | None:
+    def _look_up(self, lease: Lease) -> OutNumber | None:
         """The number, if it is not done and was leased so often."""
         key, epoch = (lease.epoch, lease.number), self.epochs.get(lease.epoch)
         one = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get(key)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from loader_server.job_folder import JobFolder
-    from loader_server.machine.control import Control, Question
+    from loader_server.machine.job_socket import Caller, JobSocket
 
 __all__ = [
     "DRAIN_SIGNAL", "END_SIGNAL", "PrintedError", "ServedJob", "Stage", "StartError", "refuse_conflicts",
@@ -60,9 +60,9 @@ class ServedJob:
         self._base_command = base_command
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
-        self.control: Control | None = None
+        self.socket: JobSocket | None = None
         #: The commands that wait for it to be served, or to end.
-        self.asking: list[Question] = []
+        self.asking: list[Caller] = []
         #: When it is to end at the latest, once that was ordered.
         self.end_s = math.inf
         #: From when on it is known who is attached.
@@ -95,9 +95,9 @@ class ServedJob:
 
     def shut(self) -> None:
         """Let no more commands in: the job ends, and another process may serve it next."""
-        if self.control is not None:
-            self.control.close()
-            self.control = None
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
 
     def _metrics_port(self, offset: int) -> list[str]:
         first = self.folder.settings.metrics_port

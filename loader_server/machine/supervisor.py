@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from loader_server.machine import deadline
-from loader_server.machine.control import Control
+from loader_server.machine.job_socket import JobSocket
 from loader_server.machine.processes import how_it_ended
 from loader_server.machine.served_job import END_SIGNAL, PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loader_server.machine.child import Child
-    from loader_server.machine.control import Question
+    from loader_server.machine.job_socket import Caller
     from loader_server.machine.nursery import Nursery
 
 __all__ = ["Supervisor", "SupervisorSettings", "WorkerPlace"]
@@ -82,7 +82,7 @@ class Supervisor:
         #: The file of the jobs' shelf of built batches, once one of them shares.
         self._shelf = -1
         #: Callers that have connected and not asked yet, with the job whose socket they used.
-        self._questions: dict[Question, ServedJob] = {}
+        self._callers: dict[Caller, ServedJob] = {}
         self._waker = Waker()
         #: Whether the first jobs are still being started.
         self._starting = False
@@ -146,8 +146,8 @@ class Supervisor:
         self._end_all(job.coordinator for job in jobs)
         for job in jobs:
             self._forget(job)
-        for question in self._questions:
-            question.close()
+        for caller in self._callers:
+            caller.close()
         self._close_shelf()
 
     def _end_all(self, children: Iterable[Child]) -> None:
@@ -190,11 +190,11 @@ class Supervisor:
             )
         elif job.stage is Stage.JOINING and self._has_joined(job):
             job.stage = Stage.SERVED
-            job.control = self._open_control(job)
+            job.socket = self._open_socket(job)
             workers = self._held()[job.name]
             self.settings.announce(job.name, job.endpoint, workers)
-            for question in job.asking:
-                question.answer(job=job.name, endpoint=job.endpoint, workers=workers)
+            for caller in job.asking:
+                caller.answer(job=job.name, endpoint=job.endpoint, workers=workers)
             job.asking.clear()
         elif job.stage is Stage.ENDING and all(place.of is not job for place in self.places):
             job.indexer.end(self.settings.drain_timeout_s)
@@ -202,9 +202,9 @@ class Supervisor:
             if job.indexer.process is None and job.coordinator.process is None:
                 self._forget(job)
 
-    def _open_control(self, job: ServedJob) -> Control | None:
+    def _open_socket(self, job: ServedJob) -> JobSocket | None:
         try:
-            return Control(job.folder.state)
+            return JobSocket(job.folder.state)
         except OSError as error:  # a file system without sockets, say
             self.log.warning("commands cannot reach this job to add or end one", job=job.name, error=str(error))
             return None
@@ -239,13 +239,13 @@ class Supervisor:
             self._assign(divide(self.settings.workers, held, {name: max(1, count) for name, count in held.items()}))
 
     def _forget(self, job: ServedJob) -> None:
-        for question in job.asking:
+        for caller in job.asking:
             if job.error is not None:
-                question.refuse(job.error)
+                caller.refuse(job.error)
             elif job.stage is Stage.ENDING:
-                question.answer(job=job.name)
+                caller.answer(job=job.name)
             else:
-                question.close()
+                caller.close()
         job.asking.clear()
         self.jobs.pop(job.name, None)
         if not any(other.folder.settings.share for other in self.jobs.values()):
@@ -317,7 +317,7 @@ class Supervisor:
         """Wait until something happens, and do what is due."""
         self._wait_for_events()
         now_s = time.monotonic()
-        self._answer_questions()
+        self._answer_callers()
         for job in list(self.jobs.values()):
             self._look_at(job, now_s)
         for place in self.places:
@@ -383,9 +383,9 @@ class Supervisor:
 
     def _wait_for_events(self) -> None:
         poller = select.poll()
-        controls = [job.control for job in self.jobs.values() if job.control is not None]
+        sockets = [job.socket for job in self.jobs.values() if job.socket is not None]
         poller.register(self._waker.fileno(), select.POLLIN)
-        for descriptor in [one.fileno() for one in controls] + [one.fileno() for one in self._questions]:
+        for descriptor in [one.fileno() for one in sockets] + [one.fileno() for one in self._callers]:
             poller.register(descriptor, select.POLLIN)
         children = list(self._children())
         for child in children:
@@ -399,34 +399,34 @@ class Supervisor:
         poller.poll(None if pause_s == math.inf else math.ceil(1000 * pause_s))
         self._waker.clear()
 
-    # --- questions ---
+    # --- commands that ask something ---
 
-    def _answer_questions(self) -> None:
+    def _answer_callers(self) -> None:
         for job in self.jobs.values():
-            for question in job.control.take_in() if job.control is not None else ():
-                self._questions[question] = job
-        for question, job in list(self._questions.items()):
-            request = question.read()
+            for caller in job.socket.take_in() if job.socket is not None else ():
+                self._callers[caller] = job
+        for caller, job in list(self._callers.items()):
+            request = caller.read()
             if request is not None:
-                del self._questions[question]
-                self._answer(question, job, request)
+                del self._callers[caller]
+                self._answer(caller, job, request)
 
-    def _answer(self, question: Question, job: ServedJob, request: Mapping[str, Any]) -> None:
+    def _answer(self, caller: Caller, job: ServedJob, request: Mapping[str, Any]) -> None:
         """Do what a command asks for; `job` is the one whose socket it used."""
         wish = request.get("do")
         if wish == "add":
             try:
-                self._take_in(JobFolder(str(request.get("job")))).asking.append(question)
+                self._take_in(JobFolder(str(request.get("job")))).asking.append(caller)
             except StokerError as error:
-                question.refuse(error)
+                caller.refuse(error)
         elif wish == "end" and job.name in self.jobs:
-            job.asking.append(question)
+            job.asking.append(caller)
             if not job.drain(request.get("drain"), time.monotonic()):
                 self._end(job)
         elif wish == "jobs":
-            question.answer(jobs=self._told())
+            caller.answer(jobs=self._told())
         else:
-            question.close()
+            caller.close()
 
     def _told(self) -> list[dict[str, Any]]:
         """The jobs, for people and scripts."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from loader_server.named_objects import imported
+from loader_server.named_objects import import_named
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from loader_server.transforms.blame import told, undecoded
 from shared.errors import DataError, SampleError, SettingsError, StokerError
@@ -259,7 +259,7 @@ class MapStyleSource(Source):
     @property
     def modules(self) -> tuple[str, ...]:
         """The class's own."""
-        target = imported(self.settings.source, "a class", "source")
+        target = import_named(self.settings.source, "a class", "source")
         return tuple(dict.fromkeys((self.settings.source.partition(":")[0], target.__module__)))
 
     def _named(self, item: int) -> str:
@@ -297,7 +297,7 @@ class MapStyleSource(Source):
 
 
 def _made_from(settings: MapStyleSettings) -> Any:  # noqa: ANN401 - the user's
-    made = imported(settings.source, "a class", "source")
+    made = import_named(settings.source, "a class", "source")
     try:
         data = made(**(settings.arguments or {}))
         if hasattr(data, "__len__"):

@@ -59,7 +59,7 @@ class SideSource:
 
     def digest(self, where: str) -> str:
         """A digest of its content and of the versions that decode it; a DataError if it cannot be used."""
-        source = self.opened(where)
+        source = self.open(where)
         try:
             columns = {**source.indexed.numbers, **source.indexed.strings}
             facts = (f"{name} {_values(columns[name])}" for name in sorted(columns.keys() - source.local_columns))
@@ -67,7 +67,7 @@ class SideSource:
         finally:
             source.close()
 
-    def opened(self, where: str) -> Source:
+    def open(self, where: str) -> Source:
         """The source, open for reading."""
         assert self._places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self._said), self._places, where).make()

@@ -12,7 +12,7 @@ import importlib.metadata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from loader_server.named_objects import imported
+from loader_server.named_objects import import_named
 from loader_server.sources.source import OfJob, Source
 from shared.errors import SettingsError
 from shared.settings.values import nearest
@@ -84,7 +84,7 @@ def dotted_name(name: str, where: str) -> str:
     if name in others:
         return others[name]
     if ":" in name.strip(":"):
-        found = imported(name, "a class", f"{where}, source")
+        found = import_named(name, "a class", f"{where}, source")
         return name if isinstance(found, type) and issubclass(found, Source) else _MAP_STYLE
     known = {**others, **SOURCES}
     names = " or ".join(f'"{one}"' for one in (*known, _OWN_CLASS))

@@ -14,7 +14,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from loader_server.named_objects import imported
+from loader_server.named_objects import import_named
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import told
 from loader_server.transforms.declare import Outputs, declaration_of, placing
@@ -184,7 +184,7 @@ def _target(name: str, where: str) -> Callable[..., Any]:
             where=where,
             remedy="Name a built-in transform, or a function or class of a module that can be imported.",
         )
-    return imported(f"{place}:{attribute}", "a function", where)
+    return import_named(f"{place}:{attribute}", "a function", where)
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:

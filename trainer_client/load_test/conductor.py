@@ -108,13 +108,13 @@ class _Process:
             self.process.stdin.write((json.dumps(line) + "\n").encode())
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._make_end_error() from None
 
     def hear(self) -> None:
         """Read what it has sent."""
         more = os.read(self.file, 2**20)
         if not more and self.result is None:
-            raise self._ended()
+            raise self._make_end_error()
         *lines, self._heard = (self._heard + more).split(b"\n")
         for line in lines:
             said: dict[str, Any] = json.loads(line)
@@ -123,7 +123,7 @@ class _Process:
             self.progress = said.get("progress", self.progress)
             self.result = said.get("result", self.result)
 
-    def _ended(self) -> CrewError:
+    def _make_end_error(self) -> CrewError:
         return CrewError(
             expected=f"the process of trainers {self.ranks[0]} to {self.ranks[-1]} to go on",
             got=f"its end, with exit code {self.process.wait()}",

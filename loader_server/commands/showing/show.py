@@ -22,7 +22,7 @@ from rich.table import Table
 from loader_server.commands.plan import found, open_stream, places_table
 from loader_server.commands.recall import recall
 from loader_server.commands.showing.batch_picture import draw
-from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, built_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, build_batch
 from shared.errors import SettingsError
 from shared.wire.layout import RESET
 
@@ -65,7 +65,7 @@ def show(job: JobFile, asked: ShowQuestion) -> None:
             _print(places, [places_table(places)], as_json=asked.as_json)
             return
         of = BatchNumber(epoch=asked.epoch, number=asked.batch, group=group)
-        batch = built_batch(stream, of, remembered.culprits)
+        batch = build_batch(stream, of, remembered.culprits)
     finally:
         stream.close()
     facts = _facts(batch)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loader_server.stream import Stream
     from loader_server.transforms.generators import Drawn
 
-__all__ = ["BatchNumber", "ShownBatch", "ShownSample", "Sound", "built_batch"]
+__all__ = ["BatchNumber", "ShownBatch", "ShownSample", "Sound", "build_batch"]
 
 #: A key with fewer steps a second than this is no sound.
 _LOWEST_RATE = 1000
@@ -96,7 +96,7 @@ class _Masked:
         self.errors[sample] = error
 
 
-def built_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
+def build_batch(stream: Stream, of: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
     """Build it; a SettingsError if there is no batch of this number."""
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))

@@ -82,7 +82,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     files.facts(path)
     try:
-        name, file = PurePosixPath(path), files.kept(path)
+        name, file = PurePosixPath(path), files.keep_local(path)
         if name.suffix != ".npz":
             return {name.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
         with zipfile.ZipFile(file) as archive:

@@ -216,7 +216,7 @@ class Files:
         if handle is None:
             if is_url(path):
                 return self._remote.read(path, self._version(path), offset, nbytes)
-            handle = self._opened(path)
+            handle = self._open_local(path)
         raw = bytes_at(handle.number, offset, nbytes)
         if len(raw) != nbytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
@@ -267,7 +267,7 @@ class Files:
             return self._remote.local(path, facts or self._version(path))
         return LocalFile(self._base / path)
 
-    def kept(self, path: str) -> Path:
+    def keep_local(self, path: str) -> Path:
         """The same, but kept until these files are closed, for files that stay mapped."""
         self._kept.append(self.local(path))
         return self._kept[-1].path
@@ -276,7 +276,7 @@ class Files:
         """The path of a file that another file names relative to itself."""
         return joined(os.path.dirname(path), name)  # noqa: PTH120 - many of them
 
-    def _opened(self, path: str) -> LocalHandle:
+    def _open_local(self, path: str) -> LocalHandle:
         if len(self._handles) >= _MOST_OPEN:
             self._handles.clear()
         handle = self._handles[path] = LocalHandle(self._base / path)

@@ -23,7 +23,7 @@ import numpy as np
 from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
 from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
-from loader_server.sources.index.pool import probed_in_order
+from loader_server.sources.index.pool import probe_in_order
 from loader_server.sources.index.probe import ProbeOrder
 from loader_server.sources.index.refusals import (
     is_refused,
@@ -154,7 +154,7 @@ def _write_all(request: IndexRequest, source: Source, inventory: Inventory, draf
     kept_s = time.monotonic()
     request.progress(_done(draft, inventory), inventory.total)
     try:
-        with contextlib.closing(probed_in_order(order, source, pieces, processes)) as found:
+        with contextlib.closing(probe_in_order(order, source, pieces, processes)) as found:
             for part in found:
                 draft.write(part)
                 refuse_too_many(request, inventory, draft)

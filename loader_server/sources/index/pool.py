@@ -16,21 +16,21 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probed
+from loader_server.sources.index.probe import Probed, ProbeOrder, Prober, begin_probing, probe_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from loader_server.sources.source import Source
 
-__all__ = ["done_in_order", "probed_in_order"]
+__all__ = ["probe_in_order", "run_in_order"]
 
 _T = TypeVar("_T")
 
 _PIECES_AHEAD = 4
 
 
-def probed_in_order(
+def probe_in_order(
     order: ProbeOrder, source: Source, pieces: Iterator[Any], processes: int
 ) -> Generator[Probed, None, None]:
     """What each piece holds. If one process is enough, `source` itself probes, unless it must not. A BrokenProcessPool
@@ -39,10 +39,10 @@ def probed_in_order(
     if processes == 1 and not source.apart:
         yield from map(Prober(order, source).probe, pieces)
         return
-    yield from done_in_order(probed, pieces, processes, partial(begin_probing, order, os.getpid()))
+    yield from run_in_order(probe_piece, pieces, processes, partial(begin_probing, order, os.getpid()))
 
 
-def done_in_order(
+def run_in_order(
     work: Callable[[Any], _T], pieces: Iterator[Any], processes: int, begin: Callable[[], None]
 ) -> Generator[_T, None, None]:
     """What `work` returns for each piece, in processes that each call `begin` once."""

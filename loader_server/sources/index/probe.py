@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
-__all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probed", "refuse_other_fields"]
+__all__ = ["ProbeOrder", "Probed", "Prober", "begin_probing", "probe_piece", "refuse_other_fields"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def begin_probing(order: ProbeOrder, parent: int) -> None:
     _PROBERS.clear()
 
 
-def probed(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
+def probe_piece(piece: Any) -> Probed:  # noqa: ANN401 - the source knows what it gave
     """What one piece holds, in a process that was told of the source."""
     if not _PROBERS:
         _PROBERS.append(Prober(_TOLD[0], _TOLD[0].spec.make()))

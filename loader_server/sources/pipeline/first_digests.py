@@ -34,14 +34,14 @@ class FirstDigests:
     def first(self, epoch: int, shard: int, ordinal: int, digest: int) -> int:
         """The digest with which the element was made first: this one, if nobody has made it before."""
         try:
-            return self._kept(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
+            return self._keep_first(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
         except OSError as error:
             if self._writable:
                 Log("worker").warning("elements are not compared with those made before", error=str(error))
             self._writable = False
             return digest
 
-    def _kept(self, path: Path, ordinal: int, digest: int) -> int:
+    def _keep_first(self, path: Path, ordinal: int, digest: int) -> int:
         self._folder.mkdir(exist_ok=True)
         if not path.exists():
             self._remove_old()

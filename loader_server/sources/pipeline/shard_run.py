@@ -99,7 +99,7 @@ class ShardRun:
         with _BUILDING:
             tf = import_tensorflow()
             tf.random.set_seed(key_of("pipeline", order.seed, epoch, shard) & 0x7FFFFFFF)
-            dataset = self._guarded(lambda: _built(tf, order, epoch, shard))
+            dataset = self._guarded(lambda: _build(tf, order, epoch, shard))
             #: What an element holds.
             self.values = _values(dataset.element_spec, order.where)
             if order.exact:
@@ -145,7 +145,7 @@ def _is_in_between(filename: str) -> bool:
     return bool(between) or filename == build_pipeline.__code__.co_filename
 
 
-def _built(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module
+def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:  # noqa: ANN401 - a module
     context = _ProducerContext(
         dataset_name=order.name,
         base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),

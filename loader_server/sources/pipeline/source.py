@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from loader_server.named_objects import imported
+from loader_server.named_objects import import_named
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.pipeline.shard_run import PipelineOrder
 from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
@@ -110,7 +110,7 @@ class PipelineSource(ShardedSource):
         """What its runs share."""
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
-            function=imported(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
+            function=import_named(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
             where=self.where,
             name=self.of_job.stream,
             seed=self.of_job.seed,

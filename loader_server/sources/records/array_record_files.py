@@ -33,10 +33,10 @@ class _OpenArrayRecords:
     def __init__(self, local: LocalFile, where: str) -> None:
         self._local, self._where = local, where
         self._lock = threading.Lock()
-        self._reader = self._opened()
+        self._reader = self._open()
         self.count = int(self._reader.num_records())
 
-    def _opened(self) -> Any:  # noqa: ANN401 - the library's
+    def _open(self) -> Any:  # noqa: ANN401 - the library's
         with self._local.path.open("rb"):  # the library does not say why it cannot open a file
             reader = _module().ArrayRecordReader(str(self._local.path), _RANDOM_ACCESS)
         if reader.ok():
@@ -55,7 +55,7 @@ class _OpenArrayRecords:
                 return self._reader.read()  # type: ignore[no-any-return]
             except RuntimeError as error:
                 said = str(error)
-                self._reader = self._opened()  # a reader that has failed keeps failing
+                self._reader = self._open()  # a reader that has failed keeps failing
         raise ReadError(
             expected="a record that fits its checksum",
             got=said,
@@ -76,13 +76,13 @@ class ArrayRecordFiles:
 
     def count(self, path: str) -> int:
         """How many records a file has."""
-        return self._opened(path).count
+        return self._get(path).count
 
     def read(self, path: str, number: int) -> bytes:
         """One record; a ReadError if the library says that it is not whole."""
-        return self._opened(path).read(number)
+        return self._get(path).read(number)
 
-    def _opened(self, path: str) -> _OpenArrayRecords:
+    def _get(self, path: str) -> _OpenArrayRecords:
         return self._known.get(path) or self._open(path)
 
     def _open(self, path: str) -> _OpenArrayRecords:

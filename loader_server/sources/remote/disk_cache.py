@@ -69,7 +69,7 @@ class DiskCache:
         self._prepare()
         path = self._underway / f"lead-{what}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if _locked(handle, wait=False) and _is_at(path, handle):
+        if _lock(handle, wait=False) and _is_at(path, handle):
             return handle
         os.close(handle)
         return None
@@ -83,7 +83,7 @@ class DiskCache:
         while not entry.exists():
             handle = os.open(underway, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                if not _locked(handle, wait=wait):
+                if not _lock(handle, wait=wait):
                     return False
                 if _is_at(underway, handle):  # otherwise the other process has made the entry meanwhile, or failed
                     self._fill(entry, underway, handle, nbytes, fill)
@@ -129,7 +129,7 @@ class DiskCache:
             raise self.too_small(nbytes)
         ledger = os.open(self._ledger, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _locked(ledger, wait=True)
+            _lock(ledger, wait=True)
             total = int(os.pread(ledger, 32, 0) or -1)
             if total < 0 or total + nbytes > self.most_bytes:
                 total = self._evict(nbytes)
@@ -149,14 +149,14 @@ class DiskCache:
         for _, size, path in found:
             if total <= max(wanted, 0):
                 break
-            total -= size * _removed(path)
+            total -= size * _remove(path)
         if total + nbytes > self.most_bytes:
             raise self.too_small(total + nbytes)
         return total
 
     def _sweep(self) -> int:
         """Remove unfinished entries that nobody is making; returns the bytes of the rest."""
-        return sum(size for _, size, path in _files_of(self._underway) if not _removed(path))
+        return sum(size for _, size, path in _files_of(self._underway) if not _remove(path))
 
     def too_small(self, needed: int) -> ReadError:
         """The error for a cache that cannot hold what is in use at once."""
@@ -176,7 +176,7 @@ class DiskCache:
         )
 
 
-def _locked(handle: int, *, wait: bool) -> bool:
+def _lock(handle: int, *, wait: bool) -> bool:
     """Lock an open file, waiting for whoever has it, or fail at once."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +193,7 @@ def _is_at(path: Path, handle: int) -> bool:
         return False
 
 
-def _removed(path: str) -> bool:
+def _remove(path: str) -> bool:
     """Remove a file that nobody has locked, and free its bytes at once even if others have it open. (A process that
     reads beyond a mapped file's end is killed.)
     """
@@ -202,7 +202,7 @@ def _removed(path: str) -> bool:
     except FileNotFoundError:
         return True
     try:
-        if not _locked(handle, wait=False):
+        if not _lock(handle, wait=False):
             return False
         os.unlink(path)  # noqa: PTH108 - many of them
         if not path.endswith(MAPPED):

@@ -46,7 +46,9 @@ class Failures:
         self._draw = draw
         self._counts = counts or RemoteCounts()
 
-    def tried(self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError) -> T:
+    def attempt(
+        self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError
+    ) -> T:
         """What `ask` returns; ReadError where it cannot be had, or what is said for a file that is not there."""
         pauses_s = PAUSES_S if patient else ()
         for pause_s in (*pauses_s, None):

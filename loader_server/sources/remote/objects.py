@@ -56,26 +56,26 @@ class Objects:
     def found(self, url: str) -> list[str]:
         """The objects that a pattern or a folder stands for, sorted."""
         store = _store(url)
-        names = self._failures.tried(url, lambda: store.find(url) if url.endswith("/") else store.glob(url))
+        names = self._failures.attempt(url, lambda: store.find(url) if url.endswith("/") else store.glob(url))
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
     def facts(self, url: str) -> FileFacts:
         """Size and version as they are now; a DataError if there is no such file."""
         store = _store(url)
-        return _facts(url, self._failures.tried(url, lambda: _asked(store, url), absent=DataError))
+        return _facts(url, self._failures.attempt(url, lambda: _ask(store, url), absent=DataError))
 
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
         """A range of this version; without patience there is one attempt."""
 
         def ask() -> bytes:
             # The hook that fsspec's own caches use: unlike seek and read it has no state, so threads may share it.
-            raw: bytes = self._opened(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
+            raw: bytes = self._open(url, facts).file._fetch_range(start, stop)  # noqa: SLF001
             if len(raw) != stop - start:
                 raise EOFError(f"{len(raw)} bytes of {stop - start}")
             self._refuse_other(url, facts)
             return raw
 
-        return self._failures.tried(url, ask, patient=patient)
+        return self._failures.attempt(url, ask, patient=patient)
 
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
         """Whether parts can be had; plain servers may send all of it whatever they are asked for."""
@@ -84,11 +84,11 @@ class Objects:
 
         def ask() -> bool:
             try:
-                return bool(self._opened(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
+                return bool(self._open(url, facts).file._fetch_range(facts.bytes - 1, facts.bytes))  # noqa: SLF001
             except ValueError:
                 return False
 
-        return self._failures.tried(url, ask)
+        return self._failures.attempt(url, ask)
 
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
         """Fetch all of this version, from a store that gives no ranges."""
@@ -101,21 +101,21 @@ class Objects:
                 raise EOFError(f"{into.tell()} bytes of {facts.bytes}")
             self._refuse_other(url, facts)
 
-        self._failures.tried(url, ask)
+        self._failures.attempt(url, ask)
 
-    def _opened(self, url: str, facts: FileFacts) -> _Object:
+    def _open(self, url: str, facts: FileFacts) -> _Object:
         one = self._known.get(url)
         if one is None or one.facts != facts:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            one = self._known[url] = _opened(url)
+            one = self._known[url] = _open_object(url)
         _refuse(url, facts, one.facts)
         return one
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
         """Check that what was fetched is this version, unless the store was told which one we want."""
-        if not getattr(self._opened(url, facts).file, "read_kw", {}).get("IfMatch"):
-            _refuse(url, facts, _facts(url, _asked(_store(url), url)))
+        if not getattr(self._open(url, facts).file, "read_kw", {}).get("IfMatch"):
+            _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
 def _refuse(url: str, facts: FileFacts, now: FileFacts) -> None:
@@ -139,16 +139,16 @@ def _facts(url: str, said: dict[str, Any]) -> FileFacts:
     return FileFacts(bytes=int(size), version=xxhash.xxh3_64_intdigest(f"{tag} {size}".encode()) >> 1)
 
 
-def _opened(url: str) -> _Object:
+def _open_object(url: str) -> _Object:
     store = _store(url)
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")
         return _Object(file, _facts(url, file.details))
-    facts = _facts(url, _asked(store, url))  # which its file would ask for, and not keep
+    facts = _facts(url, _ask(store, url))  # which its file would ask for, and not keep
     return _Object(store.open(url, "rb", cache_type="none", size=facts.bytes), facts)
 
 
-def _asked(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has no types
+def _ask(store: Any, url: str) -> dict[str, Any]:  # noqa: ANN401 - fsspec has no types
     store.invalidate_cache()
     said: dict[str, Any] = store.info(url)
     return said

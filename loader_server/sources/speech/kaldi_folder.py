@@ -53,7 +53,7 @@ class KaldiFolder:
         first, *others = self.tables
         # A segment's second word names its recording.
         words = {name: int(first == SEGMENTS and name == RECORDINGS) for name in others}
-        self._joined = JoinedTables(lambda name: self._files.kept(self._table(name)), first, words)
+        self._joined = JoinedTables(lambda name: self._files.keep_local(self._table(name)), first, words)
         return len(self._joined.first) + len(self._unused(self._joined))
 
     def named_files(self) -> Iterator[str]:

@@ -38,7 +38,7 @@ class DrawnRecordings:
 
     @cached_property
     def _source(self) -> Source:
-        source = self._said.opened(self._where)
+        source = self._said.open(self._where)
         if all(field.key != "audio" for field in source.fields):
             raise SettingsError(
                 expected="a source of recordings",

@@ -13,7 +13,7 @@ import psutil
 import trainer_client
 from loader_server.commands.status import ask_all
 from loader_server.job_folder import JobFolder
-from loader_server.machine.control import ask_machine
+from loader_server.machine.job_socket import ask_machine
 from tests.support.forked import start_module
 from tests.support.loaders import ROOT, running, wait_until, write_job
 

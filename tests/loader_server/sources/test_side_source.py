@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def test_its_samples_can_be_read_without_an_index(folder):
-    source = side_source(TABLE).at(FilePlaces(folder)).opened("noise")
+    source = side_source(TABLE).at(FilePlaces(folder)).open("noise")
     assert source.samples == 2
     samples = [source.decode(number, raw) for number, raw in enumerate(source.read([0, 1]))]
     assert [(len(one["audio"]), one["kind"]) for one in samples] == [(300, "low"), (500, "high")]
@@ -51,7 +51,7 @@ def test_a_bad_row_is_an_error(folder):
         match=r"noise: expected recordings that can all be used, got 1 bad rows and 1 good ones; .*ises\.csv, line 3: "
         r"missing_file: .*no\.wav\. Mend or remove the bad rows",
     ):
-        side_source(TABLE).at(FilePlaces(folder)).opened("noise")
+        side_source(TABLE).at(FilePlaces(folder)).open("noise")
 
 
 @pytest.mark.parametrize("value", [{}, "noises.csv", {"source": 3}, [TABLE]])
@@ -79,10 +79,10 @@ def test_what_is_no_table_of_a_source_is_refused(value):
 )
 def test_bad_tables(folder, table, message):
     with pytest.raises((SettingsError, DataError), match=message):
-        side_source(table).at(FilePlaces(folder)).opened("noise")
+        side_source(table).at(FilePlaces(folder)).open("noise")
 
 
 def test_its_remote_files_are_kept_and_counted_where_those_of_the_job_are(folder, tmp_path_factory):
     cache = CacheSettings(folder=tmp_path_factory.mktemp("kept"), bytes=2**30)
-    source = side_source(TABLE).at(FilePlaces(folder, cache)).opened("noise")
+    source = side_source(TABLE).at(FilePlaces(folder, cache)).open("noise")
     assert source.files.cache is cache

@@ -16,7 +16,7 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
 from loader_server.commands.index import index_missing
 from loader_server.commands.showing.batch_picture import draw
-from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, built_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, build_batch
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
@@ -65,7 +65,7 @@ def _break(path: Path) -> None:
 
 
 def _shown(job: JobFile, number: int = 0, **of: int) -> ShownBatch:
-    return built_batch(Stream(job, "train"), BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}), ())
+    return build_batch(Stream(job, "train"), BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}), ())
 
 
 def test_what_is_seen_is_what_a_worker_builds(job: JobFile, capsys: Any) -> None:
@@ -202,7 +202,7 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
     assert len({one["row"] for one in packed["samples"]}) < len(packed["samples"])
     assert any(one["offset"] for one in packed["samples"])
     picture = tmp_path / "packed.png"
-    draw(built_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
+    draw(build_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     code, _, err = _said(capsys, path, "--wav", 0)
     assert code == 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Control", "Question", "ask_machine"]
+__all__ = ["Caller", "JobSocket", "ask_machine"]
 
 _NAME = "machine.sock"
 
@@ -29,7 +29,7 @@ _NAME = "machine.sock"
 _MOST_BYTES = 2**17
 
 
-class Question:
+class Caller:
     """A command that asks something about one of this machine's jobs."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Question:
         self._connection.close()
 
 
-class Control:
+class JobSocket:
     """The socket of one job."""
 
     def __init__(self, state: Path) -> None:
@@ -81,7 +81,7 @@ class Control:
         """Readable when somebody connects."""
         return self._listener.fileno()
 
-    def take_in(self) -> Iterator[Question]:
+    def take_in(self) -> Iterator[Caller]:
         """Accept the connections that are waiting."""
         while True:
             try:
@@ -89,7 +89,7 @@ class Control:
             except OSError:  # no more are waiting, or no descriptor is left
                 return
             connection.settimeout(0.0)
-            yield Question(connection)
+            yield Caller(connection)
 
     def close(self) -> None:
         """Remove the socket."""

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loader_server.machine.control import Control, ask_machine
+from loader_server.machine.job_socket import JobSocket, ask_machine
 from shared.errors import LostError, SettingsError, StokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loader_server.machine.control import Question
+    from loader_server.machine.job_socket import Caller
 
 
-def wait_for(one: Control | Question) -> None:
+def wait_for(one: JobSocket | Caller) -> None:
     assert select.select([one], [], [], 20)[0]
 
 
 @contextmanager
-def asked(control: Control, state: Path, answers: list[Any], **request: Any) -> Iterator[Question]:
-    """Somebody's question, whose answer or error is there after the block."""
+def asked(job_socket: JobSocket, state: Path, answers: list[Any], **request: Any) -> Iterator[Caller]:
+    """Somebody's caller, whose answer or error is there after the block."""
 
     def ask() -> None:
         try:
@@ -38,38 +38,38 @@ def asked(control: Control, state: Path, answers: list[Any], **request: Any) -> 
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(control)
-    (question,) = control.take_in()
-    wait_for(question)
-    assert question.read() == request
-    yield question
+    wait_for(job_socket)
+    (caller,) = job_socket.take_in()
+    wait_for(caller)
+    assert caller.read() == request
+    yield caller
     thread.join(20)
     assert not thread.is_alive()
 
 
 def test_a_question_is_answered_when_what_it_asks_for_is_done(tmp_path: Path) -> None:
     answers: list[Any] = []
-    with closing(Control(tmp_path)) as control:
-        with asked(control, tmp_path, answers, do="add", job="b.toml") as question:
+    with closing(JobSocket(tmp_path)) as job_socket:
+        with asked(job_socket, tmp_path, answers, do="add", job="b.toml") as caller:
             assert answers == []
-            question.answer(job="b")
-        assert list(control.take_in()) == []
+            caller.answer(job="b")
+        assert list(job_socket.take_in()) == []
     assert answers == [{"job": "b"}]
 
 
 def test_a_refusal_comes_in_the_same_words(tmp_path: Path) -> None:
     answers: list[Any] = []
     error = SettingsError(expected="a name", got="none", where="here", remedy="Write one.")
-    with closing(Control(tmp_path)) as control, asked(control, tmp_path, answers, do="add") as question:
-        question.refuse(error)
+    with closing(JobSocket(tmp_path)) as job_socket, asked(job_socket, tmp_path, answers, do="add") as caller:
+        caller.refuse(error)
     assert str(answers[0]) == str(error)
     assert not isinstance(answers[0], LostError)
 
 
 def test_the_end_of_the_machine_is_no_answer(tmp_path: Path) -> None:
     answers: list[Any] = []
-    with closing(Control(tmp_path)) as control, asked(control, tmp_path, answers, do="end") as question:
-        question.close()
+    with closing(JobSocket(tmp_path)) as job_socket, asked(job_socket, tmp_path, answers, do="end") as caller:
+        caller.close()
     assert isinstance(answers[0], LostError)
     with pytest.raises(LostError, match="that serves this job, and answers, got nobody"):
         ask_machine(tmp_path, do="end")
@@ -96,7 +96,7 @@ def test_another_user_is_told_who_may_ask(closed: str) -> None:
         Path(above).chmod(0o755)
         state = Path(above) / "parent" / "state"
         state.mkdir(parents=True)
-        with closing(Control(state)):
+        with closing(JobSocket(state)):
             shut = state.parent / closed
             shut.chmod(0)
             try:
@@ -110,7 +110,7 @@ def test_another_user_is_told_who_may_ask(closed: str) -> None:
 
 
 def test_a_machine_that_is_stopped_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
-    with closing(Control(tmp_path)), pytest.raises(LostError, match=r"answer within 0\.05 s, got no answer"):
+    with closing(JobSocket(tmp_path)), pytest.raises(LostError, match=r"answer within 0\.05 s, got no answer"):
         ask_machine(tmp_path, timeout_s=0.05, do="jobs")
 
 
@@ -118,14 +118,14 @@ def test_a_machine_that_is_stopped_is_not_waited_for_longer_than_said(tmp_path: 
     ("said", "read"), [(b"", {}), (b"{", {}), (b"\xff", {}), (b"[1]", {}), (b'{"do": 1}', {"do": 1})]
 )
 def test_who_says_something_else_asks_for_nothing(tmp_path: Path, said: bytes, read: dict[str, Any]) -> None:
-    with closing(Control(tmp_path)) as control, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        caller.connect(str(tmp_path / "machine.sock"))
-        (question,) = control.take_in()
-        assert question.read() is None, "nothing was said yet, and nobody waits for it"
-        caller.send(said) if said else caller.close()
-        wait_for(question)
-        assert question.read() == read
-        question.close()
+    with closing(JobSocket(tmp_path)) as job_socket, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as command:
+        command.connect(str(tmp_path / "machine.sock"))
+        (caller,) = job_socket.take_in()
+        assert caller.read() is None, "nothing was said yet, and nobody waits for it"
+        command.send(said) if said else command.close()
+        wait_for(caller)
+        assert caller.read() == read
+        caller.close()
 
 
 def test_a_long_path_and_what_a_killed_process_left_are_no_matter(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_long_path_and_what_a_killed_process_left_are_no_matter(tmp_path: Path
     state.mkdir()
     (state / "machine.sock").write_text("left behind")
     answers: list[Any] = []
-    with closing(Control(state)) as control, asked(control, state, answers, do="jobs") as question:
-        question.answer(jobs=[])
+    with closing(JobSocket(state)) as job_socket, asked(job_socket, state, answers, do="jobs") as caller:
+        caller.answer(jobs=[])
     assert answers == [{"jobs": []}]
     assert list(state.iterdir()) == []
