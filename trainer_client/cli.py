@@ -154,9 +154,9 @@ _PREDICT = """\
 Write a model's outputs for each sample of a stream, in the order of the source, together with other trainers.
 
 The stream is for evaluation and in queue mode. Start this command as often as you like, on any machines that share the
-output's folder: each trainer predicts what it leases, and others do the work of one that dies. The file is there when any of them
-ends well; run the command again to go on with what was left. Without --output, the module's prediction_processor gets
-each batch."""
+output's folder: each trainer predicts what it leases, and others do the work of one that dies. The file is there when
+any of them ends well; run the command again to go on with what was left. Without --output, the module's
+prediction_processor gets each batch."""
 
 _PREDICT_EXAMPLES = """\
 examples:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from loader_server.building.build_counts import Built
-from loader_server.building.culprits import KnownCulprits
+from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
 from loader_server.building.read_ahead import read_patiently
@@ -45,16 +45,13 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["KILLS", "Builder", "Prepared", "decoded", "unwatched", "values_of"]
+__all__ = ["Builder", "Prepared", "decoded", "unwatched", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
 
 #: Layouts that are kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
-
-#: Why a sample is masked that kills the process that decodes it.
-KILLS = "kills_decoder"
 
 _MOST_REASON = 200
 _MOST_REASONS = 16
@@ -316,7 +313,7 @@ class Builder:
             gather_rows(source, samples[rows], rows, own)
             for row in prepared.culprits:
                 sample = int(samples[row])
-                self._note_masked(sample, _kills(self.stream.source.name(sample)), batch)
+                self._note_masked(sample, kills(self.stream.source.name(sample)), batch)
                 self._mask(arrays, row, sample)
         elif end:
             source.gather(samples, own)
@@ -335,7 +332,7 @@ class Builder:
         arrays["tag"][planned.rows[places.firsts]] = prepared.samples[places.firsts]
         for at in prepared.culprits:
             sample = int(prepared.samples[at])
-            self._note_masked(sample, _kills(self.stream.source.name(sample)), batch)
+            self._note_masked(sample, kills(self.stream.source.name(sample)), batch)
         kept = np.delete(np.arange(len(prepared.samples)), prepared.culprits)
         values = np.empty((len(kept), places.most_room, *arrays[key].shape[2:]), arrays[key].dtype)
         lengths = np.zeros(len(kept), np.int64)
@@ -403,7 +400,7 @@ class Builder:
         values = None
         try:
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
-                raise _kills(self.stream.source.name(sample))
+                raise kills(self.stream.source.name(sample))
             values = self._values(sample, raw, batch)
             for key, most in room.items():
                 if len(values[key]) > most:
@@ -480,13 +477,3 @@ def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
         raise
     except BaseException as error:
         raise undecoded(error, source.name(sample)) from error
-
-
-def _kills(name: str) -> SampleError:
-    return SampleError(
-        reason=KILLS,
-        expected="a sample that can be decoded",
-        got="one that twice killed or hung the process decoding it",
-        where=name,
-        remedy="Mend or remove the file; or mend the decoder, and let loader-server forgive have it tried again.",
-    )

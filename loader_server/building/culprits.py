@@ -7,12 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.errors import SampleError
 from shared.hashing import digest64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KnownCulprits", "culprit_key"]
+__all__ = ["KILLS", "KnownCulprits", "culprit_key", "kills"]
+
+#: Why a culprit is masked.
+KILLS = "kills_decoder"
+
+
+def kills(name: str) -> SampleError:
+    """The error of a culprit."""
+    return SampleError(
+        reason=KILLS,
+        expected="a sample that can be decoded",
+        got="one that twice killed or hung the process decoding it",
+        where=name,
+        remedy="Mend or remove the file; or mend the decoder, and let loader-server forgive have it tried again.",
+    )
 
 
 def culprit_key(stream: str, identity: str) -> int:

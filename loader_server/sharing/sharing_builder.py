@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loader_server.building.builder import KILLS, Builder, Prepared, unwatched
+from loader_server.building.builder import Builder, Prepared, unwatched
+from loader_server.building.culprits import KILLS
 from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
 from shared.hashing import digest64
 
