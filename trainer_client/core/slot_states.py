@@ -24,6 +24,8 @@ class SlotState(enum.Enum):
     OFFERED = "offered"  #: a consumer may take the batch in it at any moment
     OUT = "out"  #: the consumer
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and every step of a slot hashes some
+
 
 #: What may happen to a slot; any other pair is a bug of ours and raises.
 _NEXT = {

@@ -1,6 +1,7 @@
-"""TFRecords of Examples with a ragged list of floats (1 000 on average) and two more features, beside `tf.data`.
+"""TFRecords of Examples with a ragged list of floats (1 000 on average), a number, and a text that nobody asks for,
+beside `tf.data`.
 
-Rules: all sides shuffle, pad and leave arrays that can be used; `tf.data` has one thread for its work. The first peer
+Rules: all sides shuffle, pad and leave the same two arrays; `tf.data` has one thread for its work. The first peer
 parses record by record, as most people write it, the second whole batches.
 """
 
@@ -31,7 +32,7 @@ name = "records"
 [streams.train]
 source = "tfrecord"
 paths = ["*.tfrecord"]
-features = { audio = "float32 [any]", label = "int64", words = "text" }
+features = { audio = "float32 [any]", label = "int64" }
 length = "audio"
 budget = "64000 steps"
 """
@@ -55,14 +56,14 @@ def rows(folder: Path, rounds: int) -> list[Row]:
 def _by_record(folder: Path) -> Pass:
     import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
 
-    features = {**_others(tf), "audio": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)}
+    features = {**_label(tf), "audio": tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)}
     return _pass(_shuffled(tf, folder).map(lambda raw: tf.io.parse_single_example(raw, features)).padded_batch(_BATCH))
 
 
 def _by_batch(folder: Path) -> Pass:
     import tensorflow as tf  # noqa: PLC0415 - a peer that need not be there
 
-    features = {**_others(tf), "audio": tf.io.RaggedFeature(tf.float32)}
+    features = {**_label(tf), "audio": tf.io.RaggedFeature(tf.float32)}
 
     def parse(raw: Any) -> Any:
         parsed = tf.io.parse_example(raw, features)
@@ -71,8 +72,8 @@ def _by_batch(folder: Path) -> Pass:
     return _pass(_shuffled(tf, folder).batch(_BATCH).map(parse))
 
 
-def _others(tf: Any) -> dict[str, Any]:
-    return {"label": tf.io.FixedLenFeature([], tf.int64), "words": tf.io.FixedLenFeature([], tf.string)}
+def _label(tf: Any) -> dict[str, Any]:
+    return {"label": tf.io.FixedLenFeature([], tf.int64)}
 
 
 def _shuffled(tf: Any, folder: Path) -> Any:

@@ -7,6 +7,7 @@ copied as bytes, which takes a third of numpy's time for such small pieces. Ever
 from __future__ import annotations
 
 import sys
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -37,10 +38,11 @@ def gather_examples(
 ) -> None:
     """Write those features of these samples that `out` has, one sample a row, their lengths, and zeros behind them."""
     for form in forms if len(samples) else ():
-        if form.field is None or form.key not in out:
+        field = form.field
+        if field is None or form.key not in out:
             continue
         runs = columns[f"run_{form.key}"][samples]
-        if form.field.padded:
+        if field.padded:
             _gather_lists(form, runs, records, out[form.key])
             out[f"{form.key}_length"][:] = columns[f"length_{form.key}"][samples]
         else:
@@ -69,14 +71,16 @@ def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[Recor
     begins, kinds, _ = unpacked(runs)
     if form.shape or (kinds != INT64).any() or (runs == SCATTERED).any():
         return [_value(form, *one) for one in zip(runs.tolist(), records, strict=True)]
-    places = [(data, start + begin) for (data, start, _), begin in zip(records, begins.tolist(), strict=True)]
-    return [int64_at(data, at) if (byte := data[at]) > 127 else byte for data, at in places]
+    places = ((data, start + begin) for (data, start, _), begin in zip(records, begins.tolist(), strict=True))
+    return list(starmap(int64_at, places))
 
 
 def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of these runs are byte for byte what the array holds."""
-    alike = (BYTES, FLOAT) if form.dtype == "float32" else (BYTES,)
-    return np.isin(kinds, alike if sys.byteorder == "little" else ())
+    alike: NDArray[np.bool_] = kinds == BYTES
+    if form.dtype == "float32":
+        alike |= kinds == FLOAT
+    return alike if sys.byteorder == "little" else np.zeros_like(alike)
 
 
 def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:  # noqa: ANN401 - array or number

@@ -243,7 +243,12 @@ def count_int64(raw: bytes, runs: Sequence[Run]) -> int:
 
 
 def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
-    """The one integer that begins here."""
+    """The one integer that begins here; most have two bytes at most."""
+    first = raw[at]
+    if first < 128:
+        return first
+    if (second := raw[at + 1]) < 128:
+        return first & 127 | second << 7
     value, _ = _varint(raw, at)
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
