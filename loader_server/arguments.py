@@ -34,15 +34,20 @@ def command_named(
 
 
 def tells_its_error(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Make a command report its error to the process that started it, as well."""
+    """Make a command report its error to the process that started it, as well; what its predecessor died of is not
+    printed again.
+    """
 
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
         except StokerError as error:
             from loader_server.machine.processes import say_error
+            from shared.hashing import fingerprint
 
             say_error(options.ready_fd, error)
+            if fingerprint(*error.words().values()) == getattr(options, "said", ""):
+                raise SystemExit(error.exit_code) from None
             raise
 
     return told

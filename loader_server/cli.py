@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.arguments import add_index, add_plan, add_show, command_named, read_job, tells_its_error
 from shared.command import add_common_arguments, allow_many_files, run_command
-from shared.errors import SettingsError
+from shared.errors import SettingsError, StokerError
 from shared.quick_import import quick_import
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def _add_parent(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)
     command.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    command.add_argument("--said", default="", help=argparse.SUPPRESS)
 
 
 def _run_coordinator(options: argparse.Namespace) -> int:
@@ -292,6 +293,7 @@ def _run_worker(options: argparse.Namespace) -> int:
         from loader_server import metrics
         from loader_server.machine.deadline import let_deadlines_end_us
         from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_ready
+        from loader_server.worker.last_words import say_why
         from loader_server.worker.service import Worker, WorkerSettings
         from shared.endpoints import at_any_port, check_endpoint, port_of
         from shared.keys import ClientKeys, ServerKeys
@@ -306,17 +308,20 @@ def _run_worker(options: argparse.Namespace) -> int:
     job = read_job(options.job)
     listen = options.listen or at_any_port(job.settings.listen)
     check_endpoint(listen, where="--listen", encrypted=job.keys is not None, insecure=options.insecure)
-    worker = Worker(
-        WorkerSettings(
-            job_path=options.job,
-            name=options.name or f"{os.uname().nodename}-{os.getpid()}",
-            listen=listen,
-            coordinator=options.coordinator or job.settings.listen,
-            server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
-            client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
-            shelf=options.shelf,
-        )
+    settings = WorkerSettings(
+        job_path=options.job,
+        name=options.name or f"{os.uname().nodename}-{os.getpid()}",
+        listen=listen,
+        coordinator=options.coordinator or job.settings.listen,
+        server_keys=ServerKeys.read(job.keys, "worker") if job.keys else None,
+        client_keys=ClientKeys.read(job.keys, "worker", to="coordinator") if job.keys else None,
+        shelf=options.shelf,
     )
+    try:
+        worker = Worker(settings)
+    except StokerError as error:
+        say_why(settings.coordinator, settings.client_keys, settings.name, error)
+        raise
     _on_stop(lambda: worker.drain(options.drain_seconds))
     labels = {"job": job.settings.name, "role": "worker", "worker": worker.settings.name}
     samples = partial(metrics.worker_metrics, worker)

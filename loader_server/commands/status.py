@@ -199,10 +199,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     """What the tables do not say: what was left out, and what the bottleneck is."""
     for what, count in report["cut"].items():
         yield f"and {count} more {what}: the report is cut to what a message carries"
-    taken = sum(one["taken"] for one in report["workers"])
-    if taken:
-        built = sum(one["built"] for one in report["workers"])
-        yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
+    yield from _about_workers(report)
     ends = report["ends"]
     if ends is not None:
         yield f"the job ends: {ends['trainers']} trainers are attached, with {ends['leased']} leased batches to finish"
@@ -216,6 +213,15 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for name, stream in report["streams"].items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
+
+
+def _about_workers(report: dict[str, Any]) -> Iterator[str]:
+    for one in report["failing"]:
+        yield "worker {worker} cannot serve: {where}: expected {expected}, got {got}. {remedy}".format(**one)
+    taken = sum(one["taken"] for one in report["workers"])
+    if taken:
+        built = sum(one["built"] for one in report["workers"])
+        yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
 
 
 def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:

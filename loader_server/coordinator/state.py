@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatorState"]
 
+#: A worker that fails is started again within some seconds, and says so again.
+_FAILING_S = 60.0
+
 
 class CoordinatorState:
     """The state behind the door."""
@@ -231,6 +234,7 @@ class CoordinatorState:
         self._streams[attach.stream].add(trainer)
         self.counts.attaches += 1
         self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
+        self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
         """Tell whoever else has one of its ranks to stop; that one may not come back."""
@@ -364,8 +368,16 @@ class CoordinatorState:
         if left_out and not self._is_cut:
             self._warn("list of workers is cut to what a message carries", workers=len(self._workers), without=left_out)
         self._is_cut = bool(left_out)
+        self._tell_trainers(self._workers.members)
+
+    def _take_failing(self, _peer: bytes, failing: m.Failing, now_s: float) -> None:
+        if self._workers.note_failing(failing, now_s):
+            self._warn("worker cannot serve", **{name: getattr(failing, name) for name in failing.checks})
+        self._tell_trainers(failing)
+
+    def _tell_trainers(self, message: m.Message) -> None:
         for stream in self._streams.values():
-            self._out.extend(Send(trainer.peer, self._workers.members) for trainer in stream.trainers.values())
+            self._out.extend(Send(trainer.peer, message) for trainer in stream.trainers.values())
 
     # --- culprits ---
 
@@ -406,6 +418,7 @@ class CoordinatorState:
         self.counts.workers_gone += gone
         if gone:
             self._tell_members()
+        self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
         self._queues.tick(now_s)
@@ -423,6 +436,7 @@ class CoordinatorState:
                 for name, stream in self._streams.items()
             },
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
+            "failing": [{name: getattr(one, name) for name in one.checks} for one in self._workers.failing],
             "culprits": self._convictions.report(),
             "ends": self._ending.report(),
             **self.counts.report(),
@@ -439,6 +453,7 @@ class CoordinatorState:
         m.Register: _register,
         m.Beat: _take_beat,
         m.Leave: _leave,
+        m.Failing: _take_failing,
         m.Culprit: _take_culprit,
         m.Forgive: _forgive,
         m.StatusQuery: _answer_status,

@@ -41,6 +41,8 @@ class Workers:
         #: Never the same for two lists, even if different runs of the coordinator made them.
         self._version = first_version
         self._members: m.Members | None = None
+        #: Workers that could not begin to serve, by name, and when they said so.
+        self._failing: dict[str, tuple[m.Failing, float]] = {}
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -78,6 +80,7 @@ class Workers:
         if known is not None and known.address == address:
             known.peer, known.heard_s = peer, now_s
             return False
+        self._failing.pop(register.worker, None)
         for before in (register.incarnation, self._at.get(register.endpoint, register.incarnation)):
             self._drop(before)
         self._workers[register.incarnation] = RegisteredWorker(peer=peer, address=address, heard_s=now_s)
@@ -92,6 +95,22 @@ class Workers:
             return False
         self._count_change()
         return True
+
+    @property
+    def failing(self) -> list[m.Failing]:
+        """Those that could not begin to serve and have not come since, the latest last."""
+        return [failing for failing, _ in self._failing.values()]
+
+    def note_failing(self, failing: m.Failing, now_s: float) -> bool:
+        """A worker could not begin to serve; whether that is another error than its last one."""
+        before = self._failing.pop(failing.worker, None)
+        if len(self._failing) < _MOST_WORKERS:
+            self._failing[failing.worker] = failing, now_s
+        return before is None or before[0] != failing
+
+    def forget_failing(self, since_s: float) -> None:
+        """Forget those that said so before then: they are no longer started."""
+        self._failing = {name: one for name, one in self._failing.items() if one[1] >= since_s}
 
     def remove_silent(self, since_s: float) -> int:
         """Remove those that were last heard before then; how many they were."""

@@ -16,6 +16,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from loader_server.machine.nursery import no_room
+from shared.hashing import fingerprint
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -48,6 +51,8 @@ class Child:
     served: bool = False
     #: The error that it printed, as the parts of a `StokerError`; empty if there was none.
     error: dict[str, str] = field(default_factory=dict)
+    #: Why it does not serve, as the log says already.
+    logged: str = ""
     #: Whether it was told to end.
     is_ending: bool = False
     #: When it will be ended by force, if it still lives.
@@ -62,10 +67,13 @@ class Child:
     _begun: bytes = b""
 
     def start(self, nursery: Nursery, within_s: float = math.inf) -> None:
-        """Start it; it is killed if it is not ready within this time."""
-        reading, writing = os.pipe()
+        """Start it; it is killed if it is not ready within this time. MachineError where the system has no room."""
         try:
-            self.process = nursery.start(self.command(self.listen), keep=writing)
+            reading, writing = os.pipe()
+        except OSError as error:
+            raise no_room(error) from error
+        try:
+            self.process = nursery.start([*self.command(self.listen), *self._said()], keep=writing)
         except BaseException:
             os.close(reading)
             raise
@@ -75,6 +83,10 @@ class Child:
         self.error = {}
         self._started_s, self.again_s = time.monotonic(), math.inf
         self.kill_s = self._started_s + within_s
+
+    def _said(self) -> list[str]:
+        """Names the error that it died of, so that it is not printed again."""
+        return ["--said", fingerprint(*self.error.values())] if self.error else []
 
     @property
     def pid(self) -> int:
@@ -102,7 +114,7 @@ class Child:
             for line in lines:
                 said = _read(line)
                 if "endpoint" in said:
-                    self.listen, self.served = said["endpoint"], True
+                    self.listen, self.served, self.logged = said["endpoint"], True, ""
                     self.kill_s = self.kill_s if self.is_ending else math.inf
                 self.error = _error_in(said) or self.error
                 yield said
@@ -153,6 +165,11 @@ class Child:
         if not self.served:  # a child that a transform left behind may hold its port
             self.listen = self.spare_listen or self.listen
         self.served = False
+
+    def put_off(self, now_s: float) -> None:
+        """It could not be started: set when to try again."""
+        self.again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _forget(self) -> None:
         self.process, self.kill_s = None, math.inf

@@ -29,7 +29,7 @@ from shared.extras import library
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Nursery", "Nursling"]
+__all__ = ["Nursery", "Nursling", "no_room"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
@@ -37,6 +37,16 @@ _MOST_BYTES = 2**16
 
 #: Signals that reach all of us, from a terminal or a service manager: the owner decides in which order we end.
 _FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
+
+
+def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
+    """The system has no room for one more process of ours."""
+    return MachineError(
+        expected="a process to be forked",
+        got=str(got),
+        where=where,
+        remedy="Look at memory and at the limits of processes and open files on this machine.",
+    )
 
 
 class Nursling:
@@ -90,23 +100,22 @@ class Nursery:
 
     def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
         """Fork a child, which keeps this descriptor of ours."""
-        reading, writing = os.pipe()
         try:
-            socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
+            reading, writing = os.pipe()
+        except OSError as error:
+            raise no_room(error) from error
+        try:
+            try:
+                socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
+            finally:
+                os.close(writing)  # which leaves room for the descriptor that comes
             told, fds, _flags, _sender = socket.recv_fds(self._socket, _MOST_BYTES, 1)
-        except ConnectionError:
-            told, fds = b"", []
-        finally:
-            os.close(writing)
+        except OSError as error:
+            told, fds = b"" if isinstance(error, ConnectionError) else str(error).encode(), []
         if fds:
             return Nursling(int(told), fds[0], reading)
         os.close(reading)
-        raise MachineError(
-            expected="a process to be forked",
-            got=told.decode() or "the end of the one that forks",
-            where=f"process {self.pid}",
-            remedy="Look at memory and at the limit of processes on this machine.",
-        )
+        raise no_room(told.decode() or "the end of the one that forks", f"process {self.pid}")
 
     def close(self) -> None:
         """End it."""
@@ -140,6 +149,11 @@ def _fork(owner: socket.socket, run: Callable[[Sequence[str]], object], children
     asked, fds, _flags, _sender = socket.recv_fds(owner, _MOST_BYTES, 2)
     if not asked:
         return False
+    if len(fds) != 2:
+        for fd in fds:
+            os.close(fd)
+        owner.send(b"no descriptor for its pipes")
+        return True
     keep, end = fds
     arguments = json.loads(asked)
     try:
@@ -147,13 +161,14 @@ def _fork(owner: socket.socket, run: Callable[[Sequence[str]], object], children
     except OSError as error:
         owner.send(str(error).encode())
         os.close(end)
-    else:
-        if not pid:
-            _become(lambda: _live(run, arguments, keep))
-        pidfd = os.pidfd_open(pid)
-        children[pidfd] = pid, end
-        socket.send_fds(owner, [str(pid).encode()], [pidfd])
-    os.close(keep)
+        os.close(keep)
+        return True
+    if not pid:
+        _become(lambda: _live(run, arguments, keep))
+    os.close(keep)  # which leaves room for the next one
+    pidfd = os.pidfd_open(pid)
+    children[pidfd] = pid, end
+    socket.send_fds(owner, [str(pid).encode()], [pidfd])
     return True
 
 

@@ -302,14 +302,27 @@ class Supervisor:
         if place.child is None and place.job is not None and place.job.stage in _RUNNING:
             place.of = place.job
             place.child = place.job.worker(place.number, os.uname().nodename)
-            place.child.start(self._nursery, _READY_TIMEOUT_S if place.job.stage is Stage.JOINING else math.inf)
-        elif place.child is not None and place.of is place.job:
-            self._restart(place.child, now_s)
+            self._start_child(place.of, place.child, _READY_TIMEOUT_S if place.of.stage is Stage.JOINING else math.inf)
+        elif place.child is not None and place.of is not None and place.of is place.job:
+            self._restart(place.of, place.child, now_s)
 
-    def _restart(self, child: Child, now_s: float) -> None:
+    def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
         if child.process is None and now_s >= child.again_s:
             child.restarts += 1
-            child.start(self._nursery)
+            self._start_child(job, child)
+
+    def _start_child(self, job: ServedJob, child: Child, within_s: float = math.inf) -> None:
+        """Start it; where the system has no room for it now, later, but for a job that was never served."""
+        try:
+            child.start(self._nursery, within_s)
+        except MachineError as error:
+            if job.stage is not Stage.SERVED:
+                self._give_up(job, StartError(**error.words()))
+                return
+            child.put_off(time.monotonic())
+            say = self.log.debug if child.logged == error.got else self.log.warning
+            child.logged = error.got
+            say("cannot be started, and is tried again", child=child.name, error=str(error), job=job.name)
 
     # --- turns ---
 
@@ -335,12 +348,12 @@ class Supervisor:
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
             if code:
-                self._give_up(job, job.indexer, code)
+                self._give_up(job, _failure_of(job, job.indexer, code))
             else:
                 job.stage = Stage.COORDINATING
-                job.coordinator.start(self._nursery, _READY_TIMEOUT_S)
+                self._start_child(job, job.coordinator, _READY_TIMEOUT_S)
         self._look_at_child(job, job.coordinator, now_s)
-        self._restart(job.coordinator, now_s)
+        self._restart(job, job.coordinator, now_s)
         if now_s >= job.end_s:
             self._end(job)
 
@@ -359,25 +372,21 @@ class Supervisor:
         if job.stage is Stage.ENDING:
             child.end(self.settings.drain_timeout_s)
         elif not served and not child.restarts and job.stage is not Stage.SERVED:
-            self._give_up(job, child, code)
+            self._give_up(job, _failure_of(job, child, code))
         else:
             child.begin_pause(now_s)
-            cause, restarts = _cause(code), child.restarts + 1
-            self.log.warning(
-                "died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name
-            )
+            self._log_death(job, child, code)
 
-    def _give_up(self, job: ServedJob, child: Child, code: int) -> None:
-        job.error = (
-            PrintedError(**child.error)
-            if child.error
-            else StartError(
-                expected=f"{child.name} of job {job.name} to start",
-                got=f"{_cause(code)} before it was ready",
-                where=str(job.folder.path),
-                remedy="What it printed is above, in the log of `loader-server run`.",
-            )
-        )
+    def _log_death(self, job: ServedJob, child: Child, code: int) -> None:
+        """An error of its own once, while it does not serve: `status` tells that it goes on."""
+        error = " ".join(child.error.values())
+        say = self.log.debug if error and error == child.logged else self.log.warning
+        child.logged = error
+        cause, restarts = _cause(code), child.restarts + 1
+        say("died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name)
+
+    def _give_up(self, job: ServedJob, error: StartError) -> None:
+        job.error = error
         self._failure = self._failure or job.error if self._starting else None
         self._end(job)
 
@@ -441,6 +450,18 @@ class Supervisor:
             }
             for job in self.jobs.values()
         ]
+
+
+def _failure_of(job: ServedJob, child: Child, code: int) -> StartError:
+    """Why a job cannot be served whose child ended before it was ready."""
+    if child.error:
+        return PrintedError(**child.error)
+    return StartError(
+        expected=f"{child.name} of job {job.name} to start",
+        got=f"{_cause(code)} before it was ready",
+        where=str(job.folder.path),
+        remedy="What it printed is above, in the log of `loader-server run`.",
+    )
 
 
 def _cause(code: int) -> str:

@@ -38,6 +38,7 @@ from shared.wire.parts import (
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics.end_messages import JobEnds
+from shared.wire.topics.failing_messages import Failing
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.topics.result_messages import Aggregate, Results
 
@@ -54,6 +55,7 @@ __all__ = [
     "Detach",
     "EpochAnswer",
     "EpochQuery",
+    "Failing",
     "Forgive",
     "Forgiven",
     "GraphKept",
@@ -479,7 +481,7 @@ for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
     JobEnds, Results, Aggregate, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
-    Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave,
+    Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
     NameAnswer, Pushed, Unbuilt, Cancelled,
 ):  # fmt: skip

@@ -38,6 +38,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.Beat: _WORKER,
     m.Culprit: _WORKER,
     m.Leave: _WORKER,
+    m.Failing: _WORKER,
     m.Forgive: _LOADERS,
     m.StatusQuery: frozenset(ROLES),
 }

@@ -27,6 +27,7 @@ __all__ = [
     "beat",
     "coordinator",
     "culprit",
+    "failing",
     "forgive",
     "kept",
     "keys",
@@ -105,6 +106,16 @@ def address(name: str = "w0", incarnation: int = 1, endpoint: str = "") -> Worke
 
 def culprit(identity: str = "a.flac 7 1", stream: str = "train", worker: str = "w0") -> m.Culprit:
     return m.Culprit(worker=worker, stream=stream, identity=identity, ends="SIGSEGV, SIGSEGV")
+
+
+def failing(name: str = "w0", got: str = "another one (8 bytes)") -> m.Failing:
+    return m.Failing(
+        worker=name,
+        expected="the file that the index was made from (9 bytes)",
+        got=got,
+        where="/data/a.npz",
+        remedy="Put it back.",
+    )
 
 
 def forgive(identity: str = "", stream: str = "") -> m.Forgive:

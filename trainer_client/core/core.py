@@ -260,9 +260,8 @@ class Core:
             self.attachment.wait(said, now_s)
         elif isinstance(said, m.NotAttached):
             self.attachment.refuse(error_of(said, "coordinator"), serial=said.serial)
-        elif isinstance(said, m.Members):
-            if self.stream is not None:
-                self.stream.connections.update_list(said.version, said.workers, now_s)
+        elif isinstance(said, m.Members | m.Failing):
+            self._on_workers(said, now_s)
         elif isinstance(said, m.Leases | m.Recalled):
             self._on_leases(said, now_s)
         elif isinstance(said, m.Aggregate):
@@ -279,6 +278,14 @@ class Core:
             self.attachment.come_back(now_s)
         else:
             self.attachment.refuse(error_of(said, "coordinator"))
+
+    def _on_workers(self, said: m.Members | m.Failing, now_s: float) -> None:
+        if self.stream is None:
+            return
+        if isinstance(said, m.Members):
+            self.stream.connections.update_list(said.version, said.workers, now_s)
+        else:
+            self.stream.connections.list.failing = said
 
     def _on_leases(self, said: m.Leases | m.Recalled, now_s: float) -> None:
         if self.stream is None or self.stream.leases is None:
@@ -420,7 +427,8 @@ class Core:
         elif errors:
             self._out.append(i.Fail(refused_by_all(errors[-1], len(errors), listed)))
         else:
-            self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s)))
+            failing = stream.connections.list.failing
+            self._out.append(i.Fail(nobody_left(tried, listed, self._settings.lost_timeout_s, failing)))
 
     _doors: ClassVar[dict[type, Callable[..., None]]] = {
         e.AttachAsked: _on_attach_asked,

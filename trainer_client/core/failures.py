@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import EndedError, LostError, MachineError, PeerError, RefusedError, StokerError
+from shared.errors import DataError, EndedError, LostError, MachineError, PeerError, RefusedError, StokerError
 
 if TYPE_CHECKING:
+    from shared.wire.messages import Failing
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
 __all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "wrong_bytes"]
@@ -64,8 +65,15 @@ def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
     return type(last)(expected=last.expected, got=last.got, where=where, remedy=last.remedy)
 
 
-def nobody_left(tried: list[str], listed: int, timeout_s: float) -> StokerError:
-    """No worker is left that could build the head."""
+def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failing | None = None) -> StokerError:
+    """No worker is left that could build the head; `failing` says why one of them does not come back."""
+    if failing is not None:
+        return DataError(
+            expected=failing.expected,
+            got=failing.got,
+            where=f"{failing.where} (worker {failing.worker} cannot serve, and there was no other for {timeout_s:g} s)",
+            remedy=failing.remedy,
+        )
     shown = ", ".join(tried[:10]) + (f" and {len(tried) - 10} more" if len(tried) > 10 else "")
     return LostError(
         expected="a live worker",

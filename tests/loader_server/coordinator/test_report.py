@@ -13,7 +13,7 @@ from shared.wire.parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
 
-def report(*, workers: int = 0, culprits: int = 0, **trainers: int) -> dict[str, object]:
+def report(*, workers: int = 0, culprits: int = 0, failing: int = 0, **trainers: int) -> dict[str, object]:
     return {
         "job": "digits",
         "streams": {
@@ -22,6 +22,7 @@ def report(*, workers: int = 0, culprits: int = 0, **trainers: int) -> dict[str,
         },
         "workers": [{"name": f"w{number:04d}"} for number in range(workers)],
         "culprits": [{"identity": f"c{number:04d}"} for number in range(culprits)],
+        "failing": [{"worker": f"w{number:04d}"} for number in range(failing)],
     }
 
 
@@ -88,13 +89,14 @@ class TestCutting:
 
     @pytest.mark.parametrize("most", [500, 1000, 3000, 18_000])
     def test_a_long_one_fits_and_says_what_it_lacks(self, most):
-        whole = report(workers=300, culprits=400, train=4, dev=500)
+        whole = report(workers=300, culprits=400, failing=200, train=4, dev=500)
         text = text_of(whole, most)
         assert most - 100 < len(text) <= most
         cut = json.loads(text)
         lacking = {
             "workers": 300 - len(cut["workers"]),
             "culprits": 400 - len(cut["culprits"]),
+            "failing": 200 - len(cut["failing"]),
             "trainers": 504 - sum(len(stream["trainers"]) for stream in cut["streams"].values()),
         }
         assert cut["cut"] == {key: count for key, count in lacking.items() if count}

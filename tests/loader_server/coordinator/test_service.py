@@ -152,7 +152,7 @@ def test_another_version_is_told_both(serve):
 @pytest.mark.fault(52)
 def test_an_answer_that_cannot_be_sent_ends_nothing(serve, monkeypatch, caplog):
     served = serve()
-    too_long = {"job": "x" * 2**21, "streams": {}, "workers": [], "culprits": []}
+    too_long = {"job": "x" * 2**21, "streams": {}, "workers": [], "culprits": [], "failing": []}
     monkeypatch.setattr(served.coordinator._state, "report", lambda _now_s: too_long)
     peer = served.peer()
     peer.send(m.StatusQuery())

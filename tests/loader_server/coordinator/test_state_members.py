@@ -26,6 +26,7 @@ from tests.support.coordinator import (
     beat,
     coordinator,
     culprit,
+    failing,
     forgive,
     kept,
     keys,
@@ -51,6 +52,34 @@ class TestWorkers:
         out = state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0)
         assert [(one.peer, one.message) for one in out] == [(b"trainer", m.Members(version=3, workers=()))]
         assert state.handle(Received(b"worker", m.Leave(worker="w0", incarnation=1)), 0.0) == []
+
+    def test_trainers_are_told_why_a_worker_does_not_come_and_those_that_attach_later_too(self):
+        state = coordinator()
+        said(state, attach(), peer=b"trainer")
+        out = state.handle(Received(b"worker", failing()), 0.0)
+        assert [type(one) for one in out] == [Warn, Send]
+        assert "another one (8 bytes)" in out[0].fields["got"]
+        assert (out[1].peer, out[1].message) == (b"trainer", failing())
+        again = state.handle(Received(b"worker", failing()), 1.0)
+        assert [type(one) for one in again] == [Send], "logged once, told again"
+        state.handle(Received(b"worker", failing("w1", got="no file")), 2.0)
+        state.handle(Received(b"worker", failing("w0", got="no file either")), 3.0)
+        told = state.handle(Received(b"late", attach(stream="dev", incarnation=5)), 4.0)
+        assert [one.message for one in told if one.peer == b"late"][1:] == [failing("w0", got="no file either")]
+        assert [one["worker"] for one in state.report(4.0)["failing"]] == ["w1", "w0"]
+
+    def test_a_worker_that_comes_or_is_no_longer_started_does_not_fail(self):
+        state = coordinator()
+        state.handle(Received(b"worker", failing()), 0.0)
+        state.handle(Received(b"worker", failing("w1")), 10.0)
+        said(state, register("w0"))
+        assert [one["worker"] for one in state.report(10.0)["failing"]] == ["w1"]
+        state.handle(Ticked(), 70.0)
+        assert len(state.report(70.0)["failing"]) == 1
+        state.handle(Ticked(), 70.1)
+        assert state.report(70.1)["failing"] == []
+        told = said(state, attach(stream="dev", incarnation=5))
+        assert not any(isinstance(one, m.Failing) for one in told)
 
     def test_they_are_not_told_of_a_registration_that_came_again(self):
         state = coordinator()

@@ -152,6 +152,13 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Forgive(stream="train", identity=""),
     m.Forgiven(count=2),
     m.Leave(worker="loader-1", incarnation=9),
+    m.Failing(
+        worker="loader-1-w3",
+        expected="the file that the index was made from (90 bytes)",
+        got="another one (80 bytes)",
+        where="/data/a.tfrecord",
+        remedy="Put the file back.",
+    ),
     m.Hello(
         job="digits",
         stream="train",

@@ -22,7 +22,7 @@ def test_who_says_what_to_the_coordinator():
         *("Attach", "Progress", "Detach", "Outcomes", "Results", "GraphOffer", "GraphPiece", "StatusQuery")
     }
     assert said_by("worker", TO_COORDINATOR) == {
-        *("Register", "Beat", "Culprit", "Leave", "GraphWanted", "Forgive", "StatusQuery")
+        *("Register", "Beat", "Culprit", "Leave", "Failing", "GraphWanted", "Forgive", "StatusQuery")
     }
     assert said_by("coordinator", TO_COORDINATOR) == {"Forgive", "StatusQuery"}
 

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from shared.errors import LostError, MachineError, PeerError, RefusedError
+from shared.errors import DataError, LostError, MachineError, PeerError, RefusedError
 from shared.wire import messages as m
+from tests.support.coordinator import failing
 from tests.support.lone_core import LoneCore, address, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
@@ -426,6 +427,17 @@ class TestRefusal:
         assert isinstance(error, LostError)
         assert error.got == "none for 10 s; tried 3 of 3: w1 (does not answer), w2 (silent), w3 (silent)"
         assert "loader-server run" in error.remedy
+
+    def test_if_one_said_why_it_does_not_come_back_that_is_the_error(self):
+        lone = LoneCore(prefetch=1, lost_timeout_s=10.0)
+        lone.with_workers(1)
+        lone.tell(e.ConnectionDown(lone.connection_id(1)))
+        lone.tell(e.CoordinatorSaid(failing("w1")))
+        lone.wait(16)
+        error = failure(lone)
+        assert isinstance(error, DataError)
+        assert error.got == failing().got
+        assert error.where == "/data/a.npz (worker w1 cannot serve, and there was no other for 10 s)"
 
     def test_one_that_comes_back_in_time_saves_it(self):
         lone = LoneCore(prefetch=1, lost_timeout_s=10.0)

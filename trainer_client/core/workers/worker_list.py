@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.errors import StokerError
+    from shared.wire import messages as m
     from shared.wire.parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
 
@@ -26,6 +27,8 @@ class WorkerList:
 
     def __init__(self, settings: CoreSettings) -> None:
         self.version = 0
+        #: The latest of the workers that could not begin to serve, if none came since.
+        self.failing: m.Failing | None = None
         #: Endpoints on this host.
         self.local: list[str] = []
         #: Endpoints on other hosts, in the order in which to talk to them.
@@ -49,6 +52,10 @@ class WorkerList:
 
     def update(self, version: int, workers: Iterable[WorkerAddress]) -> None:
         """Take in the coordinator's latest list."""
+        workers, before = tuple(workers), {one.incarnation for one in self._addresses.values()}
+        came = {one.worker for one in workers if one.incarnation not in before}
+        if self.failing is not None and self.failing.worker in came:
+            self.failing = None
         self.version = version
         known = self._addresses = {one.endpoint: one for one in workers}
         self._ranks = {endpoint: self._ranks.get(endpoint) or self.rank(endpoint) for endpoint in known}

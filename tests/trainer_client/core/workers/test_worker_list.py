@@ -6,6 +6,7 @@ import pytest
 
 from shared.errors import LostError
 from shared.wire.parts import WorkerAddress
+from tests.support.coordinator import failing
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
 from trainer_client.core.workers.worker_list import WorkerList
@@ -35,6 +36,17 @@ def test_workers_of_this_host_are_told_apart_from_the_others(workers):
     assert sorted(workers.remote) == ["tcp://host:1", "tcp://host:3"]
     assert (workers.version, len(workers), "tcp://host:1" in workers, "tcp://host:4" in workers) == (3, 3, True, False)
     assert [workers.name(endpoint) for endpoint in ("tcp://host:1", "tcp://host:4")] == ["w1", "tcp://host:4"]
+
+
+def test_a_worker_that_fails_does_so_until_a_new_one_of_its_name_comes(workers):
+    workers.update(1, [listed(1), listed(2)])
+    workers.failing = failing("w1")
+    workers.update(2, [listed(1)])
+    workers.update(3, [listed(3)])
+    assert workers.failing == failing("w1")
+    workers.update(4, [listed(1, incarnation=2)])
+    assert workers.failing is None
+    workers.update(5, [])
 
 
 def test_each_trainer_has_an_order_of_its_own_which_a_new_list_keeps(workers):

@@ -1,0 +1,24 @@
+"""Why a worker does not come; see messages.
+
+Rules: pure; as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.declared import Message
+from shared.wire.parts import NAME, PROSE, wire
+
+__all__ = ["Failing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing(Message):
+    """A worker ended because of this error before it could serve: to the coordinator, and from there to trainers."""
+
+    worker: str = wire(NAME)
+    expected: str = wire(PROSE)
+    got: str = wire(PROSE)
+    where: str = wire(PROSE)
+    remedy: str = wire(PROSE)
