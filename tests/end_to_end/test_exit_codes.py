@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Every command that asks a server something, but for the endpoint.
+#: Every command that asks a server something, but for the endpoint and how long it waits.
 ASKING = {
-    "status": ("loader_server", "status", "--timeout-seconds", "0.3", "{endpoint}"),
-    "load-test": ("trainer_client", "load-test", "drain", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+    "status": ("loader_server", "status", "--timeout-seconds", "{timeout}", "{endpoint}"),
+    "load-test": ("trainer_client", "load-test", "drain", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
     "evaluate": (
-        *("trainer_client", "evaluate", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+        *("trainer_client", "evaluate", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
         *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
     ),
     "predict": (
-        *("trainer_client", "predict", "--timeout-seconds", "0.3", "--feed", "{endpoint}"),
+        *("trainer_client", "predict", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
         *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
     ),
 }
@@ -51,14 +51,14 @@ def ended(*arguments: str) -> tuple[int, str, str]:
     return process.returncode, said, complained
 
 
-def asking(command: str, endpoint: str) -> list[str]:
-    return [argument.format(endpoint=endpoint) for argument in ASKING[command]]
+def asking(command: str, endpoint: str, timeout: str = "60") -> list[str]:
+    return [argument.format(endpoint=endpoint, timeout=timeout) for argument in ASKING[command]]
 
 
 @pytest.mark.parametrize("command", ASKING)
 def test_a_server_that_is_not_there_is_3(command: str) -> None:
     with nobody() as endpoint:
-        code, _, complained = ended(*asking(command, endpoint))
+        code, _, complained = ended(*asking(command, endpoint, timeout="0.3"))
     assert code == 3, complained
     assert "expected a coordinator that answers within 0.3 s" in complained
 

@@ -248,7 +248,7 @@ def test_what_a_place_to_build_in_raises_is_an_outcome_too(bench: Callable[..., 
 
 def test_a_read_that_hangs_is_an_error_and_the_next_job_is_built(bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
-    made = bench(MemorySource(on_read={5: gate.wait}), read_timeout_s=0.05)
+    made = bench(MemorySource(on_read={5: gate.wait}), read_timeout_s=0.5)
     failed, built = made.outcomes(made.build(1), made.build(2))
     gate.set()
     assert isinstance(failed.error, ReadError)

@@ -62,10 +62,10 @@ def waits(error, end):
     with (
         Ends() as ends,
         ThreadPoolExecutor(1) as thread,
-        trainer_client.connect(ends.endpoint, lost_timeout_s=0.5) as feed,
+        trainer_client.connect(ends.endpoint, lost_timeout_s=2.0) as feed,
     ):
         answer = thread.submit(feed.aggregate, {"loss": 1.0}, rows=1)
-        ends.wait_for(m.Results, 3)  # said each second, so its time as a lost server would be over
+        ends.wait_for(m.Results, 4)  # said each second, so its time as a lost server would be over
         assert not answer.done()
         end(feed)
         with pytest.raises(error):
