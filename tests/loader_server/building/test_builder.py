@@ -441,6 +441,13 @@ def test_after_a_worker_died_each_sample_is_taken_on_its_own(make: Callable[...,
     assert source.together == 1
 
 
+def test_with_a_sample_that_was_just_convicted_each_is_taken_on_its_own(make: Callable[..., Builder]) -> None:
+    touched: list[int] = []
+    source = ColumnSource(on_decode={sample: functools.partial(touched.append, sample) for sample in range(16)})
+    assert build(make(source), memory_want(1), convicted=frozenset({5}))[0].masked == 1
+    assert touched == [4, 6, 7]
+
+
 def test_a_batch_without_samples_is_not_decoded(make: Callable[..., Builder]) -> None:
     source = ColumnSource()
     build(make(source), memory_want(1, empty=True))
