@@ -17,6 +17,7 @@ import numpy as np
 from loader_server.building.read_ahead import read_patiently
 from loader_server.sources.index.probe import refuse_other_fields
 from loader_server.sources.source import Source, gather_rows
+from loader_server.transforms.columns import interleaved
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from loader_server.sources.index.folder import Index
     from loader_server.sources.row_filter import RowFilter
     from loader_server.transforms.chain import Chain
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["JoinedSource", "OpenedSource", "SourceSet"]
@@ -268,6 +270,19 @@ class JoinedSource(Source):
         """Decode as the member does."""
         source, own = self._at(sample)
         return source.decode(own, raw)
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
+        """Member by member, each value back in its place: of the keys that all of them have."""
+        made: list[Columns] = []
+        places: list[NDArray[np.int64]] = []
+        for place, rows, own in self._by_member(np.array(samples, np.int64)):
+            columns = self._sources[place].decode_all(own.tolist(), [raw[row] for row in rows.tolist()])
+            if columns is None:
+                return None
+            made.append(columns)
+            places.append(rows)
+        common = set.intersection(*map(set, made)) if made else set[str]()
+        return {key: interleaved([columns[key] for columns in made], places) for key in common}
 
     @property
     def gathers(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Field
 
-__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "ragged"]
+__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "interleaved", "ragged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,25 @@ def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
     """Lists of numbers, one behind the other; OverflowError for one that the dtype cannot hold."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
+
+
+def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) -> Column:
+    """One column of several, the values of each of which go to these places; TypeError where they are not alike."""
+    order = np.argsort(np.concatenate(places))
+    if all(isinstance(column, list) for column in columns):
+        values = list(chain.from_iterable(columns))  # type: ignore[arg-type] # they are lists
+        return [values[place] for place in order.tolist()]
+    if all(isinstance(column, Ragged) for column in columns):
+        return _reordered(cast("Sequence[Ragged]", columns), order)
+    return np.concatenate(cast("Sequence[NDArray[Any]]", columns))[order]
+
+
+def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
+    lengths = np.concatenate([column.lengths for column in columns])
+    starts = (np.cumsum(lengths) - lengths)[order]
+    lengths = lengths[order]
+    at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
 
 
 def column_of(field: Field, columns: Columns) -> Ragged | NDArray[Any]:
