@@ -162,7 +162,8 @@ def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: P
 def test_a_worker_that_is_killed_takes_its_target_over(loaders: Loaders, job: Path) -> None:
     before = read_targets(_folder(job))
     victim = loaders.workers()[0]
-    name = victim.cmdline()[victim.cmdline().index("--name") + 1]
+    words = " ".join(victim.cmdline()).split()
+    name = words[words.index("--name") + 1]
     victim.kill()
     wait_until(
         lambda: read_targets(_folder(job))[f"worker-{name}"]["address"] != before[f"worker-{name}"]["address"],
