@@ -69,7 +69,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     counted = recipe.counted and recipe.fixed_shapes
     blocks = _blocks_of_counts(plan, group, epoch) if counted else _blocks_of_windows(opened)
     batches, total = int(blocks.batches.sum()), plan.total(epoch)
-    unspilled = int((plan.window_counts(epoch).sum(axis=0) * recipe.survey.edges).sum()) if counted else None
+    unspilled = int((plan.window_counts(epoch).sum(axis=0) * recipe.tally.edges).sum()) if counted else None
     filled = int((blocks.samples * blocks.lengths).sum())
     used = blocks.batches > 0
     return {
@@ -79,7 +79,7 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
         "epoch": epoch,
         "group": group,
         "samples": int(plan.window_counts(epoch).sum()),
-        "dropped": recipe.survey.dropped_by_reason(),
+        "dropped": recipe.tally.dropped_by_reason(),
         "above_budget": _above_budget(recipe, blocks),
         "buckets": _buckets(plan, blocks),
         "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),
@@ -183,15 +183,15 @@ def plot(plan: Plan, path: Path) -> None:
             remedy="pip install matplotlib, and try again.",
         ) from None
 
-    survey, limits = plan.recipe.survey, plan.recipe.limits
+    tally, limits = plan.recipe.tally, plan.recipe.limits
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    axes.hist(survey.lengths, bins=200, weights=survey.samples, color="tab:blue", alpha=0.7)
-    for edge in survey.edges:
+    axes.hist(tally.lengths, bins=200, weights=tally.samples, color="tab:blue", alpha=0.7)
+    for edge in tally.edges:
         axes.axvline(edge, color="tab:red", linewidth=0.8)
     axes.set_xlabel(f"length of {limits.key}, steps")
     axes.set_ylabel("samples")
-    axes.set_title(f"{int(survey.samples.sum()):,} samples, {len(survey.edges)} buckets")
+    axes.set_title(f"{int(tally.samples.sum()):,} samples, {len(tally.edges)} buckets")
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -206,7 +206,7 @@ def _blocks_of_counts(plan: Plan, group: int, epoch: int) -> _Blocks:
         samples=samples_taken(counts, groups * rows * group, subs).ravel(),
         batches=groups.ravel() * group,
         rows=np.tile(rows, windows),
-        lengths=np.tile(recipe.survey.edges, windows),
+        lengths=np.tile(recipe.tally.edges, windows),
         buckets=np.tile(np.arange(buckets), windows),
     )
 
@@ -236,12 +236,12 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
 
 def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
     """Batches that exceed the budget because even one row is too long for it, and what to do about them."""
-    limits, survey = recipe.limits, recipe.survey
+    limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     found = {
         "batches": int(blocks.batches[used > limits.budget].sum()),
-        "samples": int(survey.above[0]),
-        "longest": int(survey.lengths[-1]),
+        "samples": int(tally.above[0]),
+        "longest": int(tally.lengths[-1]),
         "budget": limits.budget,
     }
     return found | {"advice": _advice(recipe, found, int(used.max())) if found["batches"] else ""}

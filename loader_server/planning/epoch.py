@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.planning.survey import bucket_of
+from loader_server.planning.tally import bucket_of
 from loader_server.planning.windows.lanes import in_lanes
 from loader_server.planning.windows.packing import in_rows
 from loader_server.planning.windows.window import Candidates, Filling, WindowPlan, in_buckets, in_sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loader_server.planning.mixing import Mixture, Turns
     from loader_server.planning.order import Arrangement, DataPass
     from loader_server.planning.settings import Limits, PlanSettings
-    from loader_server.planning.survey import LengthTable, Survey
+    from loader_server.planning.tally import LengthTable, LengthTally
 
 __all__ = ["EpochPlan", "PlannedBatch", "Recipe", "Seat"]
 
@@ -65,7 +65,7 @@ class Recipe:
     table: LengthTable
     settings: PlanSettings
     limits: Limits
-    survey: Survey
+    tally: LengthTally
     shapes: tuple[BucketShape, ...]
     rows: NDArray[np.int64]
     mixture: Mixture | None
@@ -174,11 +174,11 @@ class EpochPlan:
             laplace_samples=recipe.settings.laplace_samples,
         )
         if recipe.packed:
-            planned = in_rows(filling, given, recipe.limits.key, int(recipe.survey.edges[0]))
+            planned = in_rows(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.carry:
-            planned = in_lanes(filling, given, recipe.limits.key, int(recipe.survey.edges[0]))
+            planned = in_lanes(filling, given, recipe.limits.key, int(recipe.tally.edges[0]))
         elif recipe.settings.shapes == "none":
-            planned = in_sequence(filling, given, recipe.limits, recipe.survey.edges)
+            planned = in_sequence(filling, given, recipe.limits, recipe.tally.edges)
         else:
             planned = in_buckets(filling, given, recipe.limits.key)
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
@@ -190,11 +190,11 @@ class EpochPlan:
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
         wanted = dict.fromkeys(recipe.limits.deciding)
         if not recipe.fixed_shapes:
-            wanted |= dict.fromkeys(recipe.survey.others)
+            wanted |= dict.fromkeys(recipe.tally.others)
         lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
         samples = np.concatenate([np.arange(*span) for span in spans])
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
-        buckets = bucket_of(lengths, recipe.limits, recipe.survey.edges, recipe.survey.others)
+        buckets = bucket_of(lengths, recipe.limits, recipe.tally.edges, recipe.tally.others)
         kept = buckets >= 0
         begins = np.concatenate([recipe.table.begins(*span) for span in spans]) if recipe.settings.carry else None
         return Candidates(

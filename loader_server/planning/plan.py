@@ -18,7 +18,7 @@ from loader_server.planning.mixing import mixture_of
 from loader_server.planning.order import Arrangement, DataPass, arranged
 from loader_server.planning.settings import limits_by_epoch, limits_of
 from loader_server.planning.stages import stages_of
-from loader_server.planning.survey import Survey, surveyed
+from loader_server.planning.tally import LengthTally, tally_lengths
 from loader_server.planning.windows.fill import groups_needed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loader_server.planning.keeper import Keeper
     from loader_server.planning.settings import Limits, PlanSettings
     from loader_server.planning.stages import PlanStage
-    from loader_server.planning.survey import LengthTable, Progress
+    from loader_server.planning.tally import LengthTable, Progress
 
 __all__ = ["PLANNER_VERSION", "Plan"]
 
@@ -73,13 +73,13 @@ class Plan:
         digest = _digest(table, settings, (limits, *(of for _, of in by_epoch if of != limits)), (seed, *sources))
         keeper = keeper or Nowhere()
         kept = keeper.load("survey", digest)
-        survey = Survey.of_arrays(kept) if kept is not None else surveyed(table, settings, limits, progress)
+        tally = LengthTally.of_arrays(kept) if kept is not None else tally_lengths(table, settings, limits, progress)
         if kept is None:
-            keeper.save("survey", digest, survey.arrays())
-        shapes = _shapes(settings, limits, survey)
+            keeper.save("survey", digest, tally.arrays())
+        shapes = _shapes(settings, limits, tally)
         rows = np.array([shape.rows for shape in shapes])
         recipe = Recipe(
-            table=table, settings=settings, limits=limits, survey=survey, shapes=shapes, rows=rows, mixture=mixture
+            table=table, settings=settings, limits=limits, tally=tally, shapes=shapes, rows=rows, mixture=mixture
         )
         stages = stages_of(recipe, by_epoch, keeper, digest)
         plan = cls(recipe, stages, digest, seed, keeper)
@@ -97,7 +97,7 @@ class Plan:
         #: All shapes that batches may have, or their bounds where batches are padded to their longest sample.
         self.buckets = recipe.shapes
         #: How many samples are dropped in all epochs, by reason.
-        self.dropped = recipe.survey.dropped_by_reason()
+        self.dropped = recipe.tally.dropped_by_reason()
         self._seed = seed
         self._keeper = keeper
         self._sizes = np.diff(recipe.table.segments)
@@ -142,12 +142,12 @@ class Plan:
 
     def total(self, epoch: int) -> int:
         """The sum of all lengths in an epoch's pass."""
-        return int(self.stage(epoch).recipe.survey.sums[self._pass_of(epoch)[2].turns.segments].sum())
+        return int(self.stage(epoch).recipe.tally.sums[self._pass_of(epoch)[2].turns.segments].sum())
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
         """How many samples of each bucket each window of an epoch's pass has."""
         arrangement = self._pass_of(epoch)[2]
-        counts = self.stage(epoch).recipe.survey.counts[arrangement.turns.segments]
+        counts = self.stage(epoch).recipe.tally.counts[arrangement.turns.segments]
         return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
 
     def _pass_of(self, epoch: int) -> tuple[DataPass, int, Arrangement]:
@@ -164,18 +164,18 @@ class Plan:
         return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
 
 
-def _shapes(settings: PlanSettings, limits: Limits, survey: Survey) -> tuple[BucketShape, ...]:
+def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple[BucketShape, ...]:
     """Rows and padded lengths of each bucket; in plain order, bounds for batches whose longest sample is in it."""
-    lengths = {key: limits.padded(np.maximum(longest, 1)) for key, longest in survey.others.items()}
-    lengths[limits.key] = survey.edges
+    lengths = {key: limits.padded(np.maximum(longest, 1)) for key, longest in tally.others.items()}
+    lengths[limits.key] = tally.edges
     if settings.shapes == "none":
-        shortest = np.maximum(np.append(0, survey.edges[:-1]) + 1, survey.lengths[0])
+        shortest = np.maximum(np.append(0, tally.edges[:-1]) + 1, tally.lengths[0])
         rows = limits.rows({limits.key: limits.padded(shortest)})
     else:
         rows = limits.rows(lengths)
     return tuple(
         BucketShape(rows=int(rows[bucket]), lengths={key: int(of[bucket]) for key, of in lengths.items()})
-        for bucket in range(len(survey.edges))
+        for bucket in range(len(tally.edges))
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.order import window_count
-from loader_server.planning.survey import Survey, narrowed
+from loader_server.planning.tally import LengthTally, narrowed
 from loader_server.planning.windows.fill import groups_needed, spills_into
 from loader_server.planning.windows.packing import BLOCK
 
@@ -56,11 +56,11 @@ class PlanStage:
         windows = window_count(samples, recipe.settings.window, recipe.settings.order)
         if recipe.packed:
             # At most one row of each block is less than half full.
-            most_rows = 2 * self._most.length // int(recipe.survey.edges[0])
+            most_rows = 2 * self._most.length // int(recipe.tally.edges[0])
             groups = (most_rows + samples // BLOCK + windows) // int(rows[0]) + windows
         elif recipe.settings.carry:
             # No lane holds more than its share and one recording.
-            groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.survey.run[0]))
+            groups = int(counts.sum()) // int(rows[0]) + windows * (1 + int(recipe.tally.run[0]))
         elif not recipe.counted:
             longest = {key: np.array([length]) for key, length in recipe.shapes[-1].lengths.items()}
             groups = int(counts.sum()) // (int(recipe.limits.rows(longest)[0]) * group) + windows
@@ -78,7 +78,7 @@ class PlanStage:
         if recipe.counted:  # the same samples in several windows never make fewer
             return int(groups_needed(counts[None], recipe.rows, group, recipe.limits.subs).sum())
         if recipe.packed:
-            cells = int(recipe.survey.edges[0] * recipe.rows[0]) * group
+            cells = int(recipe.tally.edges[0] * recipe.rows[0]) * group
             return -(-self._least.length // cells)
         # A sample takes at least its share of a batch of its length.
         shares = zip(counts.tolist(), recipe.rows.tolist(), strict=True)
@@ -87,13 +87,13 @@ class PlanStage:
 
 def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
     """The least and the most that a pass may hold."""
-    survey, mixture, sizes = recipe.survey, recipe.mixture, np.diff(recipe.table.segments)
+    tally, mixture, sizes = recipe.tally, recipe.mixture, np.diff(recipe.table.segments)
     if mixture is None:
-        counts = survey.counts.sum(axis=0, dtype=np.int64)
-        everything = _Totals(counts=counts, length=int(survey.sums.sum()), samples=int(sizes.sum()))
+        counts = tally.counts.sum(axis=0, dtype=np.int64)
+        everything = _Totals(counts=counts, length=int(tally.sums.sum()), samples=int(sizes.sum()))
         return everything, everything
     least, most = (
-        _Totals(counts=times @ survey.counts, length=int(times @ survey.sums), samples=int(times @ sizes))
+        _Totals(counts=times @ tally.counts, length=int(times @ tally.sums), samples=int(times @ sizes))
         for times in (mixture.fewest_turns(sizes), mixture.most_turns(sizes))
     )
     return least, most
@@ -112,10 +112,8 @@ def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) 
         return recipe
     name = f"{digest}-{limits.max_length}"
     kept = keeper.load("survey", name)
-    survey = Survey.of_arrays(kept) if kept is not None else narrowed(recipe.table, limits, recipe.survey)
+    tally = LengthTally.of_arrays(kept) if kept is not None else narrowed(recipe.table, limits, recipe.tally)
     if kept is None:
-        keeper.save("survey", name, survey.arrays())
-    used = len(survey.edges)
-    return dataclasses.replace(
-        recipe, limits=limits, survey=survey, shapes=recipe.shapes[:used], rows=recipe.rows[:used]
-    )
+        keeper.save("survey", name, tally.arrays())
+    used = len(tally.edges)
+    return dataclasses.replace(recipe, limits=limits, tally=tally, shapes=recipe.shapes[:used], rows=recipe.rows[:used])

@@ -59,7 +59,7 @@ def _plan(table: Repeated, keeper: PlanKeeper | None = None, progress: Any = Non
 def keep(samples: int, keeper: PlanKeeper) -> None:
     """Keep what the one-off pass would find for so many samples, from a pass over one pool."""
     pool = log_normal(_POOL)
-    arrays = _plan(Repeated(pool, _POOL)).recipe.survey.arrays()
+    arrays = _plan(Repeated(pool, _POOL)).recipe.tally.arrays()
     table = Repeated(pool, samples)
     segments = len(table.segments) - 1
     rest = samples % _SEGMENT

@@ -105,7 +105,7 @@ def _above_optimum(plan: Plan, lengths: Integers) -> float:
     values, counts = np.unique(lengths, return_counts=True)
     unit = values if plan.recipe.settings.objective == "area" else 2**31 // np.maximum(BUDGET // values, 1)
     best = values[best_boundaries(np.cumsum(counts), unit, len(plan.buckets))[-1]]
-    own, least = (int(edges[np.searchsorted(edges, lengths)].sum()) for edges in (plan.recipe.survey.edges, best))
+    own, least = (int(edges[np.searchsorted(edges, lengths)].sum()) for edges in (plan.recipe.tally.edges, best))
     return int(lengths.sum()) * (1 / least - 1 / own)
 
 
@@ -115,7 +115,7 @@ _Run: TypeAlias = "tuple[str, str, int, int, Callable[[Integers], list[Padded]]]
 def peer_runs(lengths: Integers) -> list[_Run]:
     """Policy, boundaries, shapes asked for, ranks, and how to run it. RETURNN ends eager TensorFlow: last."""
     equal = np.unique(np.ceil(np.quantile(lengths, np.arange(1, SHAPES + 1) / SHAPES)).astype(np.int64))
-    ours = plan_of(lengths, segment=4096, shapes=SHAPES).recipe.survey.edges
+    ours = plan_of(lengths, segment=4096, shapes=SHAPES).recipe.tally.edges
     return [
         ("tf_bucket", "equal counts", SHAPES, 1, lambda of: tf_bucket(of, BUDGET, equal.tolist())),
         ("tf_bucket", "our boundaries", SHAPES, 1, lambda of: tf_bucket(of, BUDGET, ours.tolist())),

@@ -24,7 +24,7 @@ def masked(recordings: np.ndarray, steps: int, rows: int, group: int) -> float:
     settings = settings_of(budget=f"{rows * steps} steps", carry=True)
     table = Chunks(recordings, steps, segment=4096)
     plan = Plan.make(table, settings, key="audio", per_second=RATES, seed=7)
-    return 1 - int(plan.recipe.survey.counts.sum()) / (rows * plan.epoch(0, group).batches)
+    return 1 - int(plan.recipe.tally.counts.sum()) / (rows * plan.epoch(0, group).batches)
 
 
 def main() -> None:

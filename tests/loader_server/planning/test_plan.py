@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.planning import PLANNER_VERSION, Plan, survey
+from loader_server.planning import PLANNER_VERSION, Plan, tally
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
@@ -339,7 +339,7 @@ def test_the_digest_names_index_settings_key_and_seed():
 
 @pytest.mark.parametrize(("table", "passes"), [({}, 2), ({"sub_buckets": {"text": 2}}, 3)])
 def test_progress_rises_to_the_end(table, passes, monkeypatch):
-    monkeypatch.setattr(survey, "_BLOCK", 1_024)
+    monkeypatch.setattr(tally, "_BLOCK", 1_024)
     told = []
     Plan.make(
         Lengths(1_024, audio=SPEECH, text=SPEECH // 8),
@@ -357,9 +357,9 @@ def test_progress_rises_to_the_end(table, passes, monkeypatch):
 def test_a_survey_does_not_hang_on_how_much_is_read_at_once(block, monkeypatch):
     both = {"audio": log_normal(3_000, 10_000, 0.6), "text": SPEECH // 8}
     table = {"min_length": "30 s", "max_length": "400 s", "sub_buckets": {"text": 2}}
-    whole = plan_of(both, **table).recipe.survey.arrays()
-    monkeypatch.setattr(survey, "_BLOCK", block)
-    pieces = plan_of(both, **table).recipe.survey.arrays()
+    whole = plan_of(both, **table).recipe.tally.arrays()
+    monkeypatch.setattr(tally, "_BLOCK", block)
+    pieces = plan_of(both, **table).recipe.tally.arrays()
     assert whole["above"] > 0
     assert whole["dropped"].sum() > 0
     assert {name: array.tolist() for name, array in pieces.items()} == {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["LEFT_OUT", "LengthTable", "Progress", "Survey", "bucket_of", "narrowed", "surveyed"]
+__all__ = ["LEFT_OUT", "LengthTable", "LengthTally", "Progress", "bucket_of", "narrowed", "tally_lengths"]
 
 Progress = Callable[[int, int], None]
 
@@ -39,7 +39,7 @@ _BLOCK = 2**18
 #: Why samples are dropped. The stream's filter came later than the others, but is asked first.
 _REASONS = ("empty", "too_short", "too_long", "filtered")
 _FILTERED = _REASONS.index("filtered")
-#: The arrays of a survey.
+#: The arrays of a tally.
 _KEPT = ("edges", "counts", "dropped", "lengths", "samples", "sums", "above", "run")
 
 
@@ -70,7 +70,7 @@ class LengthTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class LengthTally:
     """What reading all lengths found: all that a plan needs to number its batches."""
 
     #: The padded length of the bucketed key in each bucket, ascending.
@@ -97,7 +97,7 @@ class Survey:
         return own | {f"other.{key}": longest for key, longest in self.others.items()}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> Survey:
+    def of_arrays(cls, arrays: Mapping[str, NDArray[np.integer]]) -> LengthTally:
         """Made from what `arrays` gave."""
         return cls(
             edges=arrays["edges"].astype(np.int64),
@@ -120,7 +120,9 @@ class Survey:
         return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=False) if count}
 
 
-def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None) -> Survey:
+def tally_lengths(
+    table: LengthTable, settings: PlanSettings, limits: Limits, progress: Progress | None = None
+) -> LengthTally:
     """Read all lengths twice, for the histogram and for each segment's bucket counts; once more for sub-buckets."""
     size = int(table.segments[-1])
     passes = 2 if limits.sub_key is None else 3
@@ -135,8 +137,8 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
     if limits.sub_key is not None:
         subs[limits.sub_key] = _sub_edges(table, limits, edges, lambda done: tell(1, done))
         edges = np.repeat(edges, limits.subs)
-    counts, sums, others = _tally(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
-    return Survey(
+    counts, sums, others = _count_buckets(table, limits, (edges, subs), lambda done: tell(passes - 1, done))
+    return LengthTally(
         edges=edges,
         others=others,
         counts=counts,
@@ -149,31 +151,31 @@ def surveyed(table: LengthTable, settings: PlanSettings, limits: Limits, progres
     )
 
 
-def narrowed(table: LengthTable, limits: Limits, survey: Survey) -> Survey:
-    """The survey of those samples alone that are within narrower limits, in the same buckets, up to the last that has
+def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTally:
+    """The tally of those samples alone that are within narrower limits, in the same buckets, up to the last that has
     any: so what is left over of short samples does not spill into shapes that are none of theirs.
     """
     found = _looked_over(table, limits, _tell_nobody)
-    subs = {} if limits.sub_key is None else {limits.sub_key: survey.others[limits.sub_key]}
-    counts, sums, _ = _tally(table, limits, (survey.edges, subs), _tell_nobody)
+    subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}
+    counts, sums, _ = _count_buckets(table, limits, (tally.edges, subs), _tell_nobody)
     last = int(np.flatnonzero(counts.any(axis=0))[-1])
     used = (last // limits.subs + 1) * limits.subs
-    return Survey(
-        edges=survey.edges[:used],
-        others={key: longest[:used] for key, longest in survey.others.items()},
+    return LengthTally(
+        edges=tally.edges[:used],
+        others={key: longest[:used] for key, longest in tally.others.items()},
         counts=counts[:, :used],
         dropped=found.dropped,
         lengths=found.lengths,
         samples=found.samples,
         sums=sums,
         above=found.above,
-        run=survey.run,
+        run=tally.run,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FirstLook:
-    """What the first pass over all lengths found, as a survey has it; `total` is the sum of planned lengths."""
+    """What the first pass over all lengths found, as a tally has it; `total` is the sum of planned lengths."""
 
     lengths: Integers
     samples: Integers
@@ -294,7 +296,7 @@ def _sub_edges(table: LengthTable, limits: Limits, edges: Integers, tell: Callab
     return limits.padded(np.maximum(chosen, 1)).ravel()
 
 
-def _tally(
+def _count_buckets(
     table: LengthTable,
     limits: Limits,
     buckets_of: tuple[Integers, dict[str, Integers]],
