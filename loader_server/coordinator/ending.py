@@ -1,8 +1,8 @@
-"""The end of a job by order: who is told, and what is still under way.
+"""The end of a job by order: which trainers are told, and what is still under way.
 
 Rules: pure. Trainers are told at once, and with each heartbeat for as long as they stay, because a message may be lost.
-Whoever attaches is let in and told as well: a trainer that comes back has leases to report. In queue mode nothing more
-is leased. When nobody is attached any more, nothing is left to wait for.
+A trainer that attaches is let in and told as well, because one that comes back has leases to report. In queue mode
+nothing more is leased. When nobody is attached any more, nothing is left to wait for.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Ending:
             yield from (Send(trainer.peer, self._message) for trainer in stream.trainers.values())
 
     def greet(self, peer: bytes) -> Iterator[Send]:
-        """What a trainer is told that has just attached."""
+        """The message for a trainer that has just attached."""
         if self._message is not None:
             yield Send(peer, self._message)
 
     def news(self) -> m.JobEnds | m.Noted:
-        """What answers a heartbeat."""
+        """The answer to a heartbeat."""
         return self._message or m.Noted()
 
     def report(self) -> dict[str, Any] | None:

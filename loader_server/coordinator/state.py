@@ -115,7 +115,7 @@ class CoordinatorState:
         return out
 
     def incomplete(self) -> list[str]:
-        """Once all facts are recovered: the leases of which some are missing."""
+        """Once all facts are recovered: the epochs of which leases are missing."""
         return list(self._queues.incomplete())
 
     def recover(self, fact: Fact) -> None:
@@ -318,7 +318,7 @@ class CoordinatorState:
             self._out += stream.results.take(said, trainer.peer, trainer.ranks, world)
 
     def _hear(self, peer: bytes, said: m.Outcomes | m.Results, now_s: float) -> AttachedTrainer | None:
-        """Who said it, if he is attached; else he is told that he is not."""
+        """The trainer that said it, if it is attached; otherwise it is told that it is not."""
         stream = self._streams.get(said.stream)
         trainer = stream.trainers.get(said.incarnation) if stream is not None else None
         if stream is None or trainer is None or (isinstance(said, m.Outcomes) and stream.view.leases is None):

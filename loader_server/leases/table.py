@@ -4,8 +4,8 @@ Rules, each from an interleaving that failed without it:
 - What has to survive is kept as a fact before anybody is told; `recover` takes the facts back in any order.
 - An answer lists all leases that the trainer has, not what is new: so a lost answer, a repeated request and a restarted
   table need no rule of their own.
-- Done counts whoever has the number by now, if the one who reports it ever had it in this generation: it was trained
-  on. A failure counts only for the present holder.
+- A report that a number is done counts whoever has the number by now, if its reporter ever had it in this generation,
+  because it was trained on. A failure counts only for the present holder.
 - A trainer's death burns no try: a healthy batch would be given up because machines are taken away. A failure does, and
   so does taking too long.
 - A lease's deadline starts when its batch is first in its trainer's hands; what waits behind it is held as long as the
@@ -46,7 +46,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRules:
-    """What the job file says."""
+    """The rules that the job file sets."""
 
     #: The shortest deadline.
     floor_s: float
@@ -73,11 +73,11 @@ class TableCounts:
     done: int = 0
     failed: int = 0
     expired: int = 0
-    #: Given back for no fault of the batch.
+    #: Given back through no fault of the batch.
     returned: int = 0
-    #: Reports of what was done already, or belongs to somebody else by now.
+    #: Reports of numbers that were done already, or that somebody else has by now.
     late: int = 0
-    #: Reports of what was never leased.
+    #: Reports of numbers that were never leased.
     unknown: int = 0
 
 
@@ -93,13 +93,13 @@ class LeaseTrainer:
     at_head: Key | None = None
     in_hand: bool = False
     since_s: float = 0.0
-    #: It would have more than there were.
+    #: Whether it asked for more than there were.
     hungry: bool = False
-    #: It was called because its leases changed, or there are some again, and has not reported since.
+    #: Whether it was called, because its leases changed or there are some again, and has not reported since.
     called: bool = False
 
     def first(self) -> Key | None:
-        """What it works on."""
+        """The lease that it works on."""
         return next(iter(self.leases), None)
 
 
@@ -115,9 +115,9 @@ class LeaseTable:
         #: Those under way, oldest first; there is always one.
         self.epochs: dict[int, EpochLeases] = {}
         self.trainers: dict[int, LeaseTrainer] = {}
-        #: What was given up.
+        #: Numbers that were given up.
         self.dead: dict[Key, OutNumber] = {}
-        #: What people should know, and has not been told them yet.
+        #: What people should know and have not been told yet.
         self.news: list[tuple[str, Key]] = []
         #: Trainers that should report.
         self.calls: list[int] = []
@@ -167,7 +167,7 @@ class LeaseTable:
         return [at for at, epoch in self.epochs.items() if len(epoch.out) != self._kept_out.get(at)]
 
     def take_up(self, now_s: float) -> None:
-        """All facts are recovered: those who had leases have time to be heard again."""
+        """All facts are recovered: trainers that had leases get time to be heard again."""
         for at, epoch in sorted(self.epochs.items()):
             for number, one in sorted(epoch.out.items()):
                 if one.holder:
@@ -189,7 +189,7 @@ class LeaseTable:
     # --- what trainers say ---
 
     def hear(self, incarnation: int, now_s: float) -> bool:
-        """A trainer's heartbeat; whether it should say how its leases stand."""
+        """Take in a trainer's heartbeat; whether it should report on its leases."""
         trainer = self.trainers.get(incarnation)
         if trainer is not None:
             trainer.heard_s = now_s
@@ -253,7 +253,7 @@ class LeaseTable:
         self._burn((lease.epoch, lease.number), one)
 
     def _look_up(self, lease: Lease) -> OutNumber | None:
-        """The number, if it is not done and was leased so often."""
+        """Look a number up: it must not be done, and must have been leased that often; other reports are counted."""
         key, epoch = (lease.epoch, lease.number), self.epochs.get(lease.epoch)
         one = (epoch.out.get(lease.number) if epoch is not None else None) or self.dead.get(key)
         if one is not None and 1 <= lease.nth <= one.nth:
@@ -270,7 +270,7 @@ class LeaseTable:
         self.news.append(("unknown", (lease.epoch, lease.number)))
 
     def _note_hand(self, trainer: LeaseTrainer, *, in_hand: bool, now_s: float) -> None:
-        """The clock starts anew with another batch at the head, and when the consumer takes it."""
+        """Restart the clock with another batch at the head, and when the consumer takes it."""
         in_hand = in_hand and bool(trainer.leases)
         first = trainer.first()
         if in_hand != trainer.in_hand or first != trainer.at_head:
@@ -280,7 +280,7 @@ class LeaseTable:
     # --- leasing ---
 
     def _lease(self, said: Outcomes, trainer: LeaseTrainer) -> None:
-        """Lease it as many as it would have and may have."""
+        """Lease it as many as it asked for and may have."""
         wanted = min(said.wanted, MOST_LEASES)
         while len(trainer.leases) < wanted and self._out() < _MOST_OUT:
             at = self._epoch_with_work(said.before)
@@ -338,7 +338,7 @@ class LeaseTable:
             self._keep(EpochClosed(self.settings.stream, self.settings.work, at))
 
     def _keep_changed(self) -> None:
-        """Keep how far the epochs are, but for closed ones, of which a number that was given up may be done late."""
+        """Keep how far the epochs are, except closed ones, of which a number that was given up may be done late."""
         for at in sorted(self._changed & self.epochs.keys()):
             epoch = self.epochs[at]
             self._keep_epoch(at, epoch.batches, epoch.fresh, len(epoch.out))
@@ -350,13 +350,13 @@ class LeaseTable:
     # --- giving back ---
 
     def _release(self, key: Key, one: OutNumber) -> None:
-        """Its holder has it no more."""
+        """Take a number from its holder."""
         holder = self.trainers.get(one.holder)
         if holder is not None:
             holder.leases.pop(key, None)
 
     def _burn(self, key: Key, one: OutNumber) -> None:
-        """It cost a try; after the last it is given up."""
+        """Count a try; after the last one the number is given up."""
         self._release(key, one)
         dead = one.failures + 1 >= self.settings.rules.tries
         self._keep_number(key, OutNumber(one.nth, 0, one.failures + 1), dead=dead)
@@ -378,7 +378,7 @@ class LeaseTable:
         trainer.called = True
 
     def _call_hungry(self) -> None:
-        """Those who wait hear that some are to be had again, or that there will be no more of an epoch."""
+        """Call trainers that wait: numbers can be leased again, or an epoch has no more."""
         if self._is_news_for_hungry:
             self._is_news_for_hungry = False
             for incarnation, trainer in self.trainers.items():
@@ -386,7 +386,7 @@ class LeaseTable:
                     self._call(incarnation, trainer)
 
     def leave(self, incarnation: int) -> None:
-        """A trainer is gone: others get what it had."""
+        """A trainer is gone: others get its leases."""
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():
             self._give_back(key)
@@ -415,7 +415,7 @@ class LeaseTable:
         self._call(incarnation, trainer)
 
     def excuse(self, now_s: float) -> None:
-        """Nobody could be heard, or be told anything, until now: nothing expires for that."""
+        """We could not hear or tell anybody anything until now: nothing expires for that."""
         for trainer in self.trainers.values():
             trainer.heard_s = trainer.since_s = now_s
 
@@ -459,7 +459,7 @@ class LeaseTable:
             self._call(one, trainer)
 
     def _forget_dead(self) -> None:
-        """What was given up and is to be done again counts no longer."""
+        """Forget numbers that were given up and are to be done again."""
         for at, number in list(self.dead):
             epoch = self.epochs.get(at)
             if at >= self.unsettled() if epoch is None else number >= epoch.fresh:

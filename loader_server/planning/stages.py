@@ -1,7 +1,7 @@
 """The stages of a plan: from which epoch on which samples take part, and how many batches an epoch may then have.
 
 Rules: pure; without a curriculum there is one stage, from epoch 0. All stages share the shapes that are best for all
-samples; a stage has those up to its longest sample, so nothing meets another shape than those known from the beginning.
+samples; a stage has those up to its longest sample, so no shape comes up that was not known from the beginning.
 Must not know the order of samples or batches.
 """
 
@@ -107,7 +107,7 @@ def stages_of(
 
 
 def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
-    """The same recipe for those samples alone that are within these limits."""
+    """The same recipe for only those samples that are within these limits."""
     if limits == recipe.limits:
         return recipe
     name = f"{digest}-{limits.max_length}"

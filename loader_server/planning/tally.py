@@ -152,8 +152,8 @@ def tally_lengths(
 
 
 def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTally:
-    """The tally of those samples alone that are within narrower limits, in the same buckets, up to the last that has
-    any: so what is left over of short samples does not spill into shapes that are none of theirs.
+    """The tally of only those samples that are within narrower limits, in the same buckets, up to the last that has
+    any; so what is left over of short samples does not spill into shapes of longer ones.
     """
     found = _looked_over(table, limits, _tell_nobody)
     subs = {} if limits.sub_key is None else {limits.sub_key: tally.others[limits.sub_key]}

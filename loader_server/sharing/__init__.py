@@ -1,1 +1,1 @@
-"""Built batches that jobs of one machine share, if they say so and would build the very same bytes."""
+"""Built batches that jobs on one machine share, if they ask for it and would build the very same bytes."""

@@ -1,6 +1,6 @@
-"""What there is to say about a built batch besides its payload, as bytes: for workers of other jobs.
+"""The facts about a built batch besides its payload, as bytes for workers of other jobs.
 
-Pure. Rules: whoever takes a batch can say and note all that its builder did, masked samples and their reasons included.
+Pure. Rules: a worker that takes a batch can report all that its builder could, including masked samples and reasons.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
 
 
 def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
-    """The same again, for who took so long to take it."""
+    """The facts again, with the time that taking the batch took."""
     said = msgpack.unpackb(facts, unicode_errors="surrogatepass")
     (rows, masked, reason, reasons), (cells, sample_cells, masked_cells), noted = said
     built = Built(

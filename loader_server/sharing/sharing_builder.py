@@ -1,9 +1,9 @@
-"""Builds batches of a stream, but for those that a worker of another job has built, which it takes as they are.
+"""Builds batches of a stream, except those that a worker of another job has built, which it takes as they are.
 
-Rules: as for any builder: a batch has the same bytes wherever it comes from. So it is known by all that these hang on,
-down to what each of its samples is now; and a batch with a suspect or a known culprit is built alone, because these are
-the job's own. Whoever builds a batch claims it first, and a claim ends with its holder. What was built is kept before
-the claim is given up, so whoever is let in next looks there first.
+Rules: as for any builder: a batch has the same bytes wherever it comes from. So its key covers everything that these
+depend on, down to the present identity of each sample; and a batch with a suspect or a known culprit is built alone,
+because these are the job's own. A worker claims a batch before building it, and a claim ends with its holder. A built
+batch is kept before the claim is given up, so the next worker looks there first.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SharingBuilder(Builder):
         return Prepared(planned, planned.samples, shape, layout, gaps, None, read_us, {}, key=key, is_read=False)
 
     def _key(self, want: Want, planned: PlannedBatch) -> bytes:
-        """What the batch is known by; nothing, if it is this job's own."""
+        """The key of the batch; empty, if it is this job's own."""
         samples = planned.samples.tolist()
         if want.attempt or want.empty or self._has_culprits(samples):
             return b""

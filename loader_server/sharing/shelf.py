@@ -2,10 +2,10 @@
 
 The file is a memfd of the machine's supervisor, which workers open through /proc, so nothing has a name and nothing can
 be left behind. It holds a page with the size of the ring and where the next batch goes, a table with an entry for each
-key, and the ring. Rules: an entry is found only under its key, and is only as good as its checks, which cover every
-byte of facts and payload; so what a kill -9, two writers at a time or the ring's next round have left is not found, and
-readers need no lock. What cannot be kept at once is not kept. Locks are those of the kernel on bytes past the file's
-end: they survive SIGSTOP and go with their process. Nothing here waits for anybody.
+key, and the ring. Rules: an entry is found only under its key, and counts only if its checks are right, which cover
+every byte of facts and payload; so whatever a kill -9, two simultaneous writers or the ring's next round left behind is
+not found, and readers need no lock. What cannot be kept at once is not kept. Locks are the kernel's, on bytes past the
+file's end: they survive SIGSTOP and go with their process. Nothing here waits for anybody.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _END_AT = 24
 #: Key, where the facts begin in the ring (the payload follows them), bytes of either, a check of facts and entry, the
 #: payload's digest.
 _ENTRY = struct.Struct("<16sQQQQQ8x")
-#: Many more than batches fit, so that few lose their entry to another key's.
+#: Many more entries than there is room for batches, so that few lose theirs to another key.
 _ENTRIES = 2**17
 _RING_AT = _PAGE + _ENTRIES * _ENTRY.size
 
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
-#: The byte that whoever takes room in the ring locks, and where those begin that stand for batches.
+#: The byte to lock for taking room in the ring, and the first of the bytes that stand for batches.
 _ROOM_BYTE, _CLAIM_BYTES = 2**61, 2**60
 
-#: Taking room takes some microseconds, but for a process that is stopped just then.
+#: Taking room takes some microseconds, unless a process is stopped just then.
 _TRIES, _PAUSE_S = 5, 0.0002
 
 #: A batch that would push most others out is not kept.
@@ -56,7 +56,7 @@ _MOST_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Shelved:
-    """A batch that seems to be there: what its maker said of it, and where its payload is."""
+    """A batch that seems to be there: its facts, and where its payload is."""
 
     facts: bytes
     payload_at: int
@@ -65,7 +65,7 @@ class Shelved:
 
 
 def make_shelf(ring_bytes: int) -> int:
-    """A file for shelves of so many bytes; its pages come as they are written."""
+    """A file for a shelf of this many bytes; its pages are allocated as they are written."""
     handle = os.memfd_create("stoker-shelf", os.MFD_CLOEXEC)
     os.ftruncate(handle, _RING_AT + ring_bytes)
     os.pwrite(handle, _HEAD.pack(_MAGIC, ring_bytes, 0), 0)
@@ -73,7 +73,7 @@ def make_shelf(ring_bytes: int) -> int:
 
 
 class Shelf:
-    """One worker's opening of the file: it may hold one claim at a time. For one thread, but that any may `find`."""
+    """One worker's opening of the file: it may hold one claim at a time. For one thread, except that any may `find`."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError, saying why, if there is no shelf."""
@@ -99,7 +99,7 @@ class Shelf:
         return Shelved(facts, _RING_AT + at + facts_bytes, payload_bytes, digest)
 
     def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
-        """Copy it; False if it was not whole, or is overwritten by now: then `payload` holds anything."""
+        """Copy it; False if it was not whole, or has been overwritten: then `payload` may hold anything."""
         if payload.nbytes != kept.payload_bytes:
             return False
         whole = os.preadv(self._handle, [payload.data], kept.payload_at) == payload.nbytes
@@ -123,7 +123,7 @@ class Shelf:
         return whole
 
     def _take_room(self, nbytes: int) -> int | None:
-        """Where in the ring so many bytes may be written; None if others are at it for longer than they should."""
+        """Where in the ring this many bytes may be written; None if others hold the lock for too long."""
         for _ in range(_TRIES):
             if self._lock(_ROOM_BYTE):
                 try:
@@ -139,7 +139,7 @@ class Shelf:
     # --- claims ---
 
     def claim(self, key: bytes) -> bool:
-        """Say that this worker builds the batch of this key, until `release`; False if another one is at it."""
+        """Claim the batch of this key for this worker, until `release`; False if another worker has claimed it."""
         byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")
         if not self._lock(byte):
             return False
@@ -163,7 +163,7 @@ class Shelf:
         fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
 
     def close(self) -> None:
-        """Give back what is open; once."""
+        """Give back what is open; only once."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -182,7 +182,7 @@ def _check(key: bytes, facts: bytes, payload_bytes: int, digest: int) -> int:
 
 
 def _close_in_children(shelf: Shelf) -> None:
-    """A child that a transform leaves behind would keep the claims of a worker that was killed."""
+    """Close it in children: one that a transform leaves behind would keep the claims of a worker that was killed."""
     seen = weakref.ref(shelf)
 
     def close() -> None:

@@ -1,8 +1,8 @@
-"""The samples of a batch as columns: of each key the values of all samples at once. Pure.
+"""The samples of a batch as columns: for each key, the values of all samples at once. Pure.
 
-Rules: what a transform makes of columns is what it makes of one sample after another, to the byte. Where one of the
-samples cannot be used, anything may be raised: then each is taken on its own, which tells which it is. So nobody here
-finds the culprit.
+Rules: a transform makes of columns what it makes of one sample after another, to the byte. If one of the samples cannot
+be used, anything may be raised: then each is taken by itself, which tells which one it is, so nothing here has to find
+it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Lists of different lengths, one behind the other."""
+    """Lists of different lengths, one after the other."""
 
     values: NDArray[Any]
     lengths: NDArray[np.int64]
 
 
-#: A list for the transforms, such as of texts; an array of a value a sample; or ragged lists.
+#: A list for the transforms, of texts for example; an array with one value for each sample; or ragged lists.
 Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
 Columns: TypeAlias = dict[str, Column]
 
@@ -52,13 +52,13 @@ class OfColumns(abc.ABC):
 
 
 def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
-    """Lists of numbers, one behind the other; OverflowError for one that the dtype cannot hold."""
+    """Lists of numbers, one after the other; an OverflowError for a number that the dtype cannot hold."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return Ragged(np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum())), lengths)
 
 
 def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) -> Column:
-    """One column of several, the values of each of which go to these places; TypeError where they are not alike."""
+    """One column from several, whose values go to these places; a TypeError if they are not alike."""
     order = np.argsort(np.concatenate(places))
     if all(isinstance(column, list) for column in columns):
         values = list(chain.from_iterable(columns))  # type: ignore[arg-type] # they are lists
@@ -77,7 +77,7 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
 
 
 def column_of(field: Field, columns: Columns) -> Ragged | NDArray[Any]:
-    """The column of a field, of the dtype and shape that were declared; TypeError for any other."""
+    """The column of a field, with the dtype and shape that were declared; a TypeError for any other."""
     found = columns.get(field.key)
     dtype = found.values.dtype if isinstance(found, Ragged) else getattr(found, "dtype", None)
     as_declared = field.shape == ((None,) if isinstance(found, Ragged) else ())
@@ -87,13 +87,13 @@ def column_of(field: Field, columns: Columns) -> Ragged | NDArray[Any]:
 
 
 class ColumnsOfBatch:
-    """Writes the columns of a batch's samples as a source does that gathers."""
+    """Writes the columns of a batch's samples like a source that gathers."""
 
     def __init__(self, columns: Mapping[str, Ragged | NDArray[Any]]) -> None:
         self._columns = columns
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write a sample a row, lengths, and zeros behind what is ragged; ValueError where there is no room for it."""
+        """Write one sample into each row, lengths, and zeros after ragged values; a ValueError if there is no room."""
         for key, column in self._columns.items():
             if not isinstance(column, Ragged):
                 out[key][:] = column

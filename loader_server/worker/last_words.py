@@ -1,6 +1,6 @@
-"""What a worker that cannot begin to serve says to the coordinator before it ends.
+"""The last message of a worker that cannot begin to serve, to the coordinator.
 
-Rules: it may not get there, and nobody answers; the next worker in its place says the same if it fails as well.
+Rules: it may get lost, and nobody answers; the next worker in its place says the same if it fails as well.
 """
 
 from __future__ import annotations

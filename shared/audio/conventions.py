@@ -1,8 +1,8 @@
 """What Kaldi, librosa and torchaudio each mean by mel bands, and what we do: tapers, edges, filters and logarithms.
 
-Rules: pure; a convention is data. What makes bands of audio reads it: loaders' transforms, and layers on trainers'
-devices. Tests compare each with that package's own numbers. Ours, which has no name in a job file, never changes: its
-bytes are pinned.
+Rules: pure; a convention is data. Loaders' transforms and layers on trainers' devices read it to turn audio into bands.
+Tests compare each with that package's own numbers. Ours, which has no name in a job file, never changes: its bytes are
+pinned.
 """
 
 from __future__ import annotations

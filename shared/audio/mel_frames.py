@@ -1,4 +1,4 @@
-"""Where the frames of a recording lie from which mel bands are made, in samples.
+"""Where the frames for mel bands lie in a recording, in samples.
 
 Rules: pure; settings that leave no frame or no band are refused.
 """
@@ -31,7 +31,7 @@ class MelFrames:
 
 
 def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
-    """The frames that settings ask for; SettingsError where there can be none."""
+    """The frames that settings ask for; a SettingsError if there can be none."""
     window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
     edges_hz = (settings.low_hz, settings.high_hz or settings.rate / 2)
     _refuse_no_frames(window, hop, settings.rate)

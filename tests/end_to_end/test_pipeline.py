@@ -14,7 +14,7 @@ import pytest
 import trainer_client
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
-from shared.pipelines.elements import digest_of, element_of
+from shared.pipelines.element_values import digest_of, element_of
 from tests.support.loaders import Loaders, running, wait_until
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@
             state, loss = train_step(state, batch["audio"], batch["text"], batch["weight"])
 
 Rules: a slot comes back once the steps that use its arrays are through. Arrays of 64 bits, such as `tag`, stay numpy's
-unless `jax_enable_x64` is on, for JAX would cut them to 32 bits without a word.
+unless `jax_enable_x64` is on, because JAX would silently cut them to 32 bits.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class FeedArrays:
         return jax.make_array_from_process_local_data(self._sharding, array)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the feed stands, as plain values: behind the batch that was given last. Ask after its step."""
+        """The feed's position as plain values: after the batch that was given last. Ask after its step."""
         return self._given.state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go where `get_state` was; refused if the plan is another one, or other ranks stand elsewhere."""
+        """Go back to what `get_state` returned; refused if the plan has changed, or other ranks are elsewhere."""
         self._given.restore(state)
 
 

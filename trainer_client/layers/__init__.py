@@ -1,7 +1,7 @@
-"""Features made on the trainer's device: Keras layers that make of sound what `logmel` and `spec_augment` make of it in
-loaders, whose settings they take.
+"""Features made on the trainer's device: Keras layers that do what `logmel` and `spec_augment` do in loaders, with the
+same settings.
 
-Each row counts up to its own length only, whatever stands behind it; there, and in masked rows, features are zero.
+Each row counts only up to its own length, whatever follows; there, and in masked rows, features are zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sound to logarithmic mel bands, by whichever convention, a batch at once.
+"""Sound to logarithmic mel bands, by any of the conventions, a batch at once.
 
-Rules: each row counts up to its own length only; behind it, and in masked rows, bands are zero. Numbers are float32
-whatever the model computes in, and within 1e-4 of those that loaders' `logmel` makes of the same sound.
+Rules: each row counts only up to its own length; after that, and in masked rows, bands are zero. Numbers are float32
+whatever the model computes in, and within 1e-4 of those that the loaders' `logmel` makes of the same sound.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LogMel(TableLayer):
         return tf.where(length > 0, 1 + spare // said.hop, 0)
 
     def _extended(self, sound: Any, length: Any) -> Any:  # noqa: ANN401 - tensors
-        """Silence behind the end of each row, for a frame at least, and what the convention puts around it."""
+        """Each row followed by silence, at least for a frame, and with what the convention puts around it."""
         said = self._frames
         sound = tf.where(tf.sequence_mask(length, tf.shape(sound)[1]), sound, 0.0)
         if self._convention.padding == "reflect":
@@ -72,7 +72,7 @@ class LogMel(TableLayer):
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
     def _without_mean(self, windows: Any, sound: Any) -> Any:  # noqa: ANN401 - tensors
-        """Frames less their means, with higher frequencies raised; of their first samples the taper leaves nothing."""
+        """Frames less their means, with higher frequencies raised; the taper removes their first samples anyway."""
         raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
         means = tf.reduce_mean(windows, axis=-1, keepdims=True)
         return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means
@@ -82,7 +82,7 @@ class LogMel(TableLayer):
         return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
 
     def _in_range(self, bands: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
-        """None further below the loudest of its row than the convention has it."""
+        """The bands, none further below the loudest of its row than the convention allows."""
         if not self._convention.range_db:
             return bands
         loudest = tf.reduce_max(tf.where(own, bands, bands.dtype.min), axis=(1, 2), keepdims=True)
@@ -90,14 +90,14 @@ class LogMel(TableLayer):
 
 
 def _as_floats(audio: Any) -> Any:  # noqa: ANN401 - tensors
-    """From -1 to 1, as loaders have sound."""
+    """The sound from -1 to 1, as loaders have it."""
     audio = tf.convert_to_tensor(audio)
     sound = tf.cast(audio, tf.float32)
     return sound / _FULL_SCALE if audio.dtype == tf.int16 else sound
 
 
 def _mirrored(sound: Any, length: Any, margin: int) -> Any:  # noqa: ANN401 - tensors
-    """Each row with so many samples before and behind it, as if there were a mirror at its first and at its last."""
+    """Each row with this many samples before and after it, mirrored at its first and last sample."""
     size = tf.shape(sound)[1]
     back_and_forth = tf.maximum(2 * (length - 1), 1)[:, tf.newaxis]
     place = (tf.range(size + 2 * margin) - margin) % back_and_forth

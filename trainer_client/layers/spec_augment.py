@@ -1,7 +1,7 @@
 """Stripes of time and of frequency wiped out of a batch of features, as loaders' `spec_augment` does with each sample.
 
-Rules: in training only; each row draws for itself, within its own length. The stripes are as likely as loaders', and
-not the same ones: these draw from a sample's own generator.
+Rules: in training only; each row draws for itself, within its own length. Stripes have the same distribution as the
+loaders', but are not the same ones, because loaders draw from a sample's own generator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SpecAugment(TableLayer):
         self._generator = keras.random.SeedGenerator(seed)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes an equal layer of."""
+        """The configuration from which `from_config` makes an equal layer."""
         return {**super().get_config(), "seed": self._seed}
 
     def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - Keras'
@@ -56,21 +56,21 @@ class SpecAugment(TableLayer):
         return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
 
     def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:  # noqa: ANN401 - tensors
-        """Which of the places of each row are in one of so many stripes, each at most so wide, in so many of them."""
+        """Which places of each row are in one of the stripes."""
         widths = self._drawn(stripes, most[:, tf.newaxis])
         starts = self._drawn(stripes, size[:, tf.newaxis] - widths)[..., tf.newaxis]
         place = tf.range(places)
         return tf.reduce_any((starts <= place) & (place < starts + widths[..., tf.newaxis]), axis=1)
 
     def _drawn(self, stripes: int, most: Any) -> Any:  # noqa: ANN401 - tensors
-        """Whole numbers from 0 to `most`, so many a row."""
+        """Draw whole numbers from 0 to `most` for each row."""
         shares = keras.random.uniform((tf.shape(most)[0], stripes), seed=self._generator, dtype="float32")
         drawn = tf.cast(shares * tf.cast(most + 1, tf.float32), tf.int32)
         return tf.minimum(drawn, most)  # a share next to 1 may be rounded up
 
 
 def _mean(features: Any, own: Any) -> Any:  # noqa: ANN401 - tensors
-    """Of each row's own steps, `[rows, 1, 1]`."""
+    """The mean of each row's own steps, `[rows, 1, 1]`."""
     bands = tf.cast(tf.shape(features)[2], features.dtype)
     steps = tf.reduce_sum(tf.cast(own, features.dtype), axis=(1, 2), keepdims=True)
     total = tf.reduce_sum(tf.where(own, features, tf.zeros_like(features)), axis=(1, 2), keepdims=True)

@@ -1,6 +1,6 @@
-"""What layers have in common that take the settings of a table of the job file.
+"""What layers with the settings of a job file's table have in common.
 
-Rules: unknown and impossible settings are refused as job files' are; a model that is saved keeps them.
+Rules: unknown and impossible settings are refused as in job files; a saved model keeps them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
         self.settings: Any = read_table(settings, table, type(self).__name__)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes an equal layer of."""
+        """The configuration from which `from_config` makes an equal layer."""
         said = super().get_config()
         return {"name": said["name"], "dtype": said["dtype"], **self._table}

@@ -1,4 +1,4 @@
-"""Batches for frameworks whose loops save the state of their data: what a loop was given counts once it says anything.
+"""Batches for frameworks whose loops save the state of their data: a batch counts once the loop asks for anything more.
 
 Rules: a batch is trained on once the next is asked for, or once the state is asked for, which a loop does after its
 step. Both in lockstep and in queue mode. Knows no framework.
@@ -34,7 +34,7 @@ class GivenBatches:
         self._is_in_hand = False
 
     def __iter__(self) -> Iterator[Batch]:
-        self._is_in_hand = False  # what an abandoned loop was given last, and did not ask beyond, comes again
+        self._is_in_hand = False  # the last batch that an abandoned loop was given comes again
         for batch in self._feed:
             batch.update({key: self._convert(array) for key, array in batch.items()})
             self._is_in_hand = True
@@ -47,11 +47,11 @@ class GivenBatches:
             self._feed.trained()
 
     def state(self) -> dict[str, Any]:
-        """Where the feed stands after the batch that was given last."""
+        """The state of the feed after the batch that was given last."""
         self._count()
         return self._feed.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go where `state` was."""
+        """Go back to what `state` returned."""
         self._is_in_hand = False
         self._feed.restore(state)

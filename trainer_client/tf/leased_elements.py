@@ -1,8 +1,8 @@
-"""What TensorFlow hands over of a stream in queue mode: asking for the next element says that those before are done.
+"""Elements that TensorFlow hands over in queue mode: asking for the next one says that those before are done.
 
-Rules: what TensorFlow took ahead is not done, so this stands behind all of it. It is no iterator of TensorFlow's, which
-would be read inside of graphs, where nobody sees by whom: Keras then fetches each element in Python. It must not know
-what an element is.
+Rules: elements that TensorFlow prefetched are not done, so this comes after all of its stages. It is not an iterator of
+TensorFlow's, which graphs could read unseen; so Keras fetches each element in Python. It must not know what an element
+is.
 """
 
 from __future__ import annotations

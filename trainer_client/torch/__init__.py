@@ -59,11 +59,11 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the feed stands, as plain values: behind the batch that was given last. Ask after its step."""
+        """The feed's position as plain values: after the batch that was given last. Ask after its step."""
         return self._given.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go where `state_dict` was; refused if the plan is another one, or other ranks stand elsewhere."""
+        """Go back to what `state_dict` returned; refused if the plan has changed, or other ranks are elsewhere."""
         self._given.restore(state)
 
 

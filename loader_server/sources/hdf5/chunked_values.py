@@ -1,9 +1,9 @@
 """The values of an HDF5 dataset that lie in chunks, read from their places in the file, without the library.
 
-Rules: chunks are whole rows, as they are or compressed by deflate ("gzip"); all else is the library's, and so is what
-turns out to be otherwise, for it tells best what is wrong. Any number of threads may read. A chunk is unpacked whole
-the first time, which tests its checksum, and from then on only as far as it is needed: what a sample begins in or ends
-in is half needed on average.
+Rules: chunks are whole rows, plain or compressed by deflate ("gzip"); anything else is left to the library, and so are
+chunks that turn out to be damaged, because it reports best what is wrong. Any number of threads may read. A chunk is
+unpacked whole the first time, which tests its checksum, and from then on only as far as it is needed: what a sample
+begins in or ends in is half needed on average.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["ChunkedValues"]
 
 #: The number of HDF5's filter.
 _DEFLATE = 1
-#: Instead of a place: nobody has looked yet; what is there is for the library.
+#: Instead of a place: not looked up yet; left to the library.
 _UNKNOWN, _OTHER = -1, -2
 
 
 class ChunkedValues:
-    """One dataset; `read` gives so many bytes of the file from a place on."""
+    """One dataset; `read` reads bytes of the file from a place on."""
 
     def __init__(self, dataset: h5py.Dataset, read: Callable[[int, int], bytes]) -> None:
         self._dataset, self._read = dataset, read
@@ -45,7 +45,7 @@ class ChunkedValues:
         return whole_rows and _filters(dataset) in ([], [_DEFLATE]) and hasattr(dataset.id, "get_chunk_info_by_coord")
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """The values of the rows from one to before another; None where that is for the library."""
+        """The values of a range of rows; None if that is left to the library."""
         parts = []
         for chunk in range(begin // self._rows, -(-end // self._rows)):
             first = chunk * self._rows

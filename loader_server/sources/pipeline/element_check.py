@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import DataError
-from shared.pipelines.elements import digest_of
+from shared.pipelines.element_values import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

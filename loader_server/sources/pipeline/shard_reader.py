@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import DataError
 from shared.logs import Log
-from shared.pipelines.elements import flat_values
+from shared.pipelines.element_values import flat_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from shared.errors import DataError, SettingsError, StokerError
 from shared.extras import library
 from shared.hashing import key_of
 from shared.pipelines.context import PipelineContext, build_pipeline, samples_dataset, unfit, with_plain_keys
-from shared.pipelines.elements import ElementValue, fields_of_element
+from shared.pipelines.element_values import ElementValue, fields_of_element
 from shared.pipelines.parts import parted
 from shared.quick_import import quick_import
 from shared.wire.layout import DTYPES, fields_of_batch

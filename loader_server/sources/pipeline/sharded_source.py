@@ -28,7 +28,7 @@ from loader_server.sources.source import Found, Indexed
 from loader_server.sources.whole_source import WholeSource
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.pipelines.elements import ElementValue, digest_of, fields_of_element, flat_values
+from shared.pipelines.element_values import ElementValue, digest_of, fields_of_element, flat_values
 from shared.settings.values import byte_count, choice, setting, whole
 from shared.wire.layout import BucketShape, Field
 

@@ -1,4 +1,4 @@
-"""How trainers hear that their job comes to its end by order, and not by accident.
+"""How trainers learn that their job is ended by order, and not by accident.
 
 Rules: pure; as for all messages.
 """
@@ -15,6 +15,6 @@ __all__ = ["JobEnds"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnds(Message):
-    """The job comes to its end: no more batches are to be had, but those that a trainer has leased if it `drains`."""
+    """The job ends: there are no more batches, except those that a trainer has leased if it `drains`."""
 
     drains: bool = wire(FLAG)

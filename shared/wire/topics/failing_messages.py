@@ -1,4 +1,4 @@
-"""Why a worker does not come; see messages.
+"""Why a worker does not come up; see messages.
 
 Rules: pure; as there.
 """

@@ -18,7 +18,7 @@ from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.hashing import digest64
-from shared.pipelines.elements import ElementValue, element_of, fields_of_element, flat_values
+from shared.pipelines.element_values import ElementValue, element_of, fields_of_element, flat_values
 from shared.settings.values import setting, whole
 from shared.wire.layout import BucketShape
 from tests.support.in_memory import Steps, memory_want

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.keys import ClientKeys
-from shared.pipelines.elements import values_of_element
+from shared.pipelines.element_values import values_of_element
 from trainer_client.feed import connect
 from trainer_client.network.graph_sender import GraphSender, Sending, send_graph
 from trainer_client.tf import dataset as feed_dataset

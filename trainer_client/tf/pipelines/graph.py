@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.pipelines.elements import ElementValue
+from shared.pipelines.element_values import ElementValue
 from shared.pipelines.parts import parted
 from shared.pipelines.sent_graph import MOST_BYTES, SentGraph
 from shared.wire.layout import DTYPES

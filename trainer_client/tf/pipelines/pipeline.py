@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from shared.pipelines.context import PipelineContext, build_pipeline, default_pipeline, samples_dataset
-from shared.pipelines.elements import values_of_element
+from shared.pipelines.element_values import values_of_element
 from shared.pipelines.parts import joined_values
 from trainer_client.tf import dataset as feed_dataset
 from trainer_client.tf.element_structure import ElementStructure
@@ -21,7 +21,7 @@ from trainer_client.tf.element_structure import ElementStructure
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shared.pipelines.elements import ElementValue
+    from shared.pipelines.element_values import ElementValue
     from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["TrainersContext", "element_tensors", "first_device", "make", "pipeline_function"]

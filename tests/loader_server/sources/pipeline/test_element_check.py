@@ -4,7 +4,7 @@ import pytest
 from loader_server.sources.pipeline.element_check import ElementCheck
 from loader_server.sources.pipeline.first_digests import FirstDigests
 from shared.errors import DataError
-from shared.pipelines.elements import digest_of
+from shared.pipelines.element_values import digest_of
 
 
 def element(n, size=2):

@@ -6,7 +6,7 @@ import pytest
 from loader_server.sources.pipeline import shard_reader
 from loader_server.sources.pipeline.shard_reader import ShardReader
 from shared.errors import DataError
-from shared.pipelines.elements import ElementValue
+from shared.pipelines.element_values import ElementValue
 
 
 class Shard:

@@ -12,7 +12,7 @@ from loader_server.sources.pipeline import sharded_source as module
 from loader_server.sources.pipeline.source import PipelineSettings, PipelineSource
 from loader_server.sources.source import Indexed, OfJob
 from shared.errors import DataError, SettingsError
-from shared.pipelines.elements import ElementValue, digest_of, flat_values
+from shared.pipelines.element_values import ElementValue, digest_of, flat_values
 
 VALUES = (ElementValue("feat", "float32", (None, None, 5)), ElementValue("n", "int64", ()))
 #: Shard 0 has three elements, shard 1 two.

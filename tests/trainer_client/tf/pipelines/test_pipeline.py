@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.pipelines.elements import ElementValue, flat_values
+from shared.pipelines.element_values import ElementValue, flat_values
 from trainer_client.tf.pipelines.pipeline import element_tensors, make
 
 VALUES = (

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from shared.pipelines.elements import (
+from shared.pipelines.element_values import (
     ElementValue,
     digest_of,
     element_of,
