@@ -19,7 +19,7 @@ from trainer_client.network.outbox import Item, Reader
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from shared.wire.parts import Cursor
+    from shared.wire.parts import Cursor, DoneSet
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World
 
@@ -106,8 +106,8 @@ class Consumer:
 
     # --- what it does ---
 
-    def _attach(self, cursor: Cursor | None) -> Generator[Pause, None, m.Attached]:
-        """Attach at this cursor; raises what the coordinator refuses with."""
+    def _attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Generator[Pause, None, m.Attached]:
+        """Attach at this cursor, or with what is done; raises what the coordinator refuses with."""
         answers: list[m.Attached | BaseException] = []
 
         def answered(answer: m.Attached | BaseException) -> None:
@@ -115,7 +115,7 @@ class Consumer:
             self.poke()
 
         self._wait("to attach")
-        self.trainer.ask_to_attach(cursor, answered)
+        self.trainer.ask_to_attach(cursor, answered, done)
         while not answers:
             yield _FOR_EVER, True
         self._wait_no_more()

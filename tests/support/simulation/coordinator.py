@@ -72,8 +72,8 @@ class Coordinator(Process):
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         facts = [one.fact for one in instructions if isinstance(one, Keep)]
+        self.world.sharing.on_kept(facts)
         for fact in facts:
-            self.world.sharing.on_kept(fact)
             self.journal.pop(_key(fact), None)
             if not isinstance(fact, _UNDOING):
                 self.journal[_key(fact)] = fact

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.wire import messages as m
+    from shared.wire.parts import Lease
     from trainer_client.core.workers.known_workers import KnownWorker
 
 __all__ = ["RULES", "without"]
@@ -115,6 +116,15 @@ def _believe_who_lost_it() -> Patch:
 
 #: Rules by name, and what takes each out. The first seven are missed within some hundred seeds, the others, which other
 #: rules stand behind, within many thousand if at all.
+def _tell_of_older_generations() -> Patch:
+    real = HeldLeases.settle
+
+    def settle(self: HeldLeases, lease: Lease, _generation: int, *, done: bool) -> None:
+        real(self, lease, self._generation, done=done)
+
+    return HeldLeases, "settle", settle
+
+
 RULES: dict[str, Callable[[], Patch]] = {
     "a-silent-writer's-slot-waits-for-proof": _lend_at_once,
     "a-reader-gets-its-own-way": _keep_what_was_opened,
@@ -128,6 +138,7 @@ RULES: dict[str, Callable[[], Patch]] = {
     "another-incarnation-is-no-proof-of-death": _bury_on_welcome,
     "what-is-done-and-not-told-is-leased-no-more": _take_every_lease,
     "what-is-done-already-is-not-done-again": _believe_who_lost_it,
+    "what-was-done-before-a-restore-is-not-told": _tell_of_older_generations,
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.errors import LostError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, SharedSlots
+from shared.wire.parts import Cursor, DoneSet, SharedSlots
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
 from tests.support.simulation.process import Process, Timer
@@ -106,11 +106,19 @@ class Trainer(Process):
         if self.consumer is not None:
             self.consumer.poke()
 
-    def ask_to_attach(self, cursor: Cursor | None, answered: Callable[[Any], None]) -> None:
-        """Attach at this cursor."""
+    def ask_to_attach(
+        self, cursor: Cursor | None, answered: Callable[[Any], None], done: DoneSet | None = None
+    ) -> None:
+        """Attach at this cursor, or in queue mode with what is done."""
         self._serials += 1
         self._answers[self._serials] = answered
-        self.outbox.tell(e.AttachAsked(self._serials, cursor))
+        self.outbox.tell(e.AttachAsked(self._serials, cursor, done))
+
+    def ask_state(self, answered: Callable[[Any], None]) -> None:
+        """Ask the coordinator what is done."""
+        self._serials += 1
+        self._answers[self._serials] = answered
+        self.outbox.tell(e.StateAsked(self._serials))
 
     def ask(self, question: m.EpochQuery | m.NameQuery, answered: Callable[[Any], None]) -> None:
         """Ask any worker."""
@@ -224,6 +232,9 @@ class Trainer(Process):
         answered = self._answers.pop(order.serial, None)  # None: the feed has failed, and it was told so
         if answered is not None:
             answered(order.answer)
+
+    def _answer_state(self, order: i.AnswerState, _events: list[e.Event]) -> None:
+        self._answers.pop(order.serial)(order.done)
 
     def _answer_question(self, order: i.AnswerQuestion, _events: list[e.Event]) -> None:
         answered = self._questions.pop(order.question, None)
@@ -356,6 +367,7 @@ class Trainer(Process):
         i.SendProgress: _send_progress,
         i.RenewCoordinator: _renew_coordinator,
         i.AnswerAttach: _answer_attach,
+        i.AnswerState: _answer_state,
         i.AnswerQuestion: _answer_question,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,

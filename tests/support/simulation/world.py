@@ -73,7 +73,7 @@ class World:
         self.memories: dict[int, Memory] = {}
         #: Every trainer that ever was, by incarnation.
         self.trainers: dict[int, Trainer] = {}
-        self._goal = self._shared_goal = 0
+        self._goal = self.shared_goal = 0
         self.healed_s: float | None = None
         self.starts = 0
         self._incarnations = itertools.count(1 + scheduler.random.randrange(2**40))
@@ -193,7 +193,7 @@ class World:
         for place, trainer in self.sharers.items():
             if not trainer.alive:
                 self.start_sharer(place)
-        self._goal, self._shared_goal = self.training.epochs_done + 1, self.sharing.epochs_done + 1
+        self._goal, self.shared_goal = self.training.epochs_done + 1, self.sharing.epochs_done + 1
         for trainer in self.live_trainers():
             if trainer.replaced and (self.scheduler.chance(0.5) or not self.training.claims(trainer)):
                 self.kill(trainer)  # "stop the ones of the old world"
@@ -208,7 +208,7 @@ class World:
         assert self.healed_s is not None
         if self.training.epochs_done < self._goal:
             return False
-        if self.sharers and self.sharing.epochs_done < self._shared_goal:
+        if self.sharers and self.sharing.epochs_done < self.shared_goal:
             return False
         readers = [one.consumer for one in self.evaluators.values() if one.alive]
         return len(readers) == self.setting.evaluators and all(one is not None and one.passes > 0 for one in readers)
