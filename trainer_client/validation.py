@@ -13,7 +13,6 @@ import keras
 
 from shared.errors import SettingsError
 from trainer_client.runs.lines import judged_line
-from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.models.evaluation import Evaluator
 from trainer_client.tf.models.variables import plain_value
 
@@ -50,7 +49,6 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self.results: dict[str, dict[str, float]] = {}
         self._epochs, self._steps = epochs, steps
         self._metrics = metrics
-        self._inputs_alone = ElementStructure(inputs=inputs, targets=targets, weights=weights).inputs_alone
         self._data = [(feed, feed.dataset(inputs=inputs, targets=targets, weights=weights)) for feed in feeds]
         self._evaluator: Evaluator | None = None
         self._epoch = self._first = 0
@@ -89,7 +87,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         step = self._step()
         for feed, data in self._data:
             session = feed._session  # noqa: SLF001 - both are halves of one face
-            values = self._evaluator.evaluate(data, inputs_alone=self._inputs_alone)
+            values = self._evaluator.evaluate(data)
             rows = int(values.pop("rows"))
             shares = session.world > session.replicas
             shared = session.share_results(values, rows=rows, epoch=epochs, step=step, wait=shares)

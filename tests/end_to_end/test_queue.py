@@ -150,6 +150,16 @@ def test_evaluating_and_predicting_are_shared_the_same_way(loaders):
             feed.close()
 
 
+def test_an_evaluation_that_was_left_is_no_part_of_the_next(loaders):
+    with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+        batches = iter(feed)
+        first = [next(batches).number for _ in range(3)]
+    with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
+        numbers = [batch.number for batch in feed]
+    assert set(first) < set(numbers)
+    assert sorted(numbers) == list(range(status.ask(loaders.endpoint)["streams"]["dev"]["batches"]))
+
+
 def test_what_only_lockstep_has_is_refused_by_name(loaders):
     with trainer_client.connect(loaders.endpoint) as feed:
         with pytest.raises(SettingsError, match="queue mode"):

@@ -18,7 +18,6 @@ from shared.quick_import import quick_import
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, judged_json, judged_line, starting_line
-from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +78,7 @@ def evaluate(order: EvaluateOrder) -> None:
             for arrays, record in _versions(order, began_s):
                 for stream, dataset in data.items():
                     own = models_own(arrays, record)
-                    values = evaluator.evaluate(dataset, own, inputs_alone=_inputs_alone(order, feeds[stream]))
+                    values = evaluator.evaluate(dataset, own)
                     samples += int(values["rows"])
                     _tell(order, stream, record, values)
                     _share(feeds[stream], record, values)
@@ -117,11 +116,6 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
     if session.producers:
         return feed.pipeline(order.module.require("dataset_pipeline"))
     return feed.dataset(**order.module.feed_keys())
-
-
-def _inputs_alone(order: EvaluateOrder, feed: Feed) -> bool:
-    session = feed._session  # noqa: SLF001 - as above
-    return not session.producers and ElementStructure(**order.module.feed_keys()).inputs_alone
 
 
 # --- checkpoints ---

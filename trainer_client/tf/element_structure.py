@@ -1,6 +1,7 @@
 """What an element of a dataset is made of: which arrays of a batch, in which structure.
 
 Rules: each part mirrors what the user named: a key gives a tensor, a tuple of keys a tuple, and a dict of keys a dict.
+A tuple of inputs without targets is the one item of a tuple, as `fit`, `evaluate` and `predict` want it.
 The same code handles arrays, tensors and specs, so it must not know TensorFlow.
 """
 
@@ -51,18 +52,13 @@ class ElementStructure:
                 remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
             )
 
-    @property
-    def inputs_alone(self) -> bool:
-        """Elements are inputs and nothing else: Keras would take a tuple of them for inputs and targets."""
-        return self.inputs is not None and self.targets is None and self.weights is None
-
     def of(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a structure of the user's choice
         """The element with these values in its places, before `map`."""
         if self.inputs is None:
             return dict(values)
         inputs = _filled(self.inputs, values)
         if self.targets is None and self.weights is None:
-            return inputs
+            return (inputs,) if isinstance(inputs, tuple) else inputs  # Keras takes two for inputs and targets
         targets = () if self.targets is None else _filled(self.targets, values)
         return (inputs, targets) if self.weights is None else (inputs, targets, _filled(self.weights, values))
 

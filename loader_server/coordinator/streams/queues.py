@@ -37,6 +37,9 @@ _COUNTING_MS = 250
 #: The tries of work that is never given up.
 _ENDLESS = sys.maxsize
 
+#: The serial of a trainer's first request; a later one comes back to what it had.
+_FIRST = 1
+
 #: How many batches that were given up a report names.
 _MOST_NAMED = 100
 
@@ -131,6 +134,8 @@ class Queues:
             answer = self._rewind(attach, attach.done, table)
             if answer is not None:
                 return answer
+        elif work == "evaluate" and attach.serial == _FIRST:
+            _begin_afresh(table, attach)
         epoch = table.unsettled()
         batches = self._batches(attach.stream, work, epoch)
         if batches is None:
@@ -255,6 +260,14 @@ def _report(table: LeaseTable) -> dict[str, Any]:
             for (epoch, number), one in sorted(table.dead.items())[:_MOST_NAMED]
         ],
     }
+
+
+def _begin_afresh(table: LeaseTable, attach: m.Attach) -> None:
+    """Whoever evaluated some of an epoch is gone, and what it came to with him: another evaluation has all of it."""
+    at = table.unsettled()
+    epoch = table.epochs.get(at)
+    if epoch is not None and epoch.fresh and not table.trainers:
+        table.rewind(DoneSet((EpochDone(at, 0, ()),)), {at: epoch.batches}, attach.incarnation, attach.serial)
 
 
 def _wait(attach: m.Attach, epoch: int) -> m.Wait:

@@ -106,6 +106,15 @@ for number in range(10**9):
 
 @pytest.mark.fault(13)
 @pytest.mark.fault(11)
+def test_a_busy_journal_is_seldom_taken_into_its_database(tmp_path):
+    """Each time costs two more synchronisations, for which all trainers wait."""
+    path = tmp_path / "journal.sqlite"
+    with contextlib.closing(Journal(path)) as journal:
+        before = path.stat().st_size
+        journal.write([CulpritFound("train", "x" * 3000 + str(number), "SIGSEGV") for number in range(1500)])
+        assert path.stat().st_size == before
+
+
 def test_kill_9_in_the_midst_of_writing_loses_nothing_acknowledged(tmp_path):
     path = tmp_path / "journal.sqlite"
     reached = -1

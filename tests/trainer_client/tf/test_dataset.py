@@ -61,6 +61,22 @@ class TestElements:
     def test_inputs_alone_are_the_element(self, feed):
         assert feed.dataset(inputs="audio").element_spec == tf.TensorSpec((None, None, 3), tf.float32)
 
+    def test_two_inputs_alone_are_not_taken_for_inputs_and_targets(self, feed):
+        class Rows(keras.Model):
+            def call(self, inputs):
+                audio, length = inputs
+                return tf.reduce_mean(audio, (1, 2)) * tf.cast(length, tf.float32)
+
+            def train_step(self, data):
+                (audio, _length), targets, _weights = keras.utils.unpack_x_y_sample_weight(data)
+                assert targets is None
+                return {"loss": tf.reduce_mean(audio)}
+
+        model, data = Rows(), feed.dataset(inputs=("audio", "audio_length"))
+        model.compile()
+        assert len(model.predict(data, verbose=0)) > 0
+        model.fit(data, verbose=0)
+
     def test_map_takes_the_dict(self, feed):
         data = feed.dataset(map=lambda batch: (batch["audio"] * 2, batch["weight"]))
         np.testing.assert_allclose(next(iter(data))[0], feed.session.content(0, 0)["audio"] * 2)

@@ -32,18 +32,16 @@ class Evaluator:
         self._rows = keras.metrics.Sum(name="rows")
         self._step = tf.function(self._judge, reduce_retracing=True)
 
-    def evaluate(
-        self, data: tf.data.Dataset, arrays: Sequence[NDArray[Any]] | None = None, *, inputs_alone: bool = False
-    ) -> dict[str, float]:
+    def evaluate(self, data: tf.data.Dataset, arrays: Sequence[NDArray[Any]] | None = None) -> dict[str, float]:
         """Loss, metrics and the number of rows, for the model with these values in its variables, or as it is.
 
-        Elements are as for `fit`, or inputs alone, which may be a tuple.
+        Elements are as for `fit`.
         """
         for one in self._all():
             one.reset_state()
         assigned = arrays is None
         for batch in data:
-            inputs, targets, weight = keras.utils.unpack_x_y_sample_weight((batch,) if inputs_alone else batch)
+            inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(batch)
             if not assigned and arrays is not None:
                 self._assign(inputs, arrays)
                 assigned = True

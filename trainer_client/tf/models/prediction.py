@@ -47,11 +47,10 @@ class Predictor:
         return self._model(self._inputs(tensors), training=False)
 
     def _inputs(self, tensors: Mapping[str, Any]) -> Any:  # noqa: ANN401 - tensors
-        if self._structure.inputs is not None:  # a tuple must not be taken for inputs and targets
-            return ElementStructure(inputs=self._structure.inputs).of(tensors)
-        element = self._structure.of(tensors)
-        if self._structure.map is not None:
-            element = self._structure.map(element)
+        inputs, own_map = self._structure.inputs, self._structure.map
+        element = ElementStructure(inputs=inputs).of(tensors)  # whatever else is named is not there
+        if own_map is not None:
+            element = own_map(element)
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
 

@@ -155,6 +155,32 @@ class TestLeases:
         (answer,) = said(state, outcomes(serial=2, wanted=1))
         assert (answer.generation, answer.leases) == (2, (Lease(0, 1, 1),))
 
+    def test_an_evaluation_that_was_left_is_no_part_of_the_next(self):
+        state = coordinator(View(evaluation=True, leases=RULES))
+        for one in (1, 2):
+            said(state, attach(incarnation=one))
+            (answer,) = said(state, outcomes(one, work="evaluate", wanted=1))
+            assert answer.leases == (Lease(0, one - 1, 1),), "who joins an evaluation shares it"
+        said(state, outcomes(1, 2, work="evaluate", done=(Lease(0, 0, 1),)))
+        for one in (1, 2):
+            state.handle(Received(b"me", m.Detach(stream="train", rank=0, incarnation=one)), 0.0)
+        said(state, attach(serial=2, incarnation=1))
+        (answer,) = said(state, outcomes(1, 3, work="evaluate", wanted=1))
+        assert (answer.generation, answer.leases) == (1, (Lease(0, 1, 2),)), "it was only unknown for a while"
+        state.handle(Received(b"me", m.Detach(stream="train", rank=0, incarnation=1)), 0.0)
+        said(state, attach(incarnation=3))
+        (answer,) = said(state, outcomes(3, work="evaluate", wanted=1))
+        assert (answer.generation, answer.leases) == (2, (Lease(0, 0, 1),))
+
+    def test_a_prediction_that_was_left_goes_on(self):
+        state = coordinator(View(evaluation=True, leases=RULES))
+        said(state, attach(incarnation=1, work="predict"))
+        (answer,) = said(state, outcomes(1, work="predict", wanted=1))
+        said(state, outcomes(1, 2, work="predict", done=answer.leases))
+        state.handle(Received(b"me", m.Detach(stream="train", rank=0, incarnation=1)), 0.0)
+        said(state, attach(incarnation=2, work="predict"))
+        assert said(state, outcomes(2, work="predict", wanted=1))[0].leases == (Lease(0, 1, 1),)
+
     def test_what_comes_once_after_training_goes_to_one_trainer_and_not_before(self):
         state = joined(1, 2)
         end = {"work": "train-end", "wanted": 1, "before": 1}

@@ -70,9 +70,9 @@ def test_two_inputs_are_not_taken_for_inputs_and_targets():
             assert targets is None
             super().update_state(outputs)
 
-    whole = tf.data.Dataset.from_tensors((ROWS, TARGETS))
+    whole = tf.data.Dataset.from_tensors(((ROWS, TARGETS),))
     evaluator = Evaluator(keras.Sequential([Difference()]), None, [MeanOutput(name="mean")])
-    got = evaluator.evaluate(whole, [], inputs_alone=True)
+    got = evaluator.evaluate(whole, [])
     assert got == pytest.approx({"mean": float((TARGETS - ROWS[:, :1]).mean()), "rows": 11.0}, rel=1e-4)
 
 
