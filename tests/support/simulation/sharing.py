@@ -90,13 +90,11 @@ class Sharing:
             raise Broken(f"Q5: a generation begins with {begins}, which is no checkpoint")
         self._generation += 1
         self.batches |= {at: one.batches for at, one in opened.items()}
-        for at in list(self.batches):
+        for at in self.batches:
             settled = self._settled_at(at, max(opened), begins)
             self._dead[at] = self._dead.get(at, set()) & settled
             self._done[at] = settled - self._dead[at]
             self._trained_numbers |= {(self._generation, at, number) for number in self._done[at]}
-            if at > max(opened):
-                del self.batches[at]
         self._world.shared_goal = min(self._world.shared_goal, self.epochs_done + 1)
 
     def _settled_at(self, at: int, last: int, begins: dict[int, tuple[int, list[int]]]) -> set[int]:
