@@ -21,8 +21,7 @@ import tensorflow as tf
 
 from shared.errors import EndedError, SettingsError
 from trainer_client.checkpoint_folder import CheckpointFolder
-from trainer_client.runs.progress import RunProgress
-from trainer_client.runs.run import JOB_ENDED, check_time_limit
+from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.runs.until import RunTotals
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.dataset import ranks_of
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from trainer_client.early_stop import EarlyStop
     from trainer_client.feed import Feed
+    from trainer_client.runs.progress import RunProgress
     from trainer_client.runs.until import Until
     from trainer_client.session.feed_session import FeedSession
 
@@ -95,8 +95,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._until = until
         self._progress: RunProgress | None = None
         if until is not None:
-            check_time_limit(until, self._session)
-            self._progress = RunProgress(until, prints=self._session.rank == 0)
+            self._progress = progress_of(until, self._session)
         self._rows = self._rows_before = 0
         self._pending: dict[str, NDArray[np.generic]] | None = None
         self._epoch = self._feed_epoch = 0

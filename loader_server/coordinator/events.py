@@ -171,6 +171,8 @@ class ResultsKept:
     told: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
+    #: These are no results, but what ranks agreed on.
+    aside: bool = False
 
 
 Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | LeaseFact

@@ -252,6 +252,8 @@ def _key(fact: Fact) -> str:
     if isinstance(fact, TableRewound):
         return f"{TableRewound.__name__}/{fact.stream}/{fact.work}"
     name = f"{type(fact).__name__}/{fact.stream}"
+    if isinstance(fact, ResultsKept) and fact.aside:
+        return f"{name}/aside"
     return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
 
 

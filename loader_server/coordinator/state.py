@@ -131,7 +131,7 @@ class CoordinatorState:
         elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
         elif isinstance(fact, ResultsKept):
-            self._streams[fact.stream].results.latest = fact
+            self._streams[fact.stream].results.recover(fact)
         elif isinstance(fact, RankTaken):
             self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
         else:

@@ -64,6 +64,19 @@ def test_all_ranks_end_at_the_same_step_and_one_speaks(loaders, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.heritage("L10")
+def test_all_ranks_end_with_the_same_step_when_the_time_is_over(loaders):
+    before = status.ask(loaders.endpoint)["streams"]["train"]["results"]
+    places = {"rank": 0, "world": 2}, {"rank": 1, "world": 2}
+    _, totals, reasons = train_all(loaders.endpoint, Until(epochs=10**6, max_time_s=1.0), *places)
+    assert totals[0].steps == totals[1].steps >= 1
+    assert set(reasons) == {"0:00:01 are over"}
+    after = status.ask(loaders.endpoint)["streams"]["train"]["results"]
+    assert after["ended"] == "0:00:01 are over"
+    assert "value" not in after["values"]
+    assert before is None or after["values"] == before["values"]
+
+
 def test_in_queue_mode_all_samples_of_all_epochs_are_trained_on_once(loaders):
     how = {"stream": "shared", "epochs": 2}
     rows, totals, _ = train_all(loaders.endpoint, Until(epochs=2, max_time_s=600), how, how)

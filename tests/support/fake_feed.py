@@ -155,6 +155,7 @@ class FakeSession:
         self.ended: list[tuple[str, int, int]] = []
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
+        self.agreed: Callable[[float, dict[str, int]], float] = lambda value, _at: value
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -185,6 +186,10 @@ class FakeSession:
         """Noted in `told`; a test puts into `shared` what all ranks came to."""
         self.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
         return self.shared.get(how["epoch"], dict(values)) if wait else None
+
+    def agree(self, value: float, **at: int) -> float:
+        """A test may set `agreed`, which is given the value and where it was said."""
+        return self.agreed(value, at)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Noted in `ended`."""

@@ -121,6 +121,8 @@ class ResultsTold:
     values: tuple[tuple[str, float | None], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
+    #: These are no results, but what ranks agree on.
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class OpenResults:
             rows=told.rows,
             values=told.values,
             ended=clipped(told.ended),
+            aside=told.aside,
         )
         self.due_s = now_s
 

@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
@@ -164,13 +164,11 @@ class Receiver:
         self.outbox.tell(e.EndSettled(serial, done))
         self.wait_for(answer)
 
-    def tell_results(
-        self, at: tuple[int, int], rows: int, values: tuple[tuple[str, float | None], ...], *, ended: str, whole: bool
-    ) -> Future[m.Aggregate]:
-        """Report the results of an epoch, an evaluation or a run; the first answer, or the one about all ranks."""
+    def tell_results(self, told: e.ResultsTold, *, whole: bool) -> Future[m.Aggregate]:
+        """Report results, under a serial of ours; the first answer, or the one about all ranks."""
         serial, answer = next(self._serials), Future[m.Aggregate]()
         self._results[serial] = (whole, answer)
-        self.outbox.tell(e.ResultsTold(serial, *at, rows, values, ended))
+        self.outbox.tell(replace(told, serial=serial))
         return answer
 
     def ask_batches(self, epoch: int, group: int) -> int:

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trainer_client.runs.agreed_time import AgreedTime
 from trainer_client.runs.lines import finished_line, starting_line
 from trainer_client.runs.until import RunTotals
 
@@ -24,7 +25,14 @@ __all__ = ["RunProgress"]
 class RunProgress:
     """From `begin` to `finish`; may begin again."""
 
-    def __init__(self, until: Until, *, prints: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        until: Until,
+        *,
+        prints: bool,
+        agree: Callable[[float, RunTotals], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         #: Why the run is over; empty while it goes on.
         self.reason = ""
         self._until = until
@@ -33,6 +41,9 @@ class RunProgress:
         self._there = self._totals = RunTotals()
         self._limits: RunLimits = until.from_there(self._there)
         self._began_s = clock()
+        self._agreed_time: AgreedTime | None = None
+        if agree is not None and until.max_time_s is not None:
+            self._agreed_time = AgreedTime(until.max_time_s, lambda spent_s: agree(spent_s, self._totals))
 
     @property
     def totals(self) -> RunTotals:
@@ -47,6 +58,8 @@ class RunProgress:
         self._began_s, self.reason = self._clock(), ""
         self._there = self._totals = there
         self._limits = self._until.from_there(there)
+        if self._agreed_time is not None:
+            self._agreed_time.begin()
         if self._prints:
             line = f"{what} from epoch {there.epochs}, step {there.steps}, until {self._limits}"
             print(starting_line(line), flush=True)
@@ -60,7 +73,12 @@ class RunProgress:
         return bool(self.reason)
 
     def _look(self) -> None:
-        self.stop(self._limits.reached(self._totals, self._spent_s()))
+        self.stop(self._limits.reached(self._totals, self._common_s()))
+
+    def _common_s(self) -> float:
+        """How long it has gone on since it was started, for all ranks alike."""
+        spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
+        return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
 
     def stop(self, why: str) -> None:
         """End the run for this reason, unless there is one already."""

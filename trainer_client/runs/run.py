@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer_client.runs.until import Until
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["JOB_ENDED", "Run", "check_time_limit"]
+__all__ = ["JOB_ENDED", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
 
@@ -38,8 +38,7 @@ class Run:
                 expected="a stream for training", got=f"{self._session.stream}, which is for evaluation", where="Run",
                 remedy="Read the feed itself: `for batch in feed:` gives the same epoch each time.",
             )  # fmt: skip
-        check_time_limit(until, self._session)
-        self._progress = RunProgress(until, prints=self._session.rank == 0)
+        self._progress = progress_of(until, self._session)
         #: The totals before the loop began, or when it was left.
         self._there = RunTotals()
         self._is_running = False
@@ -145,11 +144,11 @@ class Run:
         self._noted = NotedMeans.of(state["noted"])
 
 
-def check_time_limit(until: Until, session: FeedSession) -> None:
-    """Refuse a time limit in lockstep: clocks differ, and all ranks have to end at the same step."""
-    if until.max_time_s is not None and session.world > session.replicas and not session.in_queue:
-        raise SettingsError(
-            expected="one process, or a stream in queue mode", got=f"a world of {session.world} in lockstep",
-            where="Until(max_time_s=)",
-            remedy="Limit epochs or steps: by its own clock each rank would end at another step, and others wait.",
-        )  # fmt: skip
+def progress_of(until: Until, session: FeedSession) -> RunProgress:
+    """How far a run of this feed is; ranks in step agree on how long it has gone on, because clocks differ."""
+
+    def agree(spent_s: float, totals: RunTotals) -> float:
+        return session.agree(spent_s, epoch=totals.epochs, step=totals.steps)
+
+    in_step = session.world > session.replicas and not session.in_queue
+    return RunProgress(until, prints=session.rank == 0, agree=agree if in_step else None)

@@ -182,6 +182,10 @@ class FeedSession:
         step = 0 if self.in_queue else step
         return self._results.share(values, rows=rows, epoch=epoch, step=step, wait=wait)
 
+    def agree(self, value: float, *, epoch: int, step: int) -> float:
+        """The mean of the values of all ranks at this step; waits for them."""
+        return self._results.agree(value, epoch=epoch, step=step)
+
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Tell the coordinator that a run ended in good order."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step)

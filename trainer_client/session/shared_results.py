@@ -17,6 +17,7 @@ import numpy as np
 
 from shared.errors import SettingsError
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
+from trainer_client.core.events import ResultsTold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +51,7 @@ class SharedResults:
         """Report those means that are numbers, over this many rows; the means over all ranks, if asked to wait."""
         told = _plain(values)
         self._log_left_out(values, told)
-        answer = self._receiver.tell_results((epoch, step), rows, told, ended="", whole=wait)
+        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, rows, told), whole=wait)
         said = self._receiver.wait_for(answer, of_all=True) if wait else _wait_a_moment(answer)
         if said is None or not said.whole:
             return None
@@ -64,9 +65,17 @@ class SharedResults:
                 "results are not shared: only plain numbers are, not arrays", names=sorted(names), most=MOST_MEANS
             )
 
+    def agree(self, value: float, *, epoch: int, step: int) -> float:
+        """The mean of what all ranks say at this step, for them alone."""
+        told = (("value", float(value)),)
+        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 1, told, aside=True), whole=True)
+        ((_, mean),) = self._receiver.wait_for(answer, of_all=True).values
+        assert mean is not None
+        return mean
+
     def end(self, why: str, *, epoch: int, step: int) -> None:
         """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live."""
-        _wait_a_moment(self._receiver.tell_results((epoch, step), 0, (), ended=why, whole=False))
+        _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:

@@ -43,8 +43,8 @@ class _Told:
         return self.ranks.start < other.ranks.stop and other.ranks.start < self.ranks.stop
 
 
-#: Epoch, step, the world (None in queue mode), and whether it is the end of a run.
-_Key = tuple[int, int, int | None, bool]
+#: Epoch, step, the world (None in queue mode), and whether it is the end of a run, or what ranks agree on.
+_Key = tuple[int, int, int | None, bool, bool]
 #: The reporter of what was kept before a restart; trainers' own incarnations are below 2**64.
 _KEPT = -1
 
@@ -54,10 +54,19 @@ class StreamResults:
 
     def __init__(self, *, evaluation: bool = False) -> None:
         self.latest: ResultsKept | None = None
+        #: What ranks last agreed on.
+        self._agreed: ResultsKept | None = None
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
         #: Whether the latest belongs to training that was abandoned for an earlier checkpoint.
         self._is_left = False
+
+    def recover(self, fact: ResultsKept) -> None:
+        """Take in a fact from the journal."""
+        if fact.aside:
+            self._agreed = fact
+        else:
+            self.latest = fact
 
     def begin_anew(self) -> None:
         """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again."""
@@ -68,8 +77,9 @@ class StreamResults:
         """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
         queue mode there is no `world`.
         """
-        if self.latest is not None and (said.incarnation, said.serial) in self.latest.told:
-            return [Send(peer, _answer(self.latest, said.serial))]
+        for kept in (self.latest, self._agreed):
+            if kept is not None and (said.incarnation, said.serial) in kept.told:
+                return [Send(peer, _answer(kept, said.serial))]
         key, mine = _key_of(said, world), _Told(peer, ranks, said, ((said.incarnation, said.serial),))
         parts = self._parts(key)
         if world is None:
@@ -103,7 +113,7 @@ class StreamResults:
         assert kept is not None
         said = m.Results(
             stream=kept.stream, incarnation=0, serial=0, epoch=kept.epoch, step=kept.step, rows=kept.rows,
-            values=kept.values, ended="",
+            values=kept.values, ended="", aside=False,
         )  # fmt: skip
         return _Told(b"", range(0), said, kept.told)
 
@@ -113,9 +123,11 @@ class StreamResults:
         return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
 
     def _keep(self, parts: Collection[_Told], *, hearers: Collection[_Told]) -> list[Instruction]:
-        self.latest = self._after_latest(_together(parts))
-        self._is_left = False
-        return [Keep(self.latest), *(Send(one.peer, _answer(self.latest, one.said.serial)) for one in hearers)]
+        kept = _together(parts)
+        if not kept.aside:
+            kept, self._is_left = self._after_latest(kept), False
+        self.recover(kept)
+        return [Keep(kept), *(Send(one.peer, _answer(kept, one.said.serial)) for one in hearers)]
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
         """The end of a run has no values: the last values stand, and so do their reporters."""
@@ -144,7 +156,7 @@ class StreamResults:
 
 
 def _key_of(said: m.Results, world: int | None) -> _Key:
-    return said.epoch, said.step, world, bool(said.ended)
+    return said.epoch, said.step, world, bool(said.ended), said.aside
 
 
 def _answer(kept: ResultsKept, serial: int) -> m.Aggregate:
@@ -168,6 +180,7 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
         tuple((name, _mean(of)) for name, of in means.items())[:_MOST_VALUES],
         tuple(dict.fromkeys(pair for part in parts for pair in part.told)),
         next((one.ended for one in told if one.ended), ""),
+        first.aside,
     )
 
 

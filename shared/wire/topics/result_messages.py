@@ -33,6 +33,7 @@ class Results(Message):
     rows: int = wire(COUNT)
     values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, MOST_MEANS))
     ended: str = wire(PROSE)
+    aside: bool = wire(FLAG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

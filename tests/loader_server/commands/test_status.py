@@ -106,7 +106,14 @@ def test_what_all_ranks_came_to_is_shown():
     assert not [line for line in shown(state) if "samples" in line]
     values = {"epoch": 3, "step": 90, "rows": 640, "serial": 1}
     told(
-        m.Results(stream="train", incarnation=1000, values=(("loss", 0.123456), ("bad", None)), ended="", **values),
+        m.Results(
+            stream="train",
+            incarnation=1000,
+            values=(("loss", 0.123456), ("bad", None)),
+            ended="",
+            aside=False,
+            **values,
+        ),
         state=state,
     )
     assert "train 3 90 640 loss 0.1235, bad not a number" in shown(state)
@@ -116,7 +123,15 @@ def test_a_run_that_came_to_its_end_is_told_from_one_that_is_gone():
     state = told(attach())
     left = m.Detach(stream="train", rank=0, incarnation=1000)
     end = m.Results(
-        stream="train", incarnation=1000, epoch=3, step=90, rows=0, serial=1, values=(), ended="3 epochs are reached"
+        stream="train",
+        incarnation=1000,
+        epoch=3,
+        step=90,
+        rows=0,
+        serial=1,
+        values=(),
+        ended="3 epochs are reached",
+        aside=False,
     )
     line = "train: the run came to its end after epoch 3: 3 epochs are reached"
     assert line not in shown(told(end, state=state)), "it is there still"

@@ -115,6 +115,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         rows=64_000,
         values=(("loss", 0.75), ("accuracy", None)),
         ended="75 epochs are reached",
+        aside=False,
     ),
     m.Aggregate(serial=5, whole=True, rows=512_000, values=(("loss", 0.625), ("accuracy", None))),
     m.StatusQuery(),

@@ -37,6 +37,7 @@ def test_told_at_once_and_again_until_it_is_whole():
         rows=8,
         values=(("loss", 0.5),),
         ended=("stopped" * 1000)[:4000],
+        aside=False,
     )
     lone.wait(0.9)
     assert sent(lone) == []

@@ -131,13 +131,21 @@ def test_a_stream_for_evaluation_is_not_trained_on():
         Run(FakeFeed(evaluation=True), Until(epochs=1))
 
 
-def test_ranks_in_step_have_no_common_clock():
-    feed = FakeFeed(epochs=EPOCHS)
-    feed.session.world = 2
-    with pytest.raises(SettingsError, match=r"expected one process.*Limit epochs or steps"):
-        Run(feed, Until(max_time_s=5))
+def test_ranks_in_step_go_by_the_time_that_they_agree_on():
+    feed, said = FakeFeed(epochs=EPOCHS), []
+
+    def agreed(spent_s, at):
+        assert spent_s < 5
+        said.append(at["step"])
+        return 1.0 if at["step"] < 3 else 7.0
+
+    feed.session.world, feed.session.agreed = 2, agreed
+    run = Run(feed, Until(max_time_s=5))
+    list(run)
+    assert (run.reason, run.totals.steps, said) == ("0:00:05 are over", 3, [1, 3])
     feed.session.in_queue = True
-    Run(feed, Until(max_time_s=5))
+    assert sum(1 for _ in Run(feed, Until(steps=2, max_time_s=500))) == 2
+    assert said == [1, 3], "nobody has to be asked there"
 
 
 def test_what_is_noted_goes_to_the_coordinator_once_an_epoch_is_over_resumed_or_not():

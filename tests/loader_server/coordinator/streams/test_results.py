@@ -17,10 +17,11 @@ from tests.support.coordinator import View, attach, coordinator, said
 NOT_YET = (False, 0, ())
 
 
-def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incarnation=None, ended="", **values):
+def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incarnation=None, **values):
+    more = {"ended": values.pop("ended", ""), "aside": values.pop("aside", False)}
     return m.Results(
         stream=stream, incarnation=1000 + rank if incarnation is None else incarnation, serial=serial, epoch=epoch,
-        step=step, rows=rows, values=tuple(values.items()), ended=ended,
+        step=step, rows=rows, values=tuple(values.items()), **more,
     )  # fmt: skip
 
 
@@ -52,6 +53,19 @@ def test_means_are_weighted_by_rows_and_whole_once_every_rank_has_told():
     assert sorted(one.peer for one in sent if isinstance(one, Send)) == [b"1000", b"1001", b"1002"]
     assert {(one.message.whole, one.message.rows, one.message.values) for one in sent} == {whole}
     assert shown(state) == {"epoch": 1, "step": 10, "rows": 40, "values": {"loss": 1.5, "accuracy": 0.625}, "ended": ""}
+
+
+def test_what_ranks_agree_on_is_shown_to_nobody_and_survives_a_restart():
+    state = of_world(2)
+    for rank in range(2):
+        said(state, results(rank, loss=3.0))
+    said(state, results(0, serial=2, rows=1, aside=True, value=4.0))
+    kept, *_ = state.handle(Received(b"1001", results(1, serial=2, rows=1, aside=True, value=6.0)), 0.0)
+    assert shown(state)["values"] == {"loss": 3.0}
+    again = of_world(2)
+    again.recover(kept.fact)
+    assert answers(again, results(0, serial=2, rows=1, aside=True, value=4.0)) == [(True, 2, (("value", 5.0),))]
+    assert shown(again) is None
 
 
 def test_what_is_no_number_makes_no_number():
