@@ -37,6 +37,7 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
 from shared.wire.topics.end_messages import JobEnds
 from shared.wire.topics.failing_messages import Failing
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
@@ -286,39 +287,6 @@ class Beat(Message):
     remote_found: int = wire(COUNT)
     remote_waited: int = wire(COUNT)
     culprits: int = wire(ID)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit(Message):
-    """A worker saw that a sample kills the process that decodes it; `ends` says how."""
-
-    worker: str = wire(NAME)
-    stream: str = wire(NAME)
-    identity: str = wire(PROSE)
-    ends: str = wire(NAME)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprits(Message):
-    """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
-
-    version: int = wire(ID)
-    keys: tuple[int, ...] = wire(Many(ID, 2**15))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgive(Message):
-    """A culprit was mended, or all of them were: use them again."""
-
-    stream: str = wire(NAME)
-    identity: str = wire(PROSE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgiven(Message):
-    """Answers `Forgive`: how many convictions were forgotten."""
-
-    count: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

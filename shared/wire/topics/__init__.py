@@ -1,1 +1,1 @@
-"""Messages that belong together, of which only some processes speak: results, graphs."""
+"""Messages that belong together, of which only some processes speak: results, graphs, culprits."""

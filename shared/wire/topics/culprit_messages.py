@@ -1,0 +1,47 @@
+"""Samples that kill decoders: found by workers, known to all of them, and forgiven by people.
+
+Rules: pure; as for all messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.bounds import Many
+from shared.wire.declared import Message
+from shared.wire.parts import COUNT, ID, NAME, PROSE, wire
+
+__all__ = ["Culprit", "Culprits", "Forgive", "Forgiven"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit(Message):
+    """A worker saw that a sample kills the process that decodes it; `ends` says how."""
+
+    worker: str = wire(NAME)
+    stream: str = wire(NAME)
+    identity: str = wire(PROSE)
+    ends: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprits(Message):
+    """The samples that are known to kill decoders, by the digest of stream and identity: mask them unread."""
+
+    version: int = wire(ID)
+    keys: tuple[int, ...] = wire(Many(ID, 2**15))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgive(Message):
+    """A culprit was mended, or all of them were: use them again."""
+
+    stream: str = wire(NAME)
+    identity: str = wire(PROSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgiven(Message):
+    """Answers `Forgive`: how many convictions were forgotten."""
+
+    count: int = wire(COUNT)
