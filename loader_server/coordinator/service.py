@@ -110,6 +110,8 @@ class Coordinator:
         self._stopping = False
         #: Whether trainers finish what they have, if the job is to end and they were not told yet.
         self._drains: bool | None = None
+        #: How long the last messages may take.
+        self._linger_ms = 200
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
@@ -207,6 +209,7 @@ class Coordinator:
         drains, self._drains = self._drains, None
         if drains is None:
             return []
+        self._linger_ms = 2000  # nobody says again that the job was ended
         instructions = self._state.handle(EndOrdered(drains), now_s)
         self._log.info("job ends", **self._state.report(now_s)["ends"])
         return instructions
@@ -265,7 +268,7 @@ class Coordinator:
 
     def _close(self) -> None:
         self.doors.close()
-        self._router.close(linger=200)
+        self._router.close(linger=self._linger_ms)
         self._context.term()
         self._waker.close()
         self.writer.write(())

@@ -19,6 +19,8 @@ from trainer_client.checkpoint_folder import CheckpointFolder
 
 QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
 JOB = 'heartbeat_timeout = "400 ms"'
+#: Nobody is given up for silence meanwhile, however busy the machine is.
+PATIENT = 'heartbeat_timeout = "10 s"'
 
 
 @pytest.fixture(params=["lockstep", "queue"])
@@ -26,8 +28,8 @@ def mode(request):
     return request.param
 
 
-def write(folder, mode):
-    return write_job(folder, samples=60, budget="2 s", job=JOB, stream=QUEUE if mode == "queue" else "")
+def write(folder, mode, job=JOB):
+    return write_job(folder, samples=60, budget="2 s", job=job, stream=QUEUE if mode == "queue" else "")
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def test_a_run_ends_in_good_order_and_says_why(tmp_path, capsys, mode):
 
 
 def test_without_draining_nobody_gets_another_batch(tmp_path, mode):
-    job = write(tmp_path, mode)
+    job = write(tmp_path, mode, PATIENT)
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, rank=0) as feed:
         batches = iter(feed)
         next(batches)
@@ -100,13 +102,13 @@ def test_without_draining_nobody_gets_another_batch(tmp_path, mode):
 @pytest.mark.heritage("D13")
 @pytest.mark.parametrize("how", ["deadline", "Ctrl-C"])
 def test_a_trainer_that_does_not_finish_is_waited_for_so_long_and_no_longer(tmp_path, how):
-    job = write(tmp_path, "queue")
+    job = write(tmp_path, "queue", PATIENT)
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, prefetch=2) as feed:
         batches = iter(feed)
         next(batches)
         with ending(job, "--drain", "1" if how == "deadline" else "300") as command:
             if how == "Ctrl-C":
-                wait_until(lambda: ends(loaders), "trainers are told")
+                wait_until(lambda: feed._session.ended, "the trainer was told")
                 command.send_signal(signal.SIGINT)
             assert command.communicate(timeout=100) == ("Job tones has ended.\n", "")
         wait_until(lambda: feed._session.ended, "the trainer was told")
@@ -141,8 +143,9 @@ def test_whoever_finishes_or_waits_for_others_is_told_too(tmp_path):
 
         waiting = threading.Thread(target=finish)
         waiting.start()
-        with ending(job) as command:
+        with ending(job, "--drain", "300") as command:
             waiting.join(100)
+            feed.close()
             assert command.wait(100) == 0
         assert told == ["ended"]
 
