@@ -28,7 +28,7 @@ from loader_server.sources.remote.urls import is_url, joined, without_credential
 from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 __all__ = ["FileFacts", "Files", "changed"]
@@ -221,6 +221,14 @@ class Files:
         if len(raw) != nbytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
         return raw
+
+    def read_all(self, extents: Iterable[tuple[str, int, int]]) -> Iterator[bytes]:
+        """The same for many small pieces (path, from where, how many), each by the time it is asked for."""
+        handles = self._handles
+        for path, offset, nbytes in extents:
+            handle = handles.get(path)
+            raw = b"" if handle is None else os.pread(handle.number, nbytes, offset)
+            yield raw if handle is not None and len(raw) == nbytes else self.read(path, offset, nbytes)
 
     def whole(self, path: str, facts: FileFacts) -> bytes:
         """All bytes of a file that is one sample's, if it still has these facts: a ReadError if not, an OSError as in

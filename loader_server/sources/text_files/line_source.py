@@ -130,13 +130,14 @@ class LineSource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of each line."""
         known = self.all_checked(samples)
-        columns = (self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest"))
-        read, paths = self.files.read, self._paths
-        for sample, file, offset, nbytes, digest in zip(samples, *columns, strict=True):
-            raw = read(paths[file], offset, nbytes)
+        files, offsets, sizes, digests = (
+            self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest")
+        )
+        lines = self.files.read_all(zip(map(self._paths.__getitem__, files), offsets, sizes, strict=True))
+        for sample, raw, digest in zip(samples, lines, digests, strict=True):
             if digest_of(raw) != digest:
                 where, line = self.place(sample)
-                raise changed(f"the line that was indexed ({nbytes} bytes)", "other bytes", f"{where}, line {line}")
+                raise changed(f"the line that was indexed ({len(raw)} bytes)", "other bytes", f"{where}, line {line}")
             yield raw
 
     def name(self, sample: int) -> str:

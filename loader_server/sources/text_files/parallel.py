@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import chain, repeat, starmap, tee
+from itertools import chain, repeat, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,7 +161,7 @@ class ParallelSource(Source):
         """Read the lines of each sample, joined by newlines."""
         known = self.all_checked(samples)
         columns = self.indexed.numbers
-        lines = [starmap(self.files.read, self._extents(file, known)) for file in range(len(self._names))]
+        lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
         for sample, digest, *own in zip(samples, columns["digest"][known].tolist(), *lines, strict=True):
             raw = b"\n".join(own)
             if digest_of(raw) != digest:
