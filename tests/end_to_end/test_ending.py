@@ -18,7 +18,7 @@ from trainer_client import EndedError, FeedCheckpoint, Run, Until
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
-JOB = 'heartbeat_timeout = "400 ms"'
+JOB = 'heartbeat_timeout = "1 s"'
 #: Nobody is given up for silence meanwhile, however busy the machine is.
 PATIENT = 'heartbeat_timeout = "10 s"'
 

@@ -20,7 +20,7 @@ FORM = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weight
 @pytest.fixture(scope="module")
 def loaders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("queue_fit")
-    job = write_job(folder, samples=SAMPLES, budget="4 s", stream='mode = "queue"', job='heartbeat_timeout = "500 ms"')
+    job = write_job(folder, samples=SAMPLES, budget="4 s", stream='mode = "queue"')
     with running(job, workers=1) as loaders:
         yield loaders
 
