@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from tests.support.loaders import Loaders
 
-pytest.importorskip("torch")
+if find_spec("torch") is None:
+    pytest.skip("PyTorch is not installed", allow_module_level=True)
 
 SCRIPT = """
 import json, os, sys

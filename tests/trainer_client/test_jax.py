@@ -10,31 +10,34 @@ import pytest
 import trainer_client
 from tests.support.lone_core import BATCHES
 
-jax = pytest.importorskip("jax")
-adapter = pytest.importorskip("trainer_client.jax")
+
+@pytest.fixture(scope="module")
+def adapter():
+    """Not imported before a test runs: tests are collected in every process."""
+    return pytest.importorskip("trainer_client.jax", exc_type=ImportError)
 
 
-def test_arrays_share_the_slots_memory_until_the_step_is_through(ends):
+def test_arrays_share_the_slots_memory_until_the_step_is_through(ends, adapter):
     with trainer_client.connect(ends.endpoint, prefetch=4) as feed:
         memory = feed._session.receiver.memory
         slots = [memory.slot(slot) for slot in range(feed._session.receiver.stream.slots.slots)]
         outbox, batches = feed._session.receiver.outbox, iter(adapter.FeedArrays(feed))
         batch = next(batches)
-        places = [array.unsafe_buffer_pointer() for array in batch.values() if isinstance(array, jax.Array)]
+        places = [array.unsafe_buffer_pointer() for array in batch.values() if isinstance(array, adapter.jax.Array)]
         assert places
         for place in places:
             assert any(slot.ctypes.data <= place < slot.ctypes.data + slot.nbytes for slot in slots)
-        total = jax.jit(jax.numpy.sum)(batch["audio"])
+        total = adapter.jax.jit(adapter.jax.numpy.sum)(batch["audio"])
         del batch
         batches.close()
         total.block_until_ready()
         gc.collect()
-        jax.device_put(0).block_until_ready()  # JAX lets go of numpy's arrays in a later call
+        adapter.jax.device_put(0).block_until_ready()  # JAX lets go of numpy's arrays in a later call
         gc.collect()
         assert not outbox.holds_more_than(0)
 
 
-def test_values_are_those_of_the_numpy_batch(ends, feed):
+def test_values_are_those_of_the_numpy_batch(ends, feed, adapter):
     with trainer_client.connect(ends.endpoint) as other:
         for mine, numpy_batch in zip(adapter.FeedArrays(feed), other, strict=True):
             assert mine.number == numpy_batch.number
@@ -44,26 +47,26 @@ def test_values_are_those_of_the_numpy_batch(ends, feed):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64", "uint64"])
-def test_wide_arrays_stay_numpys_unless_jax_has_them(feed, dtype):
+def test_wide_arrays_stay_numpys_unless_jax_has_them(feed, dtype, adapter):
     wide, data = np.arange(3).astype(dtype), adapter.FeedArrays(feed)
     assert data._array(wide) is wide
-    with jax.enable_x64(True):
+    with adapter.jax.enable_x64(True):
         assert data._array(wide).dtype == dtype
 
 
-def test_arrays_that_jax_cannot_share_are_copied(feed):
+def test_arrays_that_jax_cannot_share_are_copied(feed, adapter):
     unaligned = np.frombuffer(bytes(range(65)), np.uint8)[1:]  # read-only too
     np.testing.assert_array_equal(np.asarray(adapter.FeedArrays(feed)._array(unaligned)), unaligned)
 
 
-def test_a_sharding_makes_one_array_of_all_processes_rows(feed):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+def test_a_sharding_makes_one_array_of_all_processes_rows(feed, adapter):
+    mesh = adapter.jax.sharding.Mesh(np.array(adapter.jax.devices()), ("rows",))
+    sharding = adapter.jax.sharding.NamedSharding(mesh, adapter.jax.sharding.PartitionSpec("rows"))
     batch = next(iter(adapter.FeedArrays(feed, sharding=sharding)))
     assert batch["audio"].sharding == sharding
 
 
-def test_its_state_goes_on_where_it_was(ends, feed):
+def test_its_state_goes_on_where_it_was(ends, feed, adapter):
     data = adapter.FeedArrays(feed)
     next(iter(data))
     state = data.get_state()
@@ -73,5 +76,5 @@ def test_its_state_goes_on_where_it_was(ends, feed):
         assert [batch.number for batch in resumed] == list(range(1, BATCHES))
 
 
-def test_ranks_are_jaxs_processes():
+def test_ranks_are_jaxs_processes(adapter):
     assert adapter.ranks() == {"rank": 0, "world": 1}
