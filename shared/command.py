@@ -73,7 +73,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         except KeyboardInterrupt as error:
             terminated = bool(came) or isinstance(error, Terminated)
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
-            code = _TERMINATED if terminated else _INTERRUPTED
+            code = getattr(options, "term_exit", _TERMINATED) if terminated else _INTERRUPTED
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0

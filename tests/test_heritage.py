@@ -103,19 +103,10 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
-    "E5": "later: trainer commands",
-    "E6": "later: training loop",
-    "E7": "later: training loop",
-    "E8": "later: evaluator",
-    "E11": "later: training loop",
-    "E13": "later: training loop",
     "E14": "later: strategies",
     "E15": "later: strategies",
     "E16": "later: training loop",
-    "E19": "later: training loop",
     "E20": "later: strategies",
-    "L7": "later: training loop",
-    "L8": "later: training loop",
     "T1": "later: strategies",
     "T2": "later: strategies",
     "T3": "later: strategies",

@@ -258,6 +258,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Every process reads its variables, because reading may need all processes; one of them writes."""
         if self._pending is not None:
             return
+        began_s = time.perf_counter()
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
         record = {
             "epoch": next_epoch,
@@ -271,6 +272,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             record["run"] = self._progress.totals.state()
         if self._writes():
             self._folder.write(arrays, record)
+        self._session.count_phase("checkpoint", time.perf_counter() - began_s)
         self._unsaved = 0
 
     def _writes(self) -> bool:
@@ -370,6 +372,7 @@ class _CountedBatches:
         self._session = session
         self._watch = watch
         self._in_step = False
+        self._step_began_s = 0.0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -385,7 +388,7 @@ class _CountedBatches:
         wait_s = time.perf_counter() - began_s
         self._watch.wait_s += wait_s
         self._session.count_step_wait(wait_s)
-        self._in_step = True
+        self._in_step, self._step_began_s = True, time.perf_counter()
         return batch
 
     def finish(self) -> None:
@@ -395,6 +398,7 @@ class _CountedBatches:
             self.count += 1
             self._watch.steps += 1
             self._session.cursor.count(1)
+            self._session.count_phase("step", time.perf_counter() - self._step_began_s)
 
     def _wait_next(self) -> Any:  # noqa: ANN401 - an element
         try:

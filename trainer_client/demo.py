@@ -57,10 +57,8 @@ class Options:
 class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
     """Log-mel bands to logits of digits: strided, then dilated convolutions; normalised row by row, never by batch."""
 
-    def __init__(self, tell: Any) -> None:  # noqa: ANN401 - called with facts
+    def __init__(self) -> None:
         super().__init__()
-        self._tell = tell
-        self.steps = 0
         self._down = [keras.layers.Conv1D(_CHANNELS, 5, 2, "same", activation="relu") for _ in range(2)]
         self._wide = [keras.layers.Conv1D(_CHANNELS, 3, 1, "same", dilation_rate=rate) for rate in (1, 2, 4)]
         self._norms = [keras.layers.LayerNormalization() for _ in range(5)]
@@ -77,6 +75,30 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         for wide, norm in zip(self._wide, self._norms[2:], strict=True):
             outputs = outputs + tf.nn.relu(wide(norm(outputs)))
         return blank_after(self._out(outputs), -(-frames // _STRIDE))
+
+
+#: What `trainer-client train --model trainer_client.demo` asks of a module.
+loss = CTC()
+feed_keys: dict[str, Any] = {"inputs": _INPUTS, "targets": "text", "weights": "weight"}
+
+
+def model() -> DigitModel:
+    """The one of the demo."""
+    return DigitModel()
+
+
+def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
+    """Adam."""
+    return keras.optimizers.Adam(rate, clipnorm=5.0)
+
+
+class _ToldModel(DigitModel):
+    """Tells what it is trained on, from within the step."""
+
+    def __init__(self, tell: Any) -> None:  # noqa: ANN401 - called with facts
+        super().__init__()
+        self._tell = tell
+        self.steps = 0
 
     def train_step(self, data: Any) -> Any:  # noqa: ANN401 - as Keras calls it
         """The usual step, which also reports from within what was trained on."""
@@ -163,13 +185,13 @@ def train(options: Options) -> None:
         trainer_client.connect(options.endpoint, stream="train", rank=0) as feed,
         trainer_client.connect(options.endpoint, stream="dev", rank=0) as dev,
     ):
-        model = DigitModel(tell)
-        data = feed.dataset(inputs=_INPUTS, targets="text", weights="weight")
-        model.compile(keras.optimizers.Adam(1e-3, clipnorm=5.0), CTC(), jit_compile=False)
+        told = _ToldModel(tell)
+        data = feed.dataset(**feed_keys)
+        told.compile(optimizer(), loss, jit_compile=False)
         checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
-        epochs = _Epochs(checkpoint, _Judge(model, dev), tell, time.monotonic() + options.seconds)
+        epochs = _Epochs(checkpoint, _Judge(told, dev), tell, time.monotonic() + options.seconds)
         tell("connected", group=feed.state()["group"])
-        model.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
+        told.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
         if checkpoint.times is None:
             tell("nothing", epochs=options.epochs, folder=str(options.checkpoints))
 

@@ -17,7 +17,7 @@ from trainer_client.tf.models.evaluation import Evaluator
 from trainer_client.tf.models.variables import plain_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trainer_client.feed import Feed
     from trainer_client.tf.element_structure import Keys
@@ -29,8 +29,9 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
     """Evaluates on these feeds every `epochs` epochs, or every `steps` steps; prints a line for each, as `evaluate`
     does.
 
-    `inputs`, `targets` and `weights` are as for `feed.dataset`; the loss is the model's own. After an epoch the values
-    are in its logs, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results` holds the last ones.
+    `inputs`, `targets`, `weights` and `map` are as for `feed.dataset`; the loss is the model's own. After an epoch the
+    values are in its logs, `val_dev_loss` for the stream `dev`, for callbacks that come later. `results` holds the last
+    ones.
     """
 
     def __init__(  # noqa: PLR0913 - users write those that they need, by name
@@ -42,6 +43,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         inputs: Keys | None = None,
         targets: Keys | None = None,
         weights: Keys | None = None,
+        map: Callable[[dict[str, Any]], Any] | None = None,  # noqa: A002 - as `tf.data` calls it
     ) -> None:
         super().__init__()
         _check(feeds, epochs, steps)
@@ -49,7 +51,8 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self.results: dict[str, dict[str, float]] = {}
         self._epochs, self._steps = epochs, steps
         self._metrics = metrics
-        self._data = [(feed, feed.dataset(inputs=inputs, targets=targets, weights=weights)) for feed in feeds]
+        form: dict[str, Any] = {"inputs": inputs, "targets": targets, "weights": weights, "map": map}
+        self._data = [(feed, feed.dataset(**form)) for feed in feeds]
         self._evaluator: Evaluator | None = None
         self._epoch = self._first = 0
 

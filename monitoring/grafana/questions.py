@@ -125,6 +125,20 @@ _WAITING = Row(
             ),
         ),
         Panel(
+            title="What does training spend its time on?",
+            unit="percentunit",
+            stacked=True,
+            about="Share of time in steps, in checkpoints, and in tracing the step before it begins, where the loop "
+            "says so (trainer-client train and FeedCheckpoint do). Retraced: steps traced in the midst of training, "
+            "whose shape was not planned.",
+            queries=(
+                Query(
+                    'avg by (stream, phase) (rate(stoker_phase_seconds_total{job="$job"}[1m]))', "{{stream}}: {{phase}}"
+                ),
+                Query('sum by (stream) (increase(stoker_retraces_total{job="$job"}[10m]))', "{{stream}}: retraced"),
+            ),
+        ),
+        Panel(
             title="How long does one batch keep its reader waiting?",
             unit="s",
             about="Median, and the slowest batch in ten and in a hundred. A long tail: a few slow batches, or a worker "

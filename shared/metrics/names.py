@@ -313,6 +313,19 @@ STEP_WAIT = _trainer.counter(
     "Its rate is the share of time that the accelerator idles for lack of data: above 0.05, look at the workers.",
     ("stream",),
 )
+PHASE_TIME = _trainer.counter(
+    "stoker_phase_seconds_total",
+    "What the training loop did besides waiting for data, where it says so (trainer-client train and FeedCheckpoint "
+    "do). warm_up: tracing the step for all shapes. step: training. checkpoint: writing checkpoints.",
+    "checkpoint above a few per cent: save less often (--save-every-seconds). warm_up: fewer shapes.",
+    ("stream", "phase"),
+)
+RETRACES = _trainer.counter(
+    "stoker_retraces_total",
+    "Steps that TensorFlow traced in the midst of training, because a shape had not been planned.",
+    'Zero is normal; if it grows, write pad_to = "bucket" and shapes = "auto": each costs as much as many steps.',
+    ("stream",),
+)
 WAIT_SPLIT = _trainer.counter(
     "stoker_data_wait_split_seconds_total",
     "Where the reader's time went. build: blocked, up to the time that the worker spent on the batch (all of the "

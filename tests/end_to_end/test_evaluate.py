@@ -151,6 +151,7 @@ def scalars(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.heritage("E8")
 @pytest.mark.heritage("L9")
 @pytest.mark.heritage("R14")
 def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(folder: Path, endpoint: str) -> None:

@@ -28,6 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ASKING = {
     "status": ("loader_server", "status", "--timeout-seconds", "{timeout}", "{endpoint}"),
     "load-test": ("trainer_client", "load-test", "drain", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
+    "train": (
+        *("trainer_client", "train", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}", "--epochs", "1"),
+        *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
+    ),
     "evaluate": (
         *("trainer_client", "evaluate", "--timeout-seconds", "{timeout}", "--feed", "{endpoint}"),
         *("--model", "not_imported_before_the_server_answers", "--checkpoint", "none"),
@@ -95,7 +99,7 @@ def test_wrong_usage_is_2_and_every_other_error_1(tmp_path: Path) -> None:
 
 COMMANDS = {
     "loader_server": "demo index plan show run add end status coordinator worker forgive keys",
-    "trainer_client": "evaluate predict load-test",
+    "trainer_client": "train evaluate predict load-test",
 }
 
 

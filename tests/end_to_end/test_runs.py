@@ -54,6 +54,7 @@ def train_all(endpoint, until, *places):
         return zip(*threads.map(train, places), strict=True)
 
 
+@pytest.mark.heritage("L8")
 def test_all_ranks_end_at_the_same_step_and_one_speaks(loaders, capsys):
     until = Until(epochs=1, steps=10_000)
     rows, totals, reasons = train_all(loaders.endpoint, until, {"rank": 0, "world": 2}, {"rank": 1, "world": 2})

@@ -18,6 +18,7 @@ from shared.errors import ClosedError, LostError, SettingsError
 from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position
 from trainer_client.feed import Feed
+from trainer_client.session.epoch_account import Accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -99,6 +100,9 @@ class FakeCursor:
     def _go_to(self, epoch: int, number: int) -> None:
         self.at = Position(epoch, number, self.session.replicas)
 
+    def epoch_rounds(self) -> int:
+        return self.session.batches(self.at.epoch) // self.session.replicas
+
     def rounds_left(self) -> int:
         return (self.session.batches(self.at.epoch) - self.at.number) // self.session.replicas
 
@@ -141,6 +145,7 @@ class FakeSession:
 
     def __post_init__(self) -> None:
         self.cursor = FakeCursor(self)
+        self.accounts = Accounts(self.fields)
         self.error: BaseException | None = None
         self.changed = threading.Condition()
         self.starving = threading.Event()
@@ -174,6 +179,15 @@ class FakeSession:
 
     def count_step_wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
+
+    def count_phase(self, phase: str, seconds: float) -> None:
+        self.accounts.counts.phases_s[phase] += seconds
+
+    def count_retraces(self, traces: int) -> None:
+        self.accounts.counts.retraces += traces
+
+    def epoch_rounds(self) -> tuple[int, int]:
+        return self.cursor.epoch_rounds(), self.cursor.rounds_left()
 
     def batches(self, epoch: int) -> int:
         return self.epochs[epoch % len(self.epochs)] * self.replicas

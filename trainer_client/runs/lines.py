@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
+__all__ = ["exported_line", "finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
 
 
 def starting_line(what: str) -> str:
@@ -37,6 +38,11 @@ def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     ways.
     """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
+
+
+def exported_line(path: Path) -> str:
+    """The model is written."""
+    return f"EXPORTED: {path}"
 
 
 def spell_time(seconds: float) -> str:

@@ -26,6 +26,8 @@ __all__ = ["EXAMPLES", "ModelModule"]
 EXAMPLES = {
     "model": "def model(units=64):\n    return keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(10)])",
     "loss": "loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+    "optimizer": "def optimizer(rate=1e-3):\n    return keras.optimizers.Adam(rate, clipnorm=1.0)",
+    "callbacks": "def callbacks():\n    return [trainer_client.EarlyStop(trainer_client.NoProgress(3))]",
     "eval_metrics": 'def eval_metrics():\n    return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]',
     "feed_keys": 'feed_keys = {"inputs": "features", "targets": "label", "weights": "weight"}',
     "dataset_pipeline": (

@@ -84,6 +84,13 @@ class RunProgress:
         """End the run for this reason, unless there is one already."""
         self.reason = self.reason or why
 
+    def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
+        """Steps, epochs and seconds until each limit, at this place between epochs; None where there is none."""
+        limits = self._limits
+        steps = None if limits.steps is None else limits.steps - self._totals.steps
+        epochs = None if limits.epochs is None else limits.epochs - epoch
+        return steps, epochs, None if limits.max_time_s is None else limits.max_time_s - self._spent_s()
+
     def finish(self) -> None:
         """End the run."""
         totals = self.totals

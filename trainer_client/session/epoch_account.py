@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 #: How many batches that were read and not trained on are counted separately.
 _MOST_UNTRAINED = 4096
 
-__all__ = ["Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
+#: What a training loop does besides waiting for data.
+PHASES = ("warm_up", "step", "checkpoint")
+
+__all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "ReadTimes", "split_wait"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,9 @@ class ReadCounts:
     conversion_s: float = 0.0
     #: Waits that the training loop reported; None until it reports any.
     step_wait_s: float | None = None
+    #: What the training loop reported of its other phases, and of steps traced in the midst of training.
+    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    retraces: int = 0
     rounds: int = 0
     #: Rows with a sample, of the batches that were trained on.
     trained_rows: int = 0

@@ -173,6 +173,20 @@ class FeedSession:
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
 
+    def count_phase(self, phase: str, seconds: float) -> None:
+        """The training loop spent this long in a phase other than waiting: one of PHASES."""
+        self.accounts.counts.phases_s[phase] += seconds
+
+    def count_retraces(self, traces: int) -> None:
+        """A step was traced so often in the midst of training."""
+        self.accounts.counts.retraces += traces
+
+    def epoch_rounds(self) -> tuple[int, int] | None:
+        """How many rounds the cursor's epoch has, and how many of them are left; None where nobody knows (queue)."""
+        if not isinstance(self.cursor, TrainedCursor):
+            return None
+        return self.cursor.epoch_rounds(), self.cursor.rounds_left()
+
     def share_results(
         self, values: Mapping[str, Any], *, rows: int, epoch: int, step: int, wait: bool = False
     ) -> dict[str, float] | None:

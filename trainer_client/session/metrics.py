@@ -72,6 +72,8 @@ def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
     yield MetricSamples(names.WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
     if counts.step_wait_s is not None:
         yield MetricSamples.one(names.STEP_WAIT, counts.step_wait_s, stream)
+    yield MetricSamples(names.PHASE_TIME, {(stream, phase): seconds for phase, seconds in counts.phases_s.items()})
+    yield MetricSamples.one(names.RETRACES, counts.retraces, stream)
 
 
 def _reads(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:

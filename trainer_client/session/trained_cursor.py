@@ -92,6 +92,10 @@ class TrainedCursor:
         """Rounds from here to the end of the epoch."""
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
+    def epoch_rounds(self) -> int:
+        """Rounds of the whole epoch."""
+        return rounds_left(0, self._batches(), self.at.group, self._ranks.world)
+
     def most_rounds(self) -> int:
         """No epoch has more rounds than this."""
         group = max(self.at.group, self._next_group)

@@ -26,16 +26,16 @@ import socket
 import sys
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shared.command import sigterm_is_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["forget", "is_pending", "raise_pending", "watch"]
+__all__ = ["Interruption", "deferred", "forget", "is_pending", "raise_pending", "watch"]
 
 
 #: Python functions that TensorFlow calls, by name, and the files that they are in.
@@ -124,7 +124,7 @@ def _interrupts(numbers: bytes) -> bool:
 
 def _decides(handler: object) -> bool:
     """Whether SIGINT has Python's handler or ours: a program that installs another decides alone."""
-    return handler in (signal.default_int_handler, _raise_once_outside)
+    return handler in (signal.default_int_handler, _raise_once_outside, _note)
 
 
 def _raise_once_outside(_number: int, frame: FrameType | None) -> None:
@@ -165,6 +165,48 @@ def _raise_on_return_to(frame: FrameType) -> None:
 
     frame.f_trace = trace
     sys.settrace(lambda *_event: None)
+
+
+class Interruption:
+    """Whether somebody asked to stop."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def raise_if_asked(self) -> None:
+        """Stop here."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+
+
+_deferring: list[Interruption] = []
+
+
+@contextmanager
+def deferred() -> Iterator[Interruption]:
+    """While the block lasts, a first Ctrl-C raises KeyboardInterrupt only where a feed is read, or where the block asks
+    what is yielded: so it can leave nothing half done. A second one is raised wherever it is.
+    """
+    interruption, before = Interruption(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not _decides(before):
+        yield interruption
+        return
+    _deferring.append(interruption)
+    signal.signal(signal.SIGINT, _note)
+    try:
+        yield interruption
+    finally:
+        _deferring.remove(interruption)
+        signal.signal(signal.SIGINT, before)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if any(one.is_asked for one in _deferring):
+        _raise_once_outside(number, frame)
+    for one in _deferring:
+        one.is_asked = True
+    for watcher in _watchers:
+        watcher.hear()
 
 
 def is_pending() -> bool:

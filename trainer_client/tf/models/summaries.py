@@ -1,6 +1,6 @@
 """Numbers for TensorBoard, which need not be installed here.
 
-Rules: each call writes a new file and closes it, so that nothing is lost if the process is killed.
+Rules: what is written is on its way to the disk when the call returns, so nothing is lost if the process is killed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["write_summaries"]
+__all__ = ["Summaries", "write_summaries"]
+
+
+class Summaries:
+    """A file of them in a folder, until `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # as TensorBoard knows them
+        self._metadata = tf.compat.v1.SummaryMetadata(plugin_data=scalars)
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write each value under its name, at this step."""
+        with self._writer.as_default(step):
+            for name, value in values.items():
+                tf.summary.write(name, tf.constant(value, tf.float32), metadata=self._metadata)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
 
 
 def write_summaries(folder: Path, step: int, values: Mapping[str, float]) -> None:
-    """Write each value under its name, at this step."""
-    scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")  # as TensorBoard knows them
-    metadata = tf.compat.v1.SummaryMetadata(plugin_data=scalars)
-    writer = tf.summary.create_file_writer(str(folder))
-    with writer.as_default(step):
-        for name, value in values.items():
-            tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)
-    writer.close()
+    """The same in a file of its own."""
+    summaries = Summaries(folder)
+    summaries.write(step, values)
+    summaries.close()

@@ -1,0 +1,248 @@
+"""`trainer-client train` as its user meets it: a module, loaders, checkpoints; killed, ended by signals, resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from loader_server.commands import status
+from tests.support.loaders import running, wait_until, write_job
+from tests.support.scraping import fetch_metrics, read_targets
+from trainer_client.checkpoint_folder import CheckpointFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULE = """
+import os
+import time
+
+import keras
+import tensorflow as tf
+
+
+class MeanLevel(keras.layers.Layer):
+    def call(self, audio):
+        return keras.ops.mean(audio, axis=1)
+
+
+def model(units=4):
+    return keras.Sequential(
+        [MeanLevel(), keras.layers.Dense(units), keras.layers.Dropout(0.2, seed=3), keras.layers.Dense(1)]
+    )
+
+
+loss = "mse"
+
+
+def optimizer(rate=0.01):
+    return keras.optimizers.Adam(rate)
+
+
+def eval_metrics():
+    return [keras.metrics.MeanAbsoluteError(name="error")]
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05)
+
+
+def slow():
+    return [Slow()]
+
+
+def callbacks():
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            print("callback:", epoch, sorted(logs), flush=True)
+
+    return [Tell()]
+
+
+class Infinite(keras.layers.Layer):
+    def call(self, audio):
+        return keras.ops.mean(audio, axis=1) * float("inf")
+
+
+def broken():
+    return keras.Sequential([Infinite(), keras.layers.Dense(1)])
+
+
+feed_keys = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
+"""
+SAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    write_job(folder, samples=SAMPLES, longest_s=0.5, budget="2 s")
+    (folder / "levels.py").write_text(MODULE)
+    with (folder / "job.toml").open("a") as job:
+        job.write(
+            '\n[streams.test]\nlike = "train"\nmode = "queue"\n[streams.again]\nlike = "train"\nevaluation = false\n'
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint(folder: Path) -> Iterator[str]:
+    with running(folder / "job.toml", workers=1) as loaders:
+        yield loaders.endpoint
+
+
+def start(folder: Path, endpoint: str, command: str, *arguments: str) -> subprocess.Popen[str]:
+    said = [sys.executable, "-m", "trainer_client", command, "--feed", endpoint, "--model", "levels", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.Popen(
+        said, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[list[str], str]:
+    with process:
+        said, complained = process.communicate(timeout=180)
+    assert process.returncode == code, (said, complained)
+    return said.splitlines(), complained
+
+
+def saved(folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    found = CheckpointFolder(folder, 3).read_last()
+    assert found is not None
+    arrays, record = found
+    return [arrays[str(at)] for at in range(len(arrays))], record
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.heritage("E5")
+@pytest.mark.heritage("E7")
+@pytest.mark.heritage("E11")
+@pytest.mark.heritage("E19")
+@pytest.mark.heritage("L7")
+def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(folder: Path, endpoint: str) -> None:
+    checkpoints, logs, exported = folder / "checkpoints", folder / "logs", folder / "model.keras"
+    arguments = ("--checkpoint", str(checkpoints), "--param", "units=3", "--seed", "7", "--log-every", "5")
+    lines, _ = ended(
+        start(
+            folder, endpoint, "train", *arguments, "--epochs", "2", "--validate", "dev", "--validate-every", "2",
+            "--summaries", str(logs), "--export", str(exported), "--save-every-steps", "4", "--keep", "2",
+        )
+    )  # fmt: skip
+    epoch_steps = saved(checkpoints)[1]["step"] // 2
+    assert lines[0] == "STARTING: training train from epoch 0, step 0, until 2 epochs"
+    steps = [int(found[1]) for line in lines if (found := re.match(r"epoch [\d.]+, step (\d+): loss [\d.]+", line))]
+    assert steps == list(range(5, 2 * epoch_steps + 1, 5))
+    told = next(line for line in lines if ", step 5: " in line)
+    assert re.fullmatch(
+        rf"epoch {5 / epoch_steps:.2f}, step 5: loss [\d.]+, [\d.]+ steps/s, waiting [\d.]+%, padding [\d.]+%, "
+        r"[\d:]+ left",
+        told,
+    )
+    assert "callback: 0 ['loss']" in lines
+    assert "callback: 1 ['loss', 'val_dev_error', 'val_dev_loss']" in lines
+    assert any(line.startswith(f"dev at step {2 * epoch_steps}, after 2 epochs: loss ") for line in lines)
+    assert lines[-2].startswith(f"FINISHED: 2 epochs, {2 * epoch_steps} steps, {2 * SAMPLES} samples, 0:00:")
+    assert lines[-1] == f"EXPORTED: {exported}"
+    assert len(list(checkpoints.glob("*.npz"))) == 2
+    assert exported.stat().st_size > 1000
+    assert list(logs.iterdir())
+    shown = status.ask(endpoint)["streams"]
+    assert shown["train"]["results"]["ended"] == "2 epochs are reached"
+    assert shown["dev"]["results"]["rows"] == SAMPLES
+    others = ("--checkpoint", str(checkpoints), "--param", "units=3")
+    evaluating = start(folder, endpoint, "evaluate", *others, "--json")
+    predicting = start(folder, endpoint, "predict", *others, "--stream", "test", "--output", str(folder / "out.jsonl"))
+    lines, _ = ended(evaluating)
+    assert f'"step": {2 * epoch_steps}' in lines[0]
+    ended(predicting)
+    assert len((folder / "out.jsonl").read_text().splitlines()) == SAMPLES
+
+
+@pytest.mark.timeout(300)
+def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbroken_run_of_that_seed(
+    folder: Path, endpoint: str
+) -> None:
+    target = ("--seed", "5", "--epochs", "3", "--log-every", "1")
+    whole = start(folder, endpoint, "train", "--checkpoint", str(folder / "whole"), "--stream", "again", *target)
+    broken = ("--checkpoint", str(folder / "broken"), "--callbacks", "slow", "--save-every-steps", "1", *target)
+
+    def until_step(step: int, number: signal.Signals, code: int) -> int:
+        with start(folder, endpoint, "train", *broken) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if f", step {step}: " in line)
+            process.send_signal(number)
+            said, complained = process.communicate(timeout=180)
+        assert process.returncode == code, (said, complained)
+        assert "FINISHED" not in said
+        return int(saved(folder / "broken")[1]["step"])
+
+    assert until_step(4, signal.SIGKILL, -9) >= 3
+    assert until_step(9, signal.SIGTERM, 143) >= 9
+    lines, _ = ended(start(folder, endpoint, "train", *broken))
+    ended(whole)
+    one, other = saved(folder / "whole"), saved(folder / "broken")
+    steps = one[1]["step"]
+    assert steps == other[1]["step"] > 12
+    assert lines[-1].startswith(f"FINISHED: 3 epochs, {steps} steps, {3 * SAMPLES} samples, ")
+    for left, right in zip(one[0], other[0], strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.heritage("E6")
+def test_gradients_that_stay_infinite_end_training_with_the_batch_that_they_come_of(
+    folder: Path, endpoint: str
+) -> None:
+    arguments = ("--checkpoint", str(folder / "infinite"), "--epochs", "1", "--retries", "3")
+    process = start(folder, endpoint, "train", *arguments, "--model", "levels:broken", "--log-level", "warning")
+    lines, complained = ended(process, 1)
+    assert lines == ["STARTING: training train from epoch 0, step 0, until 1 epochs"]
+    assert complained.count("gradients are not finite") == 4
+    assert (
+        "batch 0 of epoch 0 of train, step 0: expected finite loss and gradients, got others in each of 4" in complained
+    )
+    assert "loader-server show JOB train --epoch 0 --batch 0" in complained
+
+
+@pytest.mark.heritage("E13")
+def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, endpoint: str) -> None:
+    targets = folder / "port"
+    arguments = ("--checkpoint", str(folder / "measured"), "--callbacks", "slow", "--max-time", "600")
+    process = start(
+        folder, endpoint, "train", *arguments, "--metrics-port", "0", "--metrics-targets", str(targets),
+        "--save-every-steps", "2", "--log-every", "1", "--term-exit", "0",
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if ", step 4: " in line)
+        wait_until(lambda: list(targets.glob("*.json")), "the port of the metrics")
+        (target,) = read_targets(targets).values()
+        found = fetch_metrics(target["address"])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=180)
+    assert process.returncode == 0
+    phases = {
+        dict(labels)["phase"]: value for (name, labels), value in found.items() if name == "stoker_phase_seconds_total"
+    }
+    assert phases.keys() == {"warm_up", "step", "checkpoint"}
+    assert min(phases.values()) > 0
+    assert found["stoker_step_wait_seconds_total", (("stream", "train"),)] > 0
+    assert found["stoker_retraces_total", (("stream", "train"),)] == 0
+
+
+def test_what_the_module_lacks_is_named_with_an_example(folder: Path, endpoint: str) -> None:
+    (folder / "lacking.py").write_text(MODULE.replace("def optimizer", "def optimiser"))
+    arguments = ("--checkpoint", str(folder / "none"), "--epochs", "1", "--model", "lacking")
+    _, complained = ended(start(folder, endpoint, "train", *arguments), 1)
+    assert 'expected optimizer in lacking, perhaps "optimiser", got nothing of that name' in complained
+    assert "def optimizer(rate=1e-3):\n    return keras.optimizers.Adam(rate, clipnorm=1.0)" in complained

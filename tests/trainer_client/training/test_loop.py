@@ -1,0 +1,281 @@
+"""The training loop over a feed in memory: the weights of `fit`, wherever it was stopped; retries; what is told."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+
+from shared.errors import DataError, SettingsError
+from tests.support.fake_feed import FakeFeed
+from tests.support.tiny_models import tiny_model
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
+from trainer_client.training.placement import Single  # isort: skip
+
+FORM = {"inputs": "audio", "targets": "weight", "weights": "weight"}
+STEPS = (4, 3)
+
+
+class Levels(keras.Model):
+    """One dense layer under dropout; `seen` lists what it was called with, warm-up included."""
+
+    def __init__(self, spoil=None, dropped=0.5):
+        super().__init__()
+        self.seen = []
+        self.spoil = spoil
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+        self.drop = keras.layers.Dropout(dropped, seed=5)
+
+    def call(self, audio, training=False):
+        self.seen.append(tuple(audio.shape))
+        level = tf.reduce_mean(audio, 1)
+        if self.spoil is not None:
+            level *= tf.reshape(tf.numpy_function(self.spoil, [], tf.float32, stateful=True), ())
+        return self.dense(self.drop(level, training=training))
+
+
+def compiled(spoil=None, dropped=0.5):
+    model = Levels(spoil, dropped)
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    return model
+
+
+def looped(folder, until, *, feed=None, model=None, callbacks=(), **settings):
+    """A loop over a feed; run it."""
+    feed = feed or FakeFeed(epochs=STEPS)
+    data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    settings = LoopSettings(until=until, checkpoints=folder, **settings)
+    return TrainingLoop(model or compiled(), data, Single(), settings, callbacks)
+
+
+def saved(folder):
+    arrays, record = CheckpointFolder(folder, 3).read_last()
+    return [arrays[str(at)] for at in range(len(arrays))], record
+
+
+def same(left, right):
+    for one, other in zip(left, right, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_weights_are_those_of_fit_and_either_goes_on_where_the_other_stopped(tmp_path):
+    def fit(folder, epochs):
+        feed = FakeFeed(epochs=STEPS)
+        compiled().fit(feed.dataset(**FORM), epochs=epochs, verbose=0, callbacks=[FeedCheckpoint(feed, folder)])
+
+    fit(tmp_path / "fit", 4)
+    looped(tmp_path / "loop", Until(epochs=4)).run()
+    fit(tmp_path / "first", 2)
+    looped(tmp_path / "first", Until(epochs=4)).run()
+    looped(tmp_path / "second", Until(epochs=2)).run()
+    fit(tmp_path / "second", 4)
+    want, record = saved(tmp_path / "fit")
+    assert record["step"] == 14
+    for name in ("loop", "first", "second"):
+        arrays, record = saved(tmp_path / name)
+        assert (record["epoch"], record["step"], record["feed"]["epoch"]) == (4, 14, 4), name
+        for one, other in zip(arrays, want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stop", range(1, 11))
+def test_stopped_after_any_step_and_resumed_the_weights_are_those_of_an_unbroken_run(tmp_path, stop):
+    rules = lambda: [EarlyStop(NoProgress(1, 99.0), monitor="loss")]  # noqa: E731 - each run has its own
+    looped(tmp_path / "whole", Until(epochs=9), callbacks=rules()).run()
+    loop = looped(tmp_path / "parts", Until(steps=stop), callbacks=rules(), save_every_steps=1)
+    assert loop.run().startswith(f"{min(stop, 7)} steps are reached" if stop < 8 else "stopped early")
+    looped(tmp_path / "parts", Until(epochs=9), callbacks=rules()).run()
+    (arrays, record), (parts, again) = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    same(arrays, parts)
+    assert {name: again[name] for name in ("epoch", "step", "feed")} == {
+        name: record[name] for name in ("epoch", "step", "feed")
+    }
+    assert record["epoch"] == 2, "stopped early"
+    assert [value for _, value in again["early_stop"]["evaluated"]] == pytest.approx(
+        [value for _, value in record["early_stop"]["evaluated"]]
+    )
+
+
+def test_a_finished_run_trains_nothing_more(tmp_path, capsys):
+    looped(tmp_path, Until(epochs=2)).run()
+    before = saved(tmp_path)
+    capsys.readouterr()
+    loop = looped(tmp_path, Until(epochs=2))
+    assert loop.run() == "2 epochs are reached"
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["STARTING", "FINISHED"]
+    same(saved(tmp_path)[0], before[0])
+    looped(tmp_path, Until(epochs="+1")).run()
+    assert saved(tmp_path)[1]["epoch"] == 3
+
+
+def test_a_signal_waits_for_the_step_in_hand_and_what_was_trained_on_is_saved(tmp_path):
+    class Ask(keras.callbacks.Callback):
+        def __init__(self, step):
+            super().__init__()
+            self.left = step
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+    looped(tmp_path / "whole", Until(epochs=2)).run()
+    for step in (2, 4, 6):
+        feed, before = FakeFeed(epochs=STEPS), signal.getsignal(signal.SIGINT)
+        with feed, pytest.raises(KeyboardInterrupt):
+            looped(tmp_path / str(step), Until(epochs=2), feed=feed, callbacks=[Ask(step)]).run()
+        assert saved(tmp_path / str(step))[1]["step"] == step
+        assert signal.getsignal(signal.SIGINT) is before
+        looped(tmp_path / str(step), Until(epochs=2)).run()
+        same(saved(tmp_path / "whole")[0], saved(tmp_path / str(step))[0])
+
+
+def test_all_shapes_are_traced_before_the_first_step_largest_first_and_none_after(tmp_path):
+    model = compiled()
+    loop = looped(tmp_path, Until(epochs=2), model=model)
+    loop.run()
+    feed = loop._session
+    assert loop._step.traces == 2
+    traced = [shape for shape in model.seen if shape[0] is not None]
+    assert traced[-2:] == [(4, 8, 3), (2, 16, 3)], "more rows, more bytes"
+    assert feed.accounts.counts.retraces == 0
+    phases = feed.accounts.counts.phases_s
+    assert all(phases[name] > 0 for name in ("warm_up", "step", "checkpoint"))
+
+
+def test_a_shape_that_was_not_planned_is_counted(tmp_path):
+    loop = looped(tmp_path, Until(epochs=1))
+    loop._session.shapes = loop._session.shapes[:1]  # the other one is met later
+    loop._session.shapes, all_shapes = loop._session.shapes, FakeFeed().session.shapes
+    loop._warm_up()
+    loop._session.shapes = all_shapes
+    loop._warm_up = lambda: None
+    loop.run()
+    assert loop._session.accounts.counts.retraces == 1
+
+
+def test_gradients_that_are_not_finite_are_tried_again_and_change_nothing_until_they_are(tmp_path):
+    left = iter([1.0, np.nan, np.inf, 1.0])
+    spoil = lambda: np.float32(next(left, 1.0))  # noqa: E731 - as TensorFlow calls it
+    model = compiled(spoil)
+    feed = FakeFeed(epochs=(1,))
+    loop = looped(tmp_path, Until(epochs=1), model=model, feed=feed)
+    loop._warm_up()
+    left = iter([np.nan, np.inf, 1.0])
+    loop.run()
+    assert loop._progress.totals.steps == 1
+    assert int(model.optimizer.iterations.numpy()) == 1
+    assert next(left, None) is None, "tried three times"
+
+
+def test_after_so_many_tries_training_ends_with_the_variables_as_they_were(tmp_path):
+    poisoned = [False]
+    model = compiled(lambda: np.float32(np.nan if poisoned[0] else 1.0))
+    feed = FakeFeed(epochs=(4,))
+
+    class Poison(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            poisoned[0] = batch == 1
+
+    loop = looped(
+        tmp_path, Until(epochs=2), model=model, feed=feed, callbacks=[Poison()], retries=2, save_every_steps=2
+    )
+    with pytest.raises(DataError, match=r"batch 2 of epoch 0 of fake, step 2: expected finite .*in each of 3 tries"):
+        loop.run()
+    arrays, record = saved(tmp_path)
+    assert (record["step"], record["feed"]["number"]) == (2, 2)
+    same([variable.numpy() for variable in model.trainable_variables], arrays[: len(model.trainable_variables)])
+
+
+def test_a_batch_without_samples_changes_no_variable(tmp_path):
+    feed = FakeFeed(epochs=(3,), empty_at=lambda epoch, number: number == 1)
+    model = compiled()
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append([value.numpy().copy() for value in (*model.trainable_variables, model.optimizer.iterations)])
+
+    loop = looped(tmp_path, Until(epochs=1), model=model, feed=feed, callbacks=[Look()])
+    feed.session.content = None
+    fill = feed.session.fill
+
+    def masked(arrays, epoch, number):
+        fill(arrays, epoch, number)
+        if feed.session.empty_at(epoch, number):
+            arrays["weight"][...] = 0
+
+    feed.session.fill = masked
+    loop.run()
+    same(seen[0], seen[1])
+    assert not np.array_equal(seen[1][0], seen[2][0])
+
+
+def test_validation_and_callbacks_of_the_users_are_called_as_fit_does(tmp_path, capsys):
+    dev = FakeFeed(epochs=(2,), evaluation=True)
+    dev.session.stream = "dev"
+    facts = []
+
+    class Note(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            facts.append((epoch, sorted(logs), int(self.model.optimizer.iterations.numpy())))
+            self.model.stop_training = epoch == 2
+
+    callbacks = [Validation(dev, epochs=2, **FORM), Note()]
+    loop = looped(tmp_path, Until(epochs=8), callbacks=callbacks, summaries=tmp_path / "logs", tell_every=2)
+    assert loop.run() == "a callback stopped it"
+    assert facts == [(0, ["loss"], 4), (1, ["loss", "val_dev_loss"], 7), (2, ["loss"], 11)]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "STARTING: training fake from epoch 0, step 0, until 8 epochs"
+    assert lines[1].startswith("epoch 0.50, step 2: loss ")
+    assert any(line.startswith("dev at step 7, after 2 epochs: loss ") for line in lines)
+    assert any(line.startswith("epoch 2 is over, step 7: loss ") and "val_dev_loss" in line for line in lines)
+    assert lines[-1].startswith("FINISHED: 3 epochs, 11 steps, 34 samples, 0:00:")
+    assert loop._session.ended == [("a callback stopped it", 3, 11)]
+    assert list((tmp_path / "logs").iterdir())
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="got Recorder with a train_step of its own"):
+        looped(tmp_path, Until(epochs=1), model=tiny_model())
+    feed = FakeFeed()
+    feed.session.world = 2
+    with pytest.raises(SettingsError, match="expected a world of one rank, got one of 2"):
+        looped(tmp_path, Until(epochs=1), feed=feed)
+    two = [EarlyStop(NoProgress(3)), EarlyStop(NoProgress(2))]
+    with pytest.raises(SettingsError, match="expected one EarlyStop at most, got 2"):
+        looped(tmp_path, Until(epochs=1), callbacks=two)
+    model = Levels()
+    model.compile("sgd", lambda targets, outputs: tf.reduce_mean(outputs))
+    with pytest.raises(SettingsError, match="expected a loss with a value for each row"):
+        looped(tmp_path, Until(epochs=1), model=model).run()
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_layers_may_compute_in_half_the_bits(tmp_path, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = compiled()
+        looped(tmp_path, Until(epochs=2), model=model).run()
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert model.dense.compute_dtype == policy.removeprefix("mixed_")
+    arrays, record = saved(tmp_path)
+    assert record["step"] == 7
+    assert all(np.isfinite(array).all() for array in arrays)
+
+
+def test_the_step_may_be_compiled_by_xla(tmp_path):
+    looped(tmp_path / "plain", Until(epochs=1), model=compiled(dropped=0.0)).run()
+    looped(tmp_path / "xla", Until(epochs=1), model=compiled(dropped=0.0), xla=True).run()
+    for one, other in zip(saved(tmp_path / "plain")[0], saved(tmp_path / "xla")[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -1,0 +1,89 @@
+"""What a run of the loop commits and restores: variables, cursor, totals, and what was evaluated, all in one file.
+
+Rules: the file is the one that `FeedCheckpoint` writes, so `fit` goes on where the loop stopped and the other way
+round, and `evaluate` and `predict` read both. It must not know when to save.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer_client.checkpoint_folder import CheckpointFolder
+from trainer_client.runs.noted import NotedMeans
+from trainer_client.runs.until import RunTotals
+from trainer_client.tf.models.variables import assign_values, plain_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer_client.early_stop import EarlyStop
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["SavedRun"]
+
+
+class SavedRun:
+    """A folder of checkpoints of one model, its optimizer and its feed; `writes` says whether this process writes."""
+
+    def __init__(self, folder: Path, keep: int, *, writes: bool) -> None:
+        self._folder = CheckpointFolder(folder, keep)
+        self._writes = writes
+
+    def begin(self) -> None:
+        """Tell whoever follows the checkpoints that some may come."""
+        if self._writes:
+            self._folder.mark(finished=False)
+
+    def finish(self) -> None:
+        """Tell them that no more come."""
+        if self._writes:
+            self._folder.mark(finished=True)
+
+    def save(
+        self,
+        model: Any,  # noqa: ANN401 - Keras has no types
+        session: FeedSession,
+        totals: RunTotals,
+        noted: NotedMeans,
+        early_stop: EarlyStop | None,
+    ) -> None:
+        """Commit one checkpoint, whole or not at all. All processes read their variables, because reading may need
+        all; one of them writes.
+        """
+        arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
+        record = {
+            "epoch": totals.epochs,
+            "feed": session.cursor.state(),
+            "step": totals.steps,
+            "model_variables": len(model.variables),
+            "run": totals.state(),
+            "noted": noted.state(),
+        }
+        if early_stop is not None:
+            record["early_stop"] = early_stop.state()
+        if self._writes:
+            self._folder.write(arrays, record)
+
+    def restore(
+        self,
+        model: Any,  # noqa: ANN401 - Keras has no types
+        session: FeedSession,
+        early_stop: EarlyStop | None,
+    ) -> tuple[RunTotals, NotedMeans]:
+        """Go to the newest checkpoint; without one the feed goes to its beginning, and the model stays as it is."""
+        found = self._folder.read_last()
+        record: dict[str, Any] = {}
+        if found is None:
+            session.cursor.rewind()
+        else:
+            arrays, record = found
+            session.cursor.restore(record["feed"])
+            assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
+        if early_stop is not None:
+            early_stop.restore(record.get("early_stop", {}))
+        done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}
+        return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
+
+
+def _variables(model: Any) -> list[Any]:  # noqa: ANN401 - as above
+    return [*model.variables, *model.optimizer.variables]

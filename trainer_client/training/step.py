@@ -1,0 +1,112 @@
+"""One training step as a graph: a batch's loss over its valid rows, gradients, and the optimizer's update.
+
+Rules: rows weigh as their weights say, so a row without a sample changes nothing, and a batch without any changes no
+variable. Gradients that are not finite are never applied. It must not know feeds, epochs or files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from shared.errors import SettingsError
+from trainer_client.losses import RowLoss, masked_mean, valid_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "TrainStep", "refuse_own_train_step"]
+
+#: What became of a step.
+APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
+
+
+class TrainStep:
+    """Called with an element, gives its loss, its valid rows and what became of it, in one tensor."""
+
+    def __init__(self, model: Any, loss: Any, optimizer: Any, *, inputs_alone: bool = False) -> None:  # noqa: ANN401 - Keras has no types
+        self.model = model
+        self.optimizer = optimizer
+        #: How often TensorFlow traced it: once for each shape.
+        self.traces = 0
+        self._loss_of = _by_rows(keras.losses.get(loss))
+        self._inputs_alone = inputs_alone
+        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+    def inputs(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """The model's inputs in an element."""
+        return self._unpacked(element)[0]
+
+    def _unpacked(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        return keras.utils.unpack_x_y_sample_weight((element,) if self._inputs_alone else element)
+
+    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """Train on it."""
+        self.traces += 1  # Python runs while TensorFlow traces, and only then
+        inputs, targets, weight = self._unpacked(element)
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
+            weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
+            loss = self._loss_of(targets, outputs, weight)
+            scaled = self.optimizer.scale_loss(tf.add_n([loss, *self.model.losses]))
+        gradients = tape.gradient(scaled, variables)
+        rows = tf.math.count_nonzero(weight, dtype=tf.float32)
+        finite = _are_finite([loss, *gradients])
+        # One that scales the loss applies nothing by itself where it was too large, and scales less from then on.
+        apply = (rows > 0) if self._scales else (rows > 0) & finite
+        tf.cond(apply, lambda: self._apply(gradients, variables), lambda: None)
+        became = tf.where(rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
+        return tf.stack([tf.cast(loss, tf.float32), rows, became])
+
+    def _apply(self, gradients: Any, variables: Any) -> None:  # noqa: ANN401 - tensors
+        self.optimizer.apply(gradients, variables)
+
+
+def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """A step of the model's own would not be taken, in silence."""
+    if type(model).train_step is not keras.Model.train_step:
+        raise SettingsError(
+            expected="a model that is called with inputs and gives outputs",
+            got=f"{type(model).__name__} with a train_step of its own", where="--model",
+            remedy="Leave train_step out; or train it by model.fit with FeedCheckpoint, which calls it.",
+        )  # fmt: skip
+
+
+def _in_float32(output: Any) -> Any:  # noqa: ANN401 - a tensor
+    return tf.cast(output, tf.float32) if output.dtype.is_floating else output
+
+
+def _are_finite(values: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+    dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in dense])
+
+
+def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:  # noqa: ANN401 - of targets, outputs and weight
+    """The mean over rows, by weight; what a row without a sample computes is replaced before it can be infinite."""
+    if isinstance(loss, RowLoss):
+        return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)
+    per_row = loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+    def mean(targets: Any, outputs: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
+        mask = getattr(outputs, "_keras_mask", None)
+        values = per_row(targets, tf.nest.map_structure(lambda one: valid_rows(one, weight), outputs))
+        return masked_mean(_row_means(values, mask), weight)
+
+    return mean
+
+
+def _row_means(values: Any, mask: Any) -> Any:  # noqa: ANN401 - tensors
+    if values.shape.rank == 0:
+        raise SettingsError(
+            expected="a loss with a value for each row, as rows without a sample have to count for nothing",
+            got="one value for the whole batch", where="--model, loss",
+            remedy='Return one value a row, or name a loss of Keras, such as loss = "mse".',
+        )  # fmt: skip
+    within = list(range(1, values.shape.rank))
+    if mask is None or not within:
+        return tf.reduce_mean(values, within)
+    counts = tf.cast(mask, values.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(values * counts, within), tf.reduce_sum(counts, within))

@@ -1,0 +1,92 @@
+"""What the loop tells while it trains: a progress line every so many steps, summaries, and steps traced too late.
+
+Rules: one process of all speaks. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shared.logs import Log
+from trainer_client.tf.models.summaries import Summaries
+from trainer_client.training.progress_line import Figures, Rates, progress_line, seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trainer_client.runs.progress import RunProgress
+    from trainer_client.runs.until import RunTotals
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["Teller"]
+
+
+class Teller:
+    """Of one run; `traces` is how often the step was traced, as far as it was told."""
+
+    def __init__(self, session: FeedSession, summaries: Path | None, *, is_quiet: bool) -> None:
+        self.traces = 0
+        self._session = session
+        self._is_quiet = is_quiet
+        self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
+        self._log = Log("trainer", stream=session.stream)
+        self._before = self._figures(0)
+
+    def begin(self, progress: RunProgress, traces: int) -> None:
+        """Training begins; what was traced so far was to be."""
+        self.traces = traces
+        self._before = self._figures(progress.totals.steps)
+
+    def count_traces(self, traces: int) -> None:
+        """The step was traced for another shape, in the midst of training."""
+        self._session.count_retraces(traces - self.traces)
+        self.traces = traces
+        self._log.warning("a step was traced again: its shape was not planned", traces=traces)
+
+    def tell_step(self, progress: RunProgress, loss: float) -> None:
+        """How it is going."""
+        if self._is_quiet:
+            return
+        totals, session = progress.totals, self._session
+        now = self._figures(totals.steps)
+        rates, self._before = Rates.between(self._before, now), now
+        epoch = float(session.cursor.at.epoch)
+        rounds = session.epoch_rounds()
+        if rounds is not None:
+            epoch += 1 - rounds[1] / max(rounds[0], 1)
+        left_s = seconds_left(
+            rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
+        )
+        print(progress_line(epoch, totals.steps, loss, rates, left_s), flush=True)
+        values = {"loss": loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting}
+        self._summarize(totals.steps, values | {"padding": rates.padding})
+
+    def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any]) -> None:
+        """What an epoch came to, validation included."""
+        if self._is_quiet:
+            return
+        values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
+        said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {totals.epochs} is over, step {totals.steps}: {said}", flush=True)
+        self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
+
+    def _summarize(self, step: int, values: Mapping[str, float]) -> None:
+        if self._summaries is not None:
+            self._summaries.write(step, values)
+
+    def _figures(self, steps: int) -> Figures:
+        counts = self._session.accounts.counts
+        return Figures(
+            at_s=time.monotonic(),
+            steps=steps,
+            waited_s=counts.step_wait_s or 0.0,
+            sample_bytes=counts.sample_bytes,
+            padded_bytes=counts.sample_bytes + counts.padding_bytes + counts.masked_bytes,
+        )
+
+    def close(self) -> None:
+        """No more is told."""
+        if self._summaries is not None:
+            self._summaries.close()

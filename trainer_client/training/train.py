@@ -1,0 +1,132 @@
+"""`trainer-client train`: trains the model of a user's module on a running job's stream, to a target.
+
+Rules: the loaders have let us in before TensorFlow is imported, and whatever the module lacks is said before a step is
+taken. One process of all writes.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+from shared.quick_import import quick_import
+from trainer_client.feed import connect
+from trainer_client.runs.lines import exported_line
+from trainer_client.tf.element_structure import ElementStructure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer_client.feed import Feed
+    from trainer_client.runs.model_module import ModelModule
+    from trainer_client.training.loop import TrainingData
+    from trainer_client.training.placement import Placement
+
+__all__ = ["TrainOrder", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOrder:
+    """What the command line says, but for the loop's own settings."""
+
+    module: ModelModule
+    endpoint: str
+    stream: str
+    keys: str
+    connect_timeout_s: float
+    strategy: str
+    #: Streams to judge the model by after every `judge_every` epochs.
+    judges: tuple[str, ...]
+    judge_every: int
+    #: None: write no model at the end.
+    export: Path | None
+    precision: str
+    seed: int | None
+    #: None: serve no metrics; and the folder to announce the port in.
+    metrics_port: int | None
+    metrics_targets: Path | None
+
+
+def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
+    """Train until the target is reached."""
+    with ExitStack() as stack:
+        feed = stack.enter_context(
+            _connect(order, order.stream, metrics_port=order.metrics_port, metrics_targets=order.metrics_targets)
+        )
+        _refuse_evaluation(feed)
+        judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges]
+        with quick_import():  # TensorFlow takes seconds
+            from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415
+            from trainer_client.training.placement import PLACEMENTS  # noqa: PLC0415
+        placement = PLACEMENTS[order.strategy]()
+        model = _model(order, placement)
+        data = _data(order, feed, placement)
+        callbacks = _callbacks(order, judges)
+        order.module.refuse_unknown_parameters()
+        loop = TrainingLoop(model, data, placement, LoopSettings(**settings), callbacks)
+        loop.run()
+        if order.export is not None and placement.writes:
+            _export(order.export, model, data)
+
+
+def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
+    return connect(order.endpoint, stream=stream, keys=order.keys, connect_timeout_s=order.connect_timeout_s, **how)
+
+
+def _refuse_evaluation(feed: Feed) -> None:
+    stream = feed._session.stream  # noqa: SLF001 - both are halves of one face
+    if feed._session.evaluation:  # noqa: SLF001 - as above
+        raise SettingsError(
+            expected="a stream for training", got=f"{stream}, which is for evaluation", where=f"--stream {stream}",
+            remedy=f"Judge by it: --validate {stream}.",
+        )  # fmt: skip
+
+
+def _model(order: TrainOrder, placement: Placement) -> Any:  # noqa: ANN401 - Keras has no types
+    import keras  # noqa: PLC0415 - as above
+
+    if order.seed is not None:
+        keras.utils.set_random_seed(order.seed)
+    keras.config.set_dtype_policy(order.precision)
+    with placement.scope():
+        model = order.module.make("model")
+        loss, optimizer = order.module.require("loss"), order.module.make("optimizer")
+        model.compile(optimizer, loss, jit_compile=False)
+    return model
+
+
+def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
+    from trainer_client.training.loop import TrainingData  # noqa: PLC0415 - as above
+
+    if feed._session.producers:  # noqa: SLF001 - as above
+        elements = feed.pipeline(order.module.require("dataset_pipeline"))
+        return TrainingData(feed=feed, elements=elements, for_each_shape=None)
+    keys = order.module.feed_keys()
+    return TrainingData(
+        feed=feed,
+        elements=placement.data(feed, keys),
+        for_each_shape=partial(feed.warm_up, **keys),
+        inputs_alone=ElementStructure(**keys).inputs_alone,
+    )
+
+
+def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
+    """Judging comes first, so that the module's own have what it came to."""
+    own = list(order.module.make_if_there("callbacks") or ())
+    if not judges:
+        return own
+    from trainer_client.validation import Validation  # noqa: PLC0415 - as above
+
+    metrics = order.module.make_if_there("eval_metrics") or ()
+    return [Validation(*judges, epochs=order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
+
+
+def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401 - Keras has no types
+    from trainer_client.training.export import export_model  # noqa: PLC0415 - as above
+
+    spec: Any = data.elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
+    export_model(model, spec if data.inputs_alone or not isinstance(spec, tuple) else spec[0], path)
+    print(exported_line(path), flush=True)
