@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +11,13 @@ import pytest
 
 from loader_server.commands import status
 from tests.support.loaders import running, wait_until, write_job
+from tests.support.programs import Program
 from tests.support.scraping import fetch_metrics, read_targets
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
+    from pathlib import Path
 
 MODULE = """
 import os
@@ -102,18 +98,14 @@ def endpoint(folder: Path) -> Iterator[str]:
         yield loaders.endpoint
 
 
-def start(folder: Path, endpoint: str, command: str, *arguments: str) -> subprocess.Popen[str]:
-    said = [sys.executable, "-m", "trainer_client", command, "--feed", endpoint, "--model", "levels", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.Popen(
-        said, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(folder: Path, endpoint: str, command: str, *arguments: str) -> Program:
+    return Program(folder, command, "--feed", endpoint, "--model", "levels", *arguments)
 
 
-def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[list[str], str]:
-    with process:
-        said, complained = process.communicate(timeout=180)
-    assert process.returncode == code, (said, complained)
+def ended(program: Program, code: int = 0) -> tuple[list[str], str]:
+    with program:
+        got, said, complained = program.ended(180)
+    assert got == code, (said, complained)
     return said.splitlines(), complained
 
 
@@ -178,13 +170,11 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
     broken = ("--checkpoint", str(folder / "broken"), "--callbacks", "slow", "--save-every-steps", "1", *target)
 
     def until_step(step: int, number: signal.Signals, code: int) -> int:
-        with start(folder, endpoint, "train", *broken) as process:
-            assert process.stdout is not None
-            next(line for line in process.stdout if f", step {step}: " in line)
-            process.send_signal(number)
-            said, complained = process.communicate(timeout=180)
-        assert process.returncode == code, (said, complained)
-        assert "FINISHED" not in said
+        process = start(folder, endpoint, "train", *broken)
+        process.wait_for_text(f", step {step}: ")
+        process.send_signal(number)
+        lines, _ = ended(process, code)
+        assert not any(line.startswith("FINISHED") for line in lines)
         return int(saved(folder / "broken")[1]["step"])
 
     assert until_step(4, signal.SIGKILL, -9) >= 3
@@ -223,14 +213,12 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         "--save-every-steps", "2", "--log-every", "1", "--term-exit", "0",
     )  # fmt: skip
     with process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if ", step 4: " in line)
+        process.wait_for_text(", step 4: ")
         wait_until(lambda: list(targets.glob("*.json")), "the port of the metrics")
         (target,) = read_targets(targets).values()
         found = fetch_metrics(target["address"])
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=180)
-    assert process.returncode == 0
+        ended(process)
     phases = {
         dict(labels)["phase"]: value for (name, labels), value in found.items() if name == "stoker_phase_seconds_total"
     }

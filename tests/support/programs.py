@@ -46,14 +46,26 @@ class Program:
             f"{count} lines of {self._process.args}",
         )
 
+    def wait_for_text(self, text: str, timeout_s: float = 100.0) -> None:
+        """Wait until it has said this, or has ended."""
+        wait_until(
+            lambda: text in self._out.read_text() or self._process.poll() is not None,
+            f"{text!r} of {self._process.args}",
+            timeout_s,
+        )
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it by force."""
         self._process.kill()
 
-    def ended(self) -> tuple[int, str, str]:
+    def ended(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
         """How it ended, what it said, and what it complained of."""
         try:
-            code = self._process.wait(90)
+            code = self._process.wait(timeout_s)
         finally:
             self._process.kill()
         return code, self._out.read_text(), self._errors.read_text()
