@@ -29,7 +29,10 @@ with quick_import():
 
     from trainer_client.losses import CTC, blank_after
 
-__all__ = ["DigitModel", "Options", "edit_distance", "main", "train"]
+__all__ = [
+    *("DigitModel", "Options", "ToldModel", "edit_distance", "main", "train"),
+    *("feed_keys", "loss", "model", "optimizer"),
+]
 
 #: Two strided convolutions: a frame of the outputs is 40 ms.
 _STRIDE = 4
@@ -92,7 +95,7 @@ def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(rate, clipnorm=5.0)
 
 
-class _ToldModel(DigitModel):
+class ToldModel(DigitModel):
     """Tells what it is trained on, from within the step."""
 
     def __init__(self, tell: Any) -> None:  # noqa: ANN401 - called with facts
@@ -185,7 +188,7 @@ def train(options: Options) -> None:
         trainer_client.connect(options.endpoint, stream="train", rank=0) as feed,
         trainer_client.connect(options.endpoint, stream="dev", rank=0) as dev,
     ):
-        told = _ToldModel(tell)
+        told = ToldModel(tell)
         data = feed.dataset(**feed_keys)
         told.compile(optimizer(), loss, jit_compile=False)
         checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
