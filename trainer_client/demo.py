@@ -30,9 +30,8 @@ with quick_import():
     from trainer_client.losses import CTC, blank_after
 
 __all__ = [
-    *("DigitModel", "Options", "ToldModel", "edit_distance", "main", "train"),
-    *("feed_keys", "loss", "model", "optimizer"),
-]
+    "DigitModel", "Options", "ToldModel", "edit_distance", "feed_keys", "loss", "main", "model", "optimizer", "train",
+]  # fmt: skip
 
 #: Two strided convolutions: a frame of the outputs is 40 ms.
 _STRIDE = 4
