@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError, EndedError, SettingsError
 from shared.logs import Log
 from trainer_client.early_stop import EarlyStop
 from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.progress import RunProgress
-from trainer_client.runs.run import check_time_limit
+from trainer_client.runs.run import JOB_ENDED, check_time_limit
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.models.variables import assign_values, plain_value
 from trainer_client.training.saved_run import SavedRun
@@ -96,7 +96,7 @@ class TrainingLoop:
         self._teller = Teller(session, settings.summaries, is_quiet=not placement.writes)
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)
-        self._is_in_step = False
+        self._is_in_step = self._is_ending_epoch = False
         self._rows = self._saved_steps = 0
         self._saved_at_s = time.monotonic()
 
@@ -112,9 +112,11 @@ class TrainingLoop:
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
+            except EndedError:
+                self._progress.stop(JOB_ENDED)
+                self._save_if_whole()
             except KeyboardInterrupt:
-                if not self._is_in_step:
-                    self._save()
+                self._save_if_whole()
                 raise
             finally:
                 self._teller.close()
@@ -182,6 +184,7 @@ class TrainingLoop:
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
+        self._is_ending_epoch = True
         totals, noted = self._progress.totals, self._noted
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()
@@ -194,6 +197,7 @@ class TrainingLoop:
             self._progress.stop(f"stopped early, {self._early_stop.reason}")
         if self._model.stop_training:
             self._progress.stop("a callback stopped it")
+        self._is_ending_epoch = False
         self._save()
 
     # --- beginning and ending ---
@@ -243,6 +247,12 @@ class TrainingLoop:
         every_s, every = self._settings.save_every_s, self._settings.save_every_steps
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)
+
+    def _save_if_whole(self) -> None:
+        """Not within a step, nor where an epoch is over that early stopping goes by and that is not judged yet."""
+        is_judging = self._is_ending_epoch and self._early_stop is not None
+        if not self._is_in_step and not is_judging:
+            self._save()
 
     def _save(self) -> None:
         totals = self._progress.totals

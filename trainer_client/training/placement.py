@@ -53,10 +53,15 @@ class Single:
 
     def refuse_other_world(self, feed: Feed) -> None:
         """As `Placement` has it."""
-        world = feed._session.world  # noqa: SLF001 - both are halves of one face
-        if world != 1:
+        session = feed._session  # noqa: SLF001 - both are halves of one face
+        if session.in_queue:
             raise SettingsError(
-                expected="a world of one rank", got=f"one of {world}", where="--strategy single",
+                expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where="--strategy single",
+                remedy="Train on another stream, or by model.fit with FeedCheckpoint, which takes leases.",
+            )  # fmt: skip
+        if session.world != 1:
+            raise SettingsError(
+                expected="a world of one rank", got=f"one of {session.world}", where="--strategy single",
                 remedy="Unset TF_CONFIG and JOB_NAME: each of these processes would train a model of its own.",
             )  # fmt: skip
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError, EndedError, SettingsError
 from tests.support.fake_feed import FakeFeed
 from tests.support.tiny_models import tiny_model
 
@@ -17,6 +17,7 @@ import tensorflow as tf  # isort: skip
 
 from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
 from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.runs.run import JOB_ENDED  # isort: skip
 from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 from trainer_client.training.placement import Single  # isort: skip
 
@@ -138,6 +139,31 @@ def test_a_signal_waits_for_the_step_in_hand_and_what_was_trained_on_is_saved(tm
         same(saved(tmp_path / "whole")[0], saved(tmp_path / str(step))[0])
 
 
+def test_a_job_that_is_ended_leaves_a_checkpoint_and_the_run_ends_in_good_order(tmp_path, capsys):
+    feed = FakeFeed(epochs=STEPS)
+
+    class End(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                feed.interrupt(EndedError(expected="a job", got="none", where="job", remedy="Start another."))
+
+    assert looped(tmp_path, Until(epochs=2), feed=feed, callbacks=[End()]).run() == JOB_ENDED
+    assert saved(tmp_path)[1]["step"] == 2
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f": {JOB_ENDED}")
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_an_epoch_that_was_interrupted_while_it_was_judged_is_judged_again(tmp_path, judged):
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    rules = [EarlyStop(NoProgress(3), monitor="loss")] if judged else []
+    with pytest.raises(KeyboardInterrupt):
+        looped(tmp_path, Until(epochs=2), callbacks=[Interrupt(), *rules], save_every_steps=3).run()
+    assert saved(tmp_path)[1]["step"] == (3 if judged else 4)
+
+
 def test_all_shapes_are_traced_before_the_first_step_largest_first_and_none_after(tmp_path):
     model = compiled()
     loop = looped(tmp_path, Until(epochs=2), model=model)
@@ -249,6 +275,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     feed = FakeFeed()
     feed.session.world = 2
     with pytest.raises(SettingsError, match="expected a world of one rank, got one of 2"):
+        looped(tmp_path, Until(epochs=1), feed=feed)
+    feed.session.in_queue = True
+    with pytest.raises(SettingsError, match='expected mode = "lockstep", got fake, of mode = "queue"'):
         looped(tmp_path, Until(epochs=1), feed=feed)
     two = [EarlyStop(NoProgress(3)), EarlyStop(NoProgress(2))]
     with pytest.raises(SettingsError, match="expected one EarlyStop at most, got 2"):
