@@ -21,8 +21,7 @@ from shared.errors import DataError, EndedError, SettingsError
 from shared.logs import Log
 from trainer_client.early_stop import EarlyStop
 from trainer_client.runs.noted import NotedMeans
-from trainer_client.runs.progress import RunProgress
-from trainer_client.runs.run import JOB_ENDED, check_time_limit
+from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.models.variables import assign_values, plain_value
 from trainer_client.training.saved_run import SavedRun
@@ -66,8 +65,6 @@ class TrainingData:
     elements: Iterable[Any]
     #: Calls a function with an element of each planned shape, without samples, the largest first; None: not planned.
     for_each_shape: Callable[[Callable[[Any], Any]], None] | None
-    #: Elements are inputs and nothing else.
-    inputs_alone: bool = False
 
 
 class TrainingLoop:
@@ -84,15 +81,14 @@ class TrainingLoop:
         refuse_own_train_step(model)
         placement.refuse_other_world(data.feed)
         self._session = session = data.feed._session  # noqa: SLF001 - both are halves of one face
-        check_time_limit(settings.until, session)
         self._model, self._data, self._placement, self._settings = model, data, placement, settings
-        self._step = TrainStep(model, model.loss, model.optimizer, inputs_alone=data.inputs_alone)
+        self._step = TrainStep(model, model.loss, model.optimizer)
         any_shape = data.for_each_shape is None
         self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
         self._early_stop = _only_early_stop(callbacks)
         self._saved = SavedRun(settings.checkpoints, settings.keep, writes=placement.writes)
-        self._progress = RunProgress(settings.until, prints=placement.writes)
+        self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, is_quiet=not placement.writes)
         self._noted = NotedMeans()
         self._log = Log("trainer", stream=session.stream)

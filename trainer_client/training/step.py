@@ -26,26 +26,22 @@ APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
 class TrainStep:
     """Called with an element, gives its loss, its valid rows and what became of it, in one tensor."""
 
-    def __init__(self, model: Any, loss: Any, optimizer: Any, *, inputs_alone: bool = False) -> None:  # noqa: ANN401 - Keras has no types
+    def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types
         self.model = model
         self.optimizer = optimizer
         #: How often TensorFlow traced it: once for each shape.
         self.traces = 0
         self._loss_of = _by_rows(keras.losses.get(loss))
-        self._inputs_alone = inputs_alone
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
     def inputs(self, element: Any) -> Any:  # noqa: ANN401 - tensors
         """The model's inputs in an element."""
-        return self._unpacked(element)[0]
-
-    def _unpacked(self, element: Any) -> Any:  # noqa: ANN401 - tensors
-        return keras.utils.unpack_x_y_sample_weight((element,) if self._inputs_alone else element)
+        return keras.utils.unpack_x_y_sample_weight(element)[0]
 
     def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
         """Train on it."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
-        inputs, targets, weight = self._unpacked(element)
+        inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))

@@ -15,7 +15,6 @@ from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from trainer_client.feed import connect
 from trainer_client.runs.lines import exported_line
-from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +108,6 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
         feed=feed,
         elements=placement.data(feed, keys),
         for_each_shape=partial(feed.warm_up, **keys),
-        inputs_alone=ElementStructure(**keys).inputs_alone,
     )
 
 
@@ -128,5 +126,5 @@ def _export(path: Path, model: Any, data: TrainingData) -> None:  # noqa: ANN401
     from trainer_client.training.export import export_model  # noqa: PLC0415 - as above
 
     spec: Any = data.elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
-    export_model(model, spec if data.inputs_alone or not isinstance(spec, tuple) else spec[0], path)
+    export_model(model, spec[0] if isinstance(spec, tuple) else spec, path)
     print(exported_line(path), flush=True)
