@@ -64,6 +64,11 @@ def _streams(streams: dict[str, Any], culprits: list[dict[str, Any]]) -> Iterato
     yield MetricSamples(names.TRAINERS, {(name,): stream["attached"] for name, stream in streams.items()})
     yield MetricSamples(names.CULPRITS, {(name,): sum(one["stream"] == name for one in culprits) for name in streams})
     yield MetricSamples(names.LEASES, dict(_leases(streams)))
+    elastic = {name: stream["elastic"] for name, stream in streams.items() if stream["elastic"] is not None}
+    doing: Values = {(name, "training"): len(one["members"]) for name, one in elastic.items()}
+    doing |= {(name, "waiting"): len(one["waiting"]) for name, one in elastic.items()}
+    yield MetricSamples(names.ELASTIC, doing)
+    yield MetricSamples(names.WORLD_CHANGES, {(name,): one["changes"] for name, one in elastic.items()})
     results = {name: stream["results"]["values"] for name, stream in streams.items() if stream["results"] is not None}
     known = ((stream, name, value) for stream, values in results.items() for name, value in values.items())
     yield MetricSamples(names.RESULTS, {(stream, name): value for stream, name, value in known if value is not None})

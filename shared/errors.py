@@ -5,6 +5,7 @@ StokerError
 ├── DataError          the user's data: a manifest, an index, a file
 │   ├── SampleError    one sample whose bytes are complete but unusable: masked, counted, named
 │   └── ReadError      reading failed: retried, also on other workers, then the job stops
+├── WorldChangedError  nobody's: trainers of an elastic world came or went
 ├── MachineError       the machine's: a process cannot be started, or was killed; this says nothing about the data
 ├── PeerError          the other side's: it refused, vanished or broke the protocol
 │   ├── ProtocolError  bytes that are not a message of ours
@@ -31,6 +32,7 @@ __all__ = [
     "SampleError",
     "SettingsError",
     "StokerError",
+    "WorldChangedError",
 ]
 
 
@@ -88,6 +90,15 @@ class ReadError(DataError):
 
 class MachineError(StokerError):
     """A process cannot be started, or was killed by somebody else: no sample is to blame."""
+
+
+class WorldChangedError(StokerError):
+    """The elastic world that this trainer had a place in is over: join the next one, at the last checkpoint.
+
+    A process that ends with its exit code is to be started again.
+    """
+
+    exit_code = 75
 
 
 class PeerError(StokerError):

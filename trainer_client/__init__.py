@@ -28,10 +28,12 @@ from shared.errors import (
     SampleError,
     SettingsError,
     StokerError,
+    WorldChangedError,
 )
 from trainer_client.batch import Batch
 from trainer_client.feed import Feed, Reading, connect
 from trainer_client.roles import Role, role
+from trainer_client.runs.elastic import run_elastic
 from trainer_client.runs.run import Run
 from trainer_client.runs.stop_rules import LevelledOff, NoProgress, Worsening
 from trainer_client.runs.until import Until
@@ -67,12 +69,14 @@ __all__ = [
     "StokerError",
     "Until",
     "Validation",
+    "WorldChangedError",
     "Worsening",
     "cluster_resolver",
     "connect",
     "device_function",
     "distribute",
     "role",
+    "run_elastic",
     "run_pipeline",
     "start_server",
 ]

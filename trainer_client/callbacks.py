@@ -3,6 +3,7 @@
 Rules it keeps:
 - What a train step took is counted, never what was read ahead. Keras does not tell its callbacks the difference, so the
   model's train function is wrapped and given a Python iterator that counts and times.
+- In an elastic world rank 0 writes, once more as it ends, between two steps. The first world begins with its weights.
 - A checkpoint holds weights, the seeds of random layers and the optimizer's state, as plain arrays; nothing is pickled.
 
 It must not know how a feed gets its batches.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from shared.errors import EndedError, SettingsError
+from shared.errors import EndedError, SettingsError, WorldChangedError
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.runs.until import RunTotals
@@ -87,7 +88,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             )
         self.times: EpochTimes | None = None
         self._session = feed._session  # noqa: SLF001 - both are halves of one face
-        self._folder = CheckpointFolder(folder, keep)
+        self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
         self._every = every
         self._early_stop = early_stop
         if early_stop is not None:
@@ -215,7 +216,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         assert self._train_function is not None
         taken = _CountedBatches(iterator, self._session, self._watch)
         try:
-            first = next(taken)
+            first = self._take_first(taken)
             self._restore_pending(first)
             logs = self._train_function(itertools.chain((first,), taken))
             taken.finish()
@@ -236,6 +237,16 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""
         self.model.stop_training = self._job_ended = True
         self._save(self._epoch, self._session.cursor.state())
+
+    def _take_first(self, taken: _CountedBatches) -> Any:  # noqa: ANN401 - an element
+        """Between two steps the model is whole: if the elastic world ends here, its chief commits."""
+        try:
+            self._session.check_world()
+            return next(taken)
+        except WorldChangedError:
+            if self._unsaved:
+                self._save_inside()
+            raise
 
     def _count(self, steps: int, *, epochs: int) -> None:
         """Count steps that are done, and epochs in all."""
@@ -277,6 +288,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def _writes(self) -> bool:
         """Whether it is this process that writes."""
+        if self._session.is_elastic and self._session.rank:
+            return False
         return bool(self.model.distribute_strategy.extended.should_checkpoint)
 
     def _variables(self) -> list[Any]:
@@ -298,6 +311,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._session.cursor.rewind()
             self._restore_early_stop({})
             self._begin(RunTotals())
+            if self._session.is_elastic:
+                self._share_first_weights()
             return
         arrays, record = found
         self._session.cursor.restore(record["feed"])
@@ -308,6 +323,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._pending = arrays
         if self.model.built:
             self._assign()
+
+    def _share_first_weights(self) -> None:
+        """All begin with the chief's: it commits before it says where it starts, which the others wait for."""
+        if self._writes():
+            if self.model.built:
+                self._save(0, self._session.cursor.state())
+            return
+        self._session.cursor.restore(self._session.cursor.state())
+        found = self._folder.read_last()
+        if found is not None:
+            self._pending = found[0]
+            if self.model.built:
+                self._assign()
 
     def _begin(self, there: RunTotals) -> bool:
         """Begin with the totals of the checkpoint; whether the target is reached already."""

@@ -3,6 +3,8 @@
 Rules it keeps:
 - A checkpoint is one file, written under another name, synced and renamed: it is there whole or not at all.
 - It ends with a digest of all its bytes. A file whose digest does not match is damaged, wherever the damage is.
+- Where several may take themselves for the one that writes, checkpoints are a chain: each follows the one that its
+  writer read or wrote last. A writer that was overtaken, a chief that was stopped and taken for dead, is told so.
 - A damaged file is named and skipped, and the one before it is read. If none is left, that is an error: only a folder
   without any checkpoint means starting from nothing.
 
@@ -20,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from shared.errors import DataError
+from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
 
 if TYPE_CHECKING:
@@ -50,11 +52,17 @@ class _DamagedError(Exception):
 
 
 class CheckpointFolder:
-    """Numbered checkpoint files in a folder, of which the last `keep` intact ones are kept."""
+    """Numbered checkpoint files in a folder, of which the last `keep` intact ones are kept; a chain if it is `chained`.
 
-    def __init__(self, folder: str | Path, keep: int) -> None:
+    A chain is read before it is written.
+    """
+
+    def __init__(self, folder: str | Path, keep: int, *, chained: bool = False) -> None:
         self._folder = Path(folder)
         self._keep = keep
+        self._chained = chained
+        #: The number of the newest file when we last read or wrote.
+        self._last = 0
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
@@ -64,17 +72,34 @@ class CheckpointFolder:
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
         """Commit one checkpoint, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        last = self._list_paths()[-1:]
-        path = self._folder / f"{int(last[0].stem) + 1 if last else 1:08d}.npz"
+        newest = self._newest_number()
+        if self._chained and newest != self._last:
+            raise _overtaken(self._folder, newest)
+        path = self._folder / f"{newest + 1:08d}.npz"
         temporary = path.with_suffix(f".tmp{os.getpid()}")
         with temporary.open("w+b") as file:
             _write(file, arrays, record)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        self._put(temporary, path)
+        self._last = newest + 1
         _sync_folder(self._folder)
         self._drop_old()
         return path
+
+    def _put(self, temporary: Path, path: Path) -> None:
+        if not self._chained:
+            temporary.replace(path)
+            return
+        try:
+            os.link(temporary, path)  # unlike a renaming it fails if another was faster
+        except (FileExistsError, FileNotFoundError):  # or has tidied up meanwhile
+            raise _overtaken(self._folder, self._newest_number()) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _newest_number(self) -> int:
+        return max((int(path.stem) for path in self._list_paths()), default=0)
 
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
         """The newest intact checkpoint; None if there is no checkpoint at all."""
@@ -84,7 +109,8 @@ class CheckpointFolder:
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
         """The same, with its name."""
         reasons: dict[Path, str] = {}
-        for path in reversed(self._list_paths()):
+        self._last = self._newest_number()
+        for path in reversed([path for path in self._list_paths() if int(path.stem) <= self._last]):
             try:
                 found = _read(path)
             except (OSError, _DamagedError) as error:
@@ -145,6 +171,13 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
             except OSError as error:  # the new checkpoint is in place, and that is what counts
                 self._log.warning("an old checkpoint cannot be removed", file=path, reason=error)
+
+
+def _overtaken(folder: Path, newest: int) -> WorldChangedError:
+    return WorldChangedError(
+        expected="to follow the checkpoint that was read or written last", got=f"number {newest} from another trainer",
+        where=str(folder), remedy="Join the next world, and restore that one: `trainer_client.run_elastic` does.",
+    )  # fmt: skip
 
 
 def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:

@@ -17,9 +17,11 @@ from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
 from trainer_client.core.settings import CoreSettings
+from trainer_client.core.upcoming import Ranks
 from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
 from trainer_client.roles import ranks_said
+from trainer_client.session.elastic_member import ElasticMember
 from trainer_client.session.feed_session import FeedSession, MetricsSettings
 from trainer_client.session.lease_account import only_in_queue
 from trainer_client.session.shared_results import refuse_what_cannot_be_told
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import BucketShape
     from trainer_client.batch import Batch
-    from trainer_client.core.upcoming import Ranks
     from trainer_client.session.batch_iterator import BatchIterator
     from trainer_client.tf.element_structure import Keys
 
@@ -52,13 +53,14 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     strategy: tf.distribute.Strategy | None = None,
     work: Literal["", "train", "evaluate", "predict"] = "",
     epochs: int | None = None,
+    elastic: tuple[int, int] | None = None,
     prefetch: int | None = None,
     prefetch_bytes: int = 2**30,
     shared_memory: bool = True,
     verify: bool = False,
     workers: int = 16,
     keys: str = "",
-    connect_timeout_s: float = 60.0,
+    connect_timeout_s: float | None = None,
     lost_timeout_s: float = 60.0,
     metrics_port: int | None = None,
     metrics_targets: str | Path | None = None,
@@ -66,51 +68,63 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     """Attach to a stream of a running job.
 
     `rank` of `world` is this trainer's place in a data-parallel job, and `replicas` how many consecutive ranks it
-    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` in the environment, if
-    there is one. A stream in queue mode has no ranks: `work` says what is done with its batches (to train, or to
-    evaluate if the stream is for that), and `epochs` how many epochs the training has in all, so that the end of the
-    last one is waited for. `prefetch` batches a replica are asked for ahead (8; up to 32 if they are small), within
-    `prefetch_bytes` of buffers. The feed talks to all workers on its own host, and to `workers` on other hosts. With a
-    `metrics_port` (0: any free one) it serves its metrics to Prometheus on loopback, and announces the port in a file
-    in the folder `metrics_targets`.
+    occupies; a `strategy` fills in all three. Without either, the place is that of the `role()` which the environment
+    says, if it says one. With `elastic`, how many trainers there are at least and at most, the coordinator gives them
+    their places, and the feed ends with a `WorldChangedError` when trainers come or go (see `run_elastic`). A stream in
+    queue mode has no ranks: there `work` says what is done with its batches (to train, or to evaluate where the stream
+    is for that), and `epochs` how many the training has in all: so the last one is waited for. `prefetch` batches a
+    replica are asked for ahead (8; up to 32 if they are small), within `prefetch_bytes` of buffers. The feed talks to
+    all workers on its own host, and to `workers` on other hosts. `connect_timeout_s` is how long to wait for the job (a
+    minute), or for enough trainers (ten). With a `metrics_port` (0: any free one) it serves its metrics to Prometheus
+    on loopback, and announces the port in a file in the folder `metrics_targets`.
     """
     if strategy is not None:
         from trainer_client.tf.dataset import ranks_of  # noqa: PLC0415 - TensorFlow only when it is used
 
         ranks = ranks_of(strategy)
+    elif elastic is not None:
+        ranks = Ranks(rank=rank or 0, replicas=replicas, world=world or replicas)
     else:
         ranks = ranks_said(rank, replicas, world)
     _refuse_nonsense(ranks, prefetch, workers)
-    session = FeedSession(
-        ReceiverSettings(
-            core=CoreSettings(
-                job=job,
-                stream=stream,
-                ranks=ranks,
-                incarnation=secrets.randbits(63),
-                name=trainer_name(),
-                boot_id=boot_id(),
-                work=work,
-                epochs=epochs,
-                prefetch=prefetch,
-                prefetch_bytes=prefetch_bytes,
-                shared_memory=shared_memory,
-                verify=verify,
-                workers=workers,
-                lost_timeout_s=lost_timeout_s,
-            ),
-            endpoint=endpoint,
-            coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-            worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
-            connect_timeout_s=connect_timeout_s,
+    settings = ReceiverSettings(
+        core=CoreSettings(
+            job=job,
+            stream=stream,
+            ranks=ranks,
+            incarnation=secrets.randbits(63),
+            name=trainer_name(),
+            boot_id=boot_id(),
+            work=work,
+            epochs=epochs,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            shared_memory=shared_memory,
+            verify=verify,
+            workers=workers,
+            lost_timeout_s=lost_timeout_s,
         ),
-        MetricsSettings(port=metrics_port, targets=metrics_targets),
+        endpoint=endpoint,
+        coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
+        worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+        connect_timeout_s=connect_timeout_s or (_USUAL_PATIENCE_S if elastic is None else _ELASTIC_PATIENCE_S),
     )
-    return Feed(session)
+    metrics = MetricsSettings(port=metrics_port, targets=metrics_targets)
+    if elastic is None:
+        return Feed(FeedSession(settings, metrics))
+    _refuse_fixed_places(ranks, rank, elastic)
+    return Feed(ElasticMember(*elastic).join(settings, metrics))
+
+
+#: How long to wait for a job, and for enough trainers of an elastic world.
+_USUAL_PATIENCE_S, _ELASTIC_PATIENCE_S = 60.0, 600.0
 
 
 #: Prefetching more than this takes memory and gains nothing.
 _MOST_PREFETCH = 1024
+
+#: What a message can say.
+_MOST_RANKS = 4096
 
 
 def _refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
@@ -121,6 +135,20 @@ def _refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
         raise _nonsense(f"prefetch from 1 to {_MOST_PREFETCH}", str(prefetch), "Leave it out: 8 is usual.")
     if not 1 <= workers <= MOST_REMOTE:
         raise _nonsense(f"workers from 1 to {MOST_REMOTE}", str(workers), "Leave it out: 16 is usual.")
+
+
+def _refuse_fixed_places(ranks: Ranks, rank: int | None, elastic: tuple[int, int]) -> None:
+    least, most = elastic
+    if not 1 <= least <= most <= _MOST_RANKS:
+        expected = f"elastic=(least, most), from 1 to {_MOST_RANKS}"
+        raise _nonsense(expected, f"elastic={elastic}", "Write (2, 4), for example.")
+    if rank is not None or ranks.world > ranks.replicas:
+        got = f"rank {ranks.rank} of {ranks.world}, and elastic={elastic}"
+        remedy = (
+            "Leave rank and world out: the coordinator gives them. A strategy over several processes cannot change its "
+            "world: leave elastic out, and have all of them started anew."
+        )
+        raise _nonsense("either fixed ranks or elastic", got, remedy)
 
 
 def _nonsense(expected: str, got: str, remedy: str) -> SettingsError:
@@ -143,6 +171,16 @@ class Feed:
     def tag(self, number: int) -> str:
         """The source's name for the sample with this number, as found in a batch's `tag`."""
         return self._session.receiver.ask_names([number])[0]
+
+    @property
+    def rank(self) -> int:
+        """The first rank that this trainer occupies; rank 0 is the chief, who saves."""
+        return self._session.rank
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are in all."""
+        return self._session.world
 
     # --- reading ---
 

@@ -78,6 +78,7 @@ def tables(report: dict[str, Any]) -> Group:
     parts: list[Table | str] = [
         _streams(report),
         *_queues(report),
+        *_worlds(report),
         *_results(report),
         _workers(report),
         *_remote(report),
@@ -124,6 +125,18 @@ def _queues(report: dict[str, Any]) -> Iterator[Table]:
         for name, work, one in rows:
             counted = ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")
             table.add_row(name, work, *(str(one[key]) for key in counted))
+        yield table
+
+
+def _worlds(report: dict[str, Any]) -> Iterator[Table]:
+    """The elastic worlds, if a stream has one."""
+    rows = [(name, stream["elastic"]) for name, stream in report["streams"].items() if stream["elastic"]]
+    if rows:
+        table = Table("elastic", "world", "is", "trainers", "of", "waiting", "changes", "last change")
+        for name, one in rows:
+            limits = f"{one['least']} to {one['most']}"
+            counted = (str(len(one["members"])), limits, str(len(one["waiting"])), str(one["changes"]))
+            table.add_row(name, str(one["version"]), one["stage"], *counted, one["reason"] or "-")
         yield table
 
 
@@ -210,6 +223,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         results = stream["results"]
         if results and results["ended"] and not stream["attached"]:
             yield f"{name}: the run came to its end after epoch {results['epoch']}: {results['ended']}"
+        yield from _waits(name, stream["elastic"])
     for name, stream in report["streams"].items():
         if stream["limit"] is not None:
             yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
@@ -230,6 +244,16 @@ def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
         more = table["dead"] - len(named)
         which = ", ".join([*named, *([f"and {more} more"] if more else [])])
         yield f"{stream} ({work}): batches were given up because trainers failed at them too often: {which}"
+
+
+def _waits(stream: str, elastic: dict[str, Any] | None) -> Iterator[str]:
+    if elastic is None or elastic["stage"] in ("training", "ended"):
+        return
+    if elastic["leaving"]:
+        yield f"{stream}: the next world begins once these have joined: {', '.join(elastic['leaving'][:_MOST_NAMED])}"
+    elif len(elastic["waiting"]) < elastic["least"]:
+        missing = elastic["least"] - len(elastic["waiting"])
+        yield f"{stream}: nobody trains, {missing} more of at least {elastic['least']} trainers are waited for"
 
 
 def _limit(stream: str, limit: str, waited: float) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "StreamView",
     "Ticked",
     "Warn",
+    "WorldNamed",
 ]
 
 
@@ -175,7 +176,19 @@ class ResultsKept:
     aside: bool = False
 
 
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | LeaseFact
+@dataclass(frozen=True, slots=True)
+class WorldNamed:
+    """An elastic world of a stream began, in place of the one before."""
+
+    stream: str
+    version: int
+    least: int
+    most: int
+    #: Member, incarnation, name and replicas of each, in the order of ranks.
+    members: tuple[tuple[int, int, str, int], ...]
+
+
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | WorldNamed | LeaseFact
 
 
 # --- instructions ---

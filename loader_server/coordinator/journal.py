@@ -32,6 +32,7 @@ from loader_server.coordinator.events import (
     GroupFixed,
     RankTaken,
     ResultsKept,
+    WorldNamed,
 )
 from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import DataError
@@ -48,7 +49,8 @@ __all__ = ["HeldError", "Journal", "JournalWriter", "WriteError"]
 _OF_LEASES = (EpochOpened, NumberOut, TableRewound)
 
 _KINDS: dict[str, type[Fact]] = {
-    kind.__name__: kind for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, *_OF_LEASES)
+    kind.__name__: kind
+    for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, WorldNamed, *_OF_LEASES)
 }
 
 #: Each of these removes the fact that it undoes.

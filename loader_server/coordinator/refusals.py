@@ -23,12 +23,16 @@ __all__ = [
     "another_graph",
     "another_job",
     "another_plan",
+    "another_start",
     "another_world",
+    "fixed_rank",
     "graph_of_another_job",
     "group_misfit",
+    "join_misfit",
     "lanes_misfit",
     "no_endpoint",
     "no_graph_taken",
+    "no_room",
     "no_such_batch",
     "no_such_leases",
     "no_such_rank",
@@ -39,12 +43,15 @@ __all__ = [
     "not_in_lockstep",
     "not_kept",
     "objection",
+    "other_limits",
+    "run_ended",
     "superseded",
     "superseded_attach",
     "too_large_a_graph",
     "too_large_a_world",
     "unknown_trainer",
     "unknown_worker",
+    "world_changed",
     "world_misfit",
 ]
 
@@ -168,6 +175,67 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
 def superseded_attach(attach: m.Attach, newer: m.Attach | None) -> m.NotAttached:
     """It comes back after another incarnation has taken over its rank."""
     return not_attached(attach.serial, superseded(attach.rank, newer))
+
+
+# --- elastic worlds ---
+
+
+def join_misfit(join: m.Join, job: str, streams: Iterable[str], view: StreamView | None) -> m.NotAttached | None:
+    """Why trainers cannot join worlds of this stream; None if they can."""
+    if join.job not in ("", job):
+        return _no_place(join, "job", f"a trainer of job {job}", f"job {join.job}", "Correct job=, or leave it out.")
+    if view is None:
+        names = ", ".join(f'"{name}"' for name in streams)
+        remedy = "Correct stream=, or add it to the job file."
+        return _no_place(join, "stream", f"one of the streams {names}", f'"{join.stream}"', remedy)
+    if view.leases is None and not view.evaluation:
+        return None
+    is_what = "in queue mode" if view.leases is not None else "for evaluation"
+    remedy = "Leave elastic out: its trainers come and go as they like."
+    return _no_place(join, "elastic", "a stream that is trained on in lockstep", f"{join.stream} is {is_what}", remedy)
+
+
+def no_room(join: m.Join, room: int) -> m.NotAttached:
+    """The least world has more ranks than the group."""
+    ranks = join.least * join.replicas
+    remedy = f"Write group = {join.most * join.replicas} in [job] and restart the loaders, or allow fewer trainers."
+    return _no_place(join, "elastic", f"at most group = {room} ranks", f"{ranks} in the least world", remedy)
+
+
+def other_limits(join: m.Join, least: int, most: int) -> m.NotAttached:
+    """Other trainers say another range."""
+    got = f"elastic=({join.least}, {join.most}) from {join.name}"
+    return _no_place(join, "elastic", f"elastic=({least}, {most}), as the others say", got, "Give all the same range.")
+
+
+def run_ended(join: m.Join) -> m.NotAttached:
+    """It is a spare, and the others have finished."""
+    return _no_place(join, "ended", "a run that goes on", "one that came to its end", "Nothing is left to do.")
+
+
+def world_changed(attach: m.Attach, version: int, reason: str) -> m.NotAttached:
+    """The elastic world that placed it is over."""
+    got = f"one of world {attach.world_version}{f': {reason}' if reason else ''}"
+    return _not_attached(attach, "changed", f"a trainer of world {version}", got, "Join the next world.")
+
+
+def another_start(attach: m.Attach, mine: tuple[int, int], chief: tuple[int, int]) -> m.NotAttached:
+    """It restored another checkpoint than the chief of its world."""
+    expected = f"epoch {chief[0]}, batch {chief[1]}, where rank 0 starts"
+    got = f"epoch {mine[0]}, batch {mine[1]} from {_who(attach)}"
+    remedy = "All trainers of an elastic world restore the newest checkpoint of one folder that all of them see."
+    return _not_attached(attach, "cursor", expected, got, remedy)
+
+
+def fixed_rank(attach: m.Attach, least: int, most: int) -> m.NotAttached:
+    """An elastic world trains on the stream."""
+    expected = f"a trainer that joins with elastic=({least}, {most}), as the others do"
+    remedy = "Pass elastic to connect, or end the others first."
+    return _not_attached(attach, "elastic", expected, f"the fixed rank {attach.rank} from {attach.name}", remedy)
+
+
+def _no_place(join: m.Join, code: str, expected: str, got: str, remedy: str) -> m.NotAttached:
+    return not_attached(join.serial, refused(code, expected, got, remedy))
 
 
 # --- whoever is attached or registered, or was ---

@@ -40,13 +40,16 @@ from loader_server.coordinator.events import (
     StreamView,
     Ticked,
     Warn,
+    WorldNamed,
 )
 from loader_server.coordinator.graphs.sent_graphs import NO_GRAPH, Graphs
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.settings import CoordinatorSettings, Counts
-from loader_server.coordinator.streams.queues import Queues, needs_leases, work_of
+from loader_server.coordinator.streams.grant import grant
+from loader_server.coordinator.streams.queues import Queues, needs_leases
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.streams.world_rules import COUNTING_MS, WorldRules
+from loader_server.coordinator.streams.worlds import Worlds
 from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import LeaseFact
 from shared.endpoints import is_connectable
@@ -90,6 +93,7 @@ class CoordinatorState:
             keep=lambda fact: self._out.append(Keep(fact)),
         )
         self._ending = Ending(self._streams, self._queues)
+        self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
@@ -128,10 +132,13 @@ class CoordinatorState:
             return
         elif isinstance(fact, LeaseFact):
             self._queues.recover(fact)
+        elif isinstance(fact, WorldNamed):
+            self._worlds.recover(fact)
         elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
         elif isinstance(fact, ResultsKept):
             self._streams[fact.stream].results.recover(fact)
+            self._worlds.recover(fact)
         elif isinstance(fact, RankTaken):
             self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
         else:
@@ -147,12 +154,16 @@ class CoordinatorState:
 
     # --- trainers ---
 
+    def _join(self, peer: bytes, join: m.Join, now_s: float) -> None:
+        is_ending = self._ending.report() is not None
+        self._out += [Send(peer, refusals.run_ended(join))] if is_ending else self._worlds.join(peer, join, now_s)
+
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
         stream = self._streams.get(attach.stream)
         if self._graphs.awaits(attach.stream):
             self._out.append(Send(peer, m.Wait(serial=attach.serial, reason=NO_GRAPH, retry_ms=COUNTING_MS)))
             return
-        problem = self._check_belongs(attach, stream)
+        problem = self._check_belongs(attach, stream, now_s)
         if problem is not None:
             self._refuse(peer, problem)
             return
@@ -169,7 +180,12 @@ class CoordinatorState:
         rules = self._rules
         cursor = rules.cursor(attach, stream)
         batches = stream.view.batches(cursor.epoch, cursor.group) if cursor.plan_digest == stream.view.digest else None
-        answer = rules.check_fits(attach, cursor, batches, stream) or rules.check_agrees(attach, cursor, stream, now_s)
+        answer: m.NotAttached | m.Wait | None = rules.check_fits(attach, cursor, batches, stream)
+        if answer is None and attach.world_version is not None:
+            answer = self._worlds.begin(peer, attach, cursor, now_s)
+            self._out += self._worlds.take_news(attach.stream)
+        elif answer is None:
+            answer = rules.check_agrees(attach, cursor, stream, now_s)
         if isinstance(answer, m.NotAttached):
             self._refuse(peer, answer)
         elif answer is not None:
@@ -196,7 +212,7 @@ class CoordinatorState:
         trainer.peer, trainer.heard_s = peer, now_s
         self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
 
-    def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None) -> m.NotAttached | None:
+    def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None, now_s: float) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
             return refusals.another_job(attach, self._settings.job)
         if stream is None:
@@ -208,7 +224,7 @@ class CoordinatorState:
         if stream.succession.is_superseded(attach.incarnation):
             self.counts.stale += 1
             return refusals.superseded_attach(attach, _attach_of(stream.holder(attach.rank)))
-        return None
+        return self._worlds.check(attach, now_s)
 
     def _admit(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
         stream = self._streams[attach.stream]
@@ -217,7 +233,8 @@ class CoordinatorState:
         else:
             if not stream.group and not self._settings.group:
                 self._keep(GroupFixed(attach.stream, cursor.group))
-            self._take_over(stream, attach)
+            if attach.world_version is None:
+                self._take_over(stream, attach)
         self._add(peer, attach, cursor, batches, now_s)
 
     def _add(self, peer: bytes, attach: m.Attach, cursor: Cursor, batches: int, now_s: float) -> None:
@@ -249,29 +266,7 @@ class CoordinatorState:
             self._keep(RankTaken(attach.stream, rank, order))
 
     def _grant(self, trainer: AttachedTrainer) -> m.Attached:
-        stream = self._streams[trainer.attach.stream]
-        view, group = stream.view, trainer.cursor.group
-        next_group = self._settings.group or (group if view.evaluation else stream.group)
-        return m.Attached(
-            serial=trainer.attach.serial,
-            job=self._settings.job,
-            stream=trainer.attach.stream,
-            evaluation=view.evaluation,
-            work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
-            cursor=trainer.cursor,
-            next_group=next_group,
-            batches=trainer.batches,
-            most_batches=view.most_batches(max(next_group, group)),
-            fields=view.fields,
-            shapes=view.shapes,
-            producers=view.producers,
-            base_fields=view.base_fields,
-            heartbeat_timeout_ms=int(1000 * self._timeout_s),
-            max_bad=self._settings.max_bad.share,
-            max_bad_samples=self._settings.max_bad.samples,
-            members=self._workers.members.version,
-            workers=self._workers.members.workers,
-        )
+        return grant(self._settings, self._streams[trainer.attach.stream], trainer, self._workers.members)
 
     def _take_progress(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
         stream = self._streams.get(progress.stream)
@@ -288,6 +283,7 @@ class CoordinatorState:
             self._keep(Advanced(progress.stream, *stream.last()))
         members = self._workers.members
         self._out.append(Send(peer, members if progress.members != members.version else self._ending.news()))
+        self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
         if stream is None or stream.view.evaluation or stream.view.leases is not None:
@@ -298,11 +294,12 @@ class CoordinatorState:
         self.counts.stale += 1
         return refusals.superseded(progress.rank, _attach_of(holder))
 
-    def _detach(self, _peer: bytes, detach: m.Detach, _now_s: float) -> None:
+    def _detach(self, _peer: bytes, detach: m.Detach, now_s: float) -> None:
         stream = self._streams.get(detach.stream)
         if stream is not None:
             stream.remove(detach.incarnation)
             self._queues.leave(detach.stream, detach.incarnation)
+            self._out += self._worlds.leave(detach.stream, detach.incarnation, now_s)
 
     def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
         if self._hear(peer, said, now_s) is not None:
@@ -315,7 +312,8 @@ class CoordinatorState:
         if trainer is not None:
             stream = self._streams[said.stream]
             world = trainer.attach.world if stream.view.leases is None else None
-            self._out += stream.results.take(said, trainer.peer, trainer.ranks, world)
+            done = stream.results.take(said, trainer.peer, trainer.ranks, world)
+            self._out += [*done, *self._worlds.end_runs(done)]
 
     def _hear(self, peer: bytes, said: m.Outcomes | m.Results, now_s: float) -> AttachedTrainer | None:
         """The trainer that said it, if it is attached; otherwise it is told that it is not."""
@@ -422,6 +420,7 @@ class CoordinatorState:
         for stream in self._streams.values():
             stream.remove_silent(since_s)
         self._queues.tick(now_s)
+        self._out += self._worlds.tick(now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
@@ -433,6 +432,7 @@ class CoordinatorState:
             "streams": {
                 name: stream_report(stream, self._settings.group or stream.group, now_s)
                 | {"queue": self._queues.report_of(name) if stream.view.leases is not None else None}
+                | {"elastic": self._worlds.report_of(name, now_s)}
                 for name, stream in self._streams.items()
             },
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
@@ -444,6 +444,7 @@ class CoordinatorState:
 
     _doors: ClassVar[dict[type[m.Message], Callable[..., None]]] = {
         m.Attach: _attach,
+        m.Join: _join,
         m.Progress: _take_progress,
         m.Detach: _detach,
         m.Outcomes: _take_outcomes,

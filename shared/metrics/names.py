@@ -197,6 +197,18 @@ LEASES = _coordinator.gauge(
     "If some are given up, `loader-server status` names them: look at what trainers said when they failed.",
     ("stream", "work", "state"),
 )
+ELASTIC = _coordinator.gauge(
+    "stoker_elastic_trainers",
+    "Trainers of an elastic run, by what they do: training, or waiting for a place (too few are there, or spares).",
+    "If none trains, `loader-server status` says who is waited for: start more, or allow fewer.",
+    ("stream", "kind"),
+)
+WORLD_CHANGES = _coordinator.counter(
+    "stoker_world_changes_total",
+    "Worlds of an elastic run that were over before its end, because trainers came or went.",
+    "`loader-server status` names the last reason; if it grows fast, trainers die or their machines are overloaded.",
+    ("stream",),
+)
 RESULTS = _coordinator.gauge(
     "stoker_result",
     "Loss and metrics of the last epoch, or evaluation, of a stream: means over all ranks, weighted by rows.",

@@ -42,6 +42,7 @@ from shared.wire.topics.end_messages import JobEnds
 from shared.wire.topics.failing_messages import Failing
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.topics.result_messages import Aggregate, Results
+from shared.wire.topics.world_messages import Gathering, Join, Placed, WorldOver
 
 __all__ = [
     "KINDS",
@@ -59,12 +60,14 @@ __all__ = [
     "Failing",
     "Forgive",
     "Forgiven",
+    "Gathering",
     "GraphKept",
     "GraphOffer",
     "GraphPiece",
     "GraphWanted",
     "Hello",
     "JobEnds",
+    "Join",
     "Leases",
     "Leave",
     "Members",
@@ -75,6 +78,7 @@ __all__ = [
     "Noted",
     "Outcomes",
     "Ping",
+    "Placed",
     "Pong",
     "Progress",
     "Pushed",
@@ -89,6 +93,7 @@ __all__ = [
     "Wait",
     "Want",
     "Welcome",
+    "WorldOver",
 ]
 
 
@@ -110,6 +115,7 @@ class Attach(Message):
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
     work: str | None = wire(Maybe(OneOf(WORK)))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
+    world_version: int | None = wire(Maybe(COUNT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -447,7 +453,7 @@ class Cancelled(Message):
 
 for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
-    JobEnds, Results, Aggregate, StatusQuery, Status,
+    JobEnds, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,

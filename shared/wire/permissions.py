@@ -27,6 +27,7 @@ _LOADERS: frozenset[Role] = frozenset(("coordinator", "worker"))
 #: What the coordinator understands, and from whom.
 TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.Attach: _TRAINER,
+    m.Join: _TRAINER,
     m.Progress: _TRAINER,
     m.Detach: _TRAINER,
     m.Outcomes: _TRAINER,
@@ -64,7 +65,7 @@ def refusal(message: m.Message, allowed: Collection[Role], held: Collection[Role
     expected = f"a key in {_folders(allowed)}"
     got = f"{message.kind} with {f'a key in {_folders(held)}' if held else 'a key that is not allowed, or no longer'}"
     answer = refused("role", expected, got, _REMEDY)
-    return not_attached(message.serial, answer) if isinstance(message, m.Attach) else answer
+    return not_attached(message.serial, answer) if isinstance(message, m.Attach | m.Join) else answer
 
 
 def _folders(roles: Collection[Role]) -> str:

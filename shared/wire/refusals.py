@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import RefusedError
+from shared.errors import RefusedError, StokerError, WorldChangedError
 from shared.wire import messages as m
 from shared.wire.parts import clipped
 
@@ -44,6 +44,8 @@ def unbuilt(  # noqa: PLR0913, PLR0917 - a message
     )
 
 
-def error_of(said: m.Refused | m.NotAttached | m.Unbuilt, where: str) -> RefusedError:
+def error_of(said: m.Refused | m.NotAttached | m.Unbuilt, where: str) -> StokerError:
     """What the other side said, as an error."""
+    if said.code == "changed":
+        return WorldChangedError(expected=said.expected, got=said.got, where=where, remedy=said.remedy)
     return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)

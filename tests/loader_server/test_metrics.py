@@ -29,7 +29,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Samples that begin with "three" cannot be used, and the longest take no part."""
     folder = tmp_path_factory.mktemp("metrics")
     path = write_job(folder, samples=SAMPLES, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
-    path.write_text(path.read_text() + '[streams.shared]\nlike = "train"\nmode = "queue"\n')
+    more = '[streams.shared]\nlike = "train"\nmode = "queue"\n[streams.elastic]\nlike = "train"\nevaluation = false\n'
+    path.write_text(path.read_text() + more)
     return path
 
 
@@ -63,6 +64,7 @@ def _sum(scrapes: list[Scrape], name: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def read(loaders: Loaders) -> dict[str, int]:
     """One epoch that was read: what the trainer saw of it."""
+    trainer_client.connect(loaders.endpoint, stream="elastic", elastic=(1, 1)).close()
     with trainer_client.connect(loaders.endpoint) as feed:
         batches = list(feed)
         feed.aggregate({"loss": 0.5}, rows=4)

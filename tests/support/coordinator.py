@@ -80,7 +80,7 @@ def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, 
     cursor = None if at is None else Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
     said = {
         "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
-        "name": f"host:{rank}", "work": None, "done": None,
+        "name": f"host:{rank}", "work": None, "done": None, "world_version": None,
     }  # fmt: skip
     return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import Self
 
-from shared.errors import ClosedError, LostError, SettingsError
+from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
 from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position
 from trainer_client.feed import Feed
@@ -142,6 +142,8 @@ class FakeSession:
     starve_at: tuple[int, int] | None = None
     fail_at: tuple[int, int] | None = None
     empty_at: Callable[[int, int], bool] = field(default=lambda epoch, number: False)
+    is_elastic: bool = False
+    rank: int = 0
 
     def __post_init__(self) -> None:
         self.cursor = FakeCursor(self)
@@ -153,7 +155,7 @@ class FakeSession:
         self.waits_s: list[float] = []
         self.yielded: list[tuple[int, int]] = []
         self.copies = 0
-        self.rank, self.world, self.in_queue, self.stream = 0, self.replicas, False, "fake"
+        self.world, self.in_queue, self.stream = self.replicas, False, "fake"
         self.trained_rows = 0
         self.leases = self.ended = None
         self.most_epochs: int | None = None
@@ -208,6 +210,10 @@ class FakeSession:
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Noted in `ended`."""
         self.ended.append((why, epoch, step))
+
+    def check_world(self) -> None:
+        if isinstance(self.error, WorldChangedError):
+            raise self.error
 
     def serve_framework(self, *, let_go: Callable[[], None], on_close: Callable[[FakeSession], None]) -> None:
         self._let_go, self._on_close = let_go, on_close

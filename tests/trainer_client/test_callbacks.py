@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError, SettingsError, WorldChangedError
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
@@ -144,6 +144,73 @@ def test_what_an_epoch_came_to_is_told_with_its_rows(tmp_path):
     history = model.fit(feed.dataset(**FORM), epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)]).history
     told = [(1, 5, 16, {"loss": history["loss"][0]}), (2, 11, 18, {"loss": history["loss"][1]})]
     assert feed.session.told == told
+
+
+class WorldEnds(keras.callbacks.Callback):
+    """After so many batches."""
+
+    def __init__(self, feed, after):
+        super().__init__()
+        self.feed, self.left = feed, after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            self.feed.session.interrupt(
+                WorldChangedError(expected="it to go on", got="one is gone", where="here", remedy="Join the next.")
+            )
+
+
+class TestElastic:
+    """A world that ends, and the next one, which is another feed."""
+
+    def test_the_chief_commits_what_is_trained_as_the_world_ends(self, tmp_path, never_stopped):
+        feed = FakeFeed(epochs=EPOCHS, is_elastic=True)
+        with pytest.raises(WorldChangedError, match="one is gone"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path), WorldEnds(feed, 7)])
+        feed = FakeFeed(epochs=EPOCHS, is_elastic=True)
+        resumed = fit(feed, [FeedCheckpoint(feed, tmp_path)])
+        assert len(resumed.seen) == 15 - 7, "nothing is trained anew"
+        for want, got in zip(never_stopped, values(resumed), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+    def test_only_the_chief_commits(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS, is_elastic=True, rank=1)
+        with pytest.raises(WorldChangedError):
+            fit(feed, [FeedCheckpoint(feed, tmp_path, every=1), WorldEnds(feed, 7)])
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_first_world_begins_with_the_chiefs_weights(self, tmp_path):
+        began = []
+
+        class NoteWeights(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                began.append(self.model.get_weights())
+
+        for rank in (0, 1):
+            feed = FakeFeed(epochs=EPOCHS, is_elastic=True, rank=rank)
+            keras.utils.set_random_seed(rank)
+            layers = keras.layers.Input((None, 3)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)
+            model = keras.Sequential(layers)
+            model.compile(loss="mse")
+            with pytest.raises(Stopped):
+                model.fit(
+                    feed.dataset(inputs="audio", targets="weight"), verbose=0,
+                    callbacks=[FeedCheckpoint(feed, tmp_path), NoteWeights(), StopAfter(1)],
+                )  # fmt: skip
+            assert feed.session.cursor.at.number == 1
+        for of_chief, of_other in zip(*began, strict=True):
+            np.testing.assert_array_equal(of_chief, of_other)
+
+    def test_a_chief_that_was_overtaken_is_told_so(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS, is_elastic=True)
+
+        class Overtaken(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                (tmp_path / "00000009.npz").touch()
+
+        with pytest.raises(WorldChangedError, match="number 9 from another trainer"):
+            fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), Overtaken()])
 
 
 class TestTargets:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.errors import DataError
+from shared.errors import DataError, WorldChangedError
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 #: As a small model has them: weights, a step count, a random layer's seed.
@@ -213,3 +213,55 @@ def replace(path, by):
         path.symlink_to(path.with_name("nothing"))
     else:
         np.savez(path, weights=np.arange(3))
+
+
+class TestChain:
+    """Several processes may take themselves for the one that writes."""
+
+    def chained(self, path):
+        folder = CheckpointFolder(path, keep=3, chained=True)
+        folder.read_last()
+        return folder
+
+    def test_each_follows_the_one_that_was_read_or_written_last(self, tmp_path):
+        first = self.chained(tmp_path)
+        for number in range(4):
+            first.write(ARRAYS, record(number))
+        second = self.chained(tmp_path)
+        second.write(ARRAYS, record(9))
+        assert is_whole(second.read_last(), 9)
+
+    def test_one_that_was_overtaken_commits_nothing(self, tmp_path):
+        first = self.chained(tmp_path)
+        first.write(ARRAYS, record(1))
+        second = self.chained(tmp_path)
+        second.write(ARRAYS, record(2))
+        for _ in range(2):
+            with pytest.raises(WorldChangedError, match=r"got number 2 from another trainer.*restore that one"):
+                first.write(ARRAYS, record(3))
+        assert is_whole(first.read_last(), 2)
+        first.write(ARRAYS, record(4))
+        assert is_whole(second.read_last(), 4)
+
+    def test_of_two_at_the_same_moment_one_commits(self, tmp_path, monkeypatch):
+        first, second = self.chained(tmp_path), self.chained(tmp_path)
+        written = os.fsync
+
+        def let_the_other_be_faster(descriptor):
+            monkeypatch.setattr(os, "fsync", written)
+            written(descriptor)
+            second.write(ARRAYS, record(2))
+
+        monkeypatch.setattr(os, "fsync", let_the_other_be_faster)
+        with pytest.raises(WorldChangedError):
+            first.write(ARRAYS, record(1))
+        assert is_whole(first.read_last(), 2)
+        assert [path.name for path in tmp_path.iterdir()] == ["00000001.npz"]
+
+    def test_a_damaged_one_was_read_as_well(self, tmp_path):
+        first = self.chained(tmp_path)
+        for number in range(2):
+            path = first.write(ARRAYS, record(number))
+        path.write_bytes(b"")
+        second = self.chained(tmp_path)
+        assert second.write(ARRAYS, record(5)).name == "00000003.npz"

@@ -90,6 +90,7 @@ class Attachment:
                     cursor=self._asked,
                     work=settings.work or None,
                     done=self._asked_done,
+                    world_version=settings.world_version,
                 )
             )
         )

@@ -26,7 +26,7 @@ from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
 from trainer_client.core.end_lease import EndLease
-from trainer_client.core.failures import job_ended, nobody_left, other_plan, refused_by_all
+from trainer_client.core.failures import job_ended, nobody_left, other_plan, refused_by_all, world_over
 from trainer_client.core.leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
@@ -104,6 +104,8 @@ class Core:
         self._failed = False
         #: Whether readers may go on to the end of what is leased, once the job was ended.
         self._drains: bool | None = None
+        #: The elastic world that we had a place in is over.
+        self._is_out = False
         self._wakes = i.WakeFor(room=True, slots=False)
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
@@ -258,8 +260,10 @@ class Core:
             self._on_attached(said, now_s)
         elif isinstance(said, m.Wait):
             self.attachment.wait(said, now_s)
-        elif isinstance(said, m.NotAttached):
-            self.attachment.refuse(error_of(said, "coordinator"), serial=said.serial)
+        elif isinstance(said, m.NotAttached | m.Refused):
+            self._on_refused(said, now_s)
+        elif isinstance(said, m.WorldOver):
+            self._leave_world(said.version == self._settings.world_version, said.reason)
         elif isinstance(said, m.Members | m.Failing):
             self._on_workers(said, now_s)
         elif isinstance(said, m.Leases | m.Recalled):
@@ -268,13 +272,14 @@ class Core:
             self.strays += self.stream is None or not self.stream.results.receive(said)
         elif isinstance(said, m.JobEnds):
             self._on_job_ends(said)
-        elif isinstance(said, m.Refused):
-            self._on_refused(said, now_s)
         else:
             self.strays += not isinstance(said, m.Noted)
 
-    def _on_refused(self, said: m.Refused, now_s: float) -> None:
-        if said.code == "unknown":
+    def _on_refused(self, said: m.NotAttached | m.Refused, now_s: float) -> None:
+        if isinstance(said, m.NotAttached):
+            self.attachment.refuse(error_of(said, "coordinator"), serial=said.serial)
+            self._leave_world(said.code == "changed", said.got)
+        elif said.code == "unknown":
             self.attachment.come_back(now_s)
         else:
             self.attachment.refuse(error_of(said, "coordinator"))
@@ -286,6 +291,12 @@ class Core:
             self.stream.connections.update_list(said.version, said.workers, now_s)
         else:
             self.stream.connections.list.failing = said
+
+    def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
+        """The elastic world that our ranks are of is over: the feed ends, and the user joins the next one."""
+        if is_over and not self._is_out:
+            self._is_out = True
+            self._out.append(i.Fail(world_over(reason)))
 
     def _on_leases(self, said: m.Leases | m.Recalled, now_s: float) -> None:
         if self.stream is None or self.stream.leases is None:

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import DataError, EndedError, LostError, MachineError, PeerError, RefusedError, StokerError
+from shared.errors import (
+    DataError,
+    EndedError,
+    LostError,
+    MachineError,
+    PeerError,
+    RefusedError,
+    StokerError,
+    WorldChangedError,
+)
 
 if TYPE_CHECKING:
     from shared.wire.messages import Failing
     from trainer_client.core.upcoming import Entry, UpcomingBatch
 
-__all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "wrong_bytes"]
+__all__ = ["failing_machines", "job_ended", "nobody_left", "other_plan", "refused_by_all", "world_over", "wrong_bytes"]
 
 
 def job_ended() -> EndedError:
@@ -63,6 +72,16 @@ def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
     if isinstance(last, RefusedError):
         return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
     return type(last)(expected=last.expected, got=last.got, where=where, remedy=last.remedy)
+
+
+def world_over(reason: str) -> StokerError:
+    """Trainers of the elastic world came or went."""
+    return WorldChangedError(
+        expected="the elastic world to go on",
+        got=reason,
+        where="coordinator",
+        remedy="Join the next world, at the last checkpoint: `trainer_client.run_elastic` does it by itself.",
+    )
 
 
 def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failing | None = None) -> StokerError:

@@ -28,6 +28,8 @@ class CoreSettings:
     #: In queue mode: what is done with the batches (empty: what the stream is for), and how many epochs at most.
     work: str = ""
     epochs: int | None = None
+    #: The elastic world that gave it its ranks; None: they are fixed.
+    world_version: int | None = None
     #: For each replica; None: as many as suit the size of batches.
     prefetch: int | None = None
     prefetch_bytes: int = 2**30

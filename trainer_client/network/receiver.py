@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import zmq
 
 from shared.endpoints import check_endpoint
-from shared.errors import LostError, StokerError
+from shared.errors import LostError, StokerError, WorldChangedError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
@@ -204,6 +204,14 @@ class Receiver:
             self.outbox.raise_if_over()
             if of_all and self.outbox.ended is not None:
                 raise self.outbox.ended
+
+    def wait_for_failure(self, timeout_s: float) -> BaseException | None:
+        """What stopped the feed, if anything did or does within this time."""
+        until_s = time.monotonic() + timeout_s
+        while self.outbox.error is None and (left_s := until_s - time.monotonic()) > 0:
+            with contextlib.suppress(FutureTimeoutError):
+                Future[None]().result(min(left_s, _LOOK_S))
+        return self.outbox.error
 
     def close(self, timeout_s: float) -> None:
         """End the thread and its sockets; slots that consumers still reference stay valid."""
@@ -429,7 +437,10 @@ class Receiver:
     # --- the end ---
 
     def _fail(self, error: BaseException) -> None:
-        self.log.error("feed stops", error=str(error))
+        if isinstance(error, WorldChangedError):
+            self.log.info("world is over", reason=error.got)
+        else:
+            self.log.error("feed stops", error=str(error))
         for answer in list(self._attaching.values()):
             answer.set_exception(error)
         for _, told in list(self._results.values()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, WorldChangedError
 from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
@@ -45,6 +45,8 @@ class FeedSession:
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = MetricsSettings()) -> None:
         self.receiver = Receiver(settings)
         self.maker = BatchMaker(self.receiver)
+        #: Of an elastic run: gives the session in the next world.
+        self.join_next: Callable[[], FeedSession] | None = None
         self._on_close: Callable[[FeedSession], None] | None = None
         self._metrics_server: MetricsServer | None = None
         try:
@@ -203,6 +205,27 @@ class FeedSession:
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Tell the coordinator that a run ended in good order."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step)
+
+    def end_together(self) -> None:
+        """Wait until all ranks of the world have come to the end of their run."""
+        self._results.end_together(self.cursor.at.epoch)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its ranks are those of a world that may change."""
+        return self.receiver.settings.core.world_version is not None
+
+    def check_world(self) -> None:
+        """Raise the end of the elastic world, if it has come: before a batch that is here already is trained on."""
+        if isinstance(self.error, WorldChangedError):
+            raise self.error
+
+    def wait_for_change(self, timeouts: int) -> bool:
+        """Whether the world is over, or is within so many heartbeat timeouts."""
+        if not self.is_elastic:
+            return False
+        error = self.receiver.wait_for_failure(timeouts * self.receiver.spec.heartbeat_timeout_s)
+        return isinstance(error, WorldChangedError)
 
     def interrupt(self, error: BaseException) -> None:
         """Raise this error in whoever is waiting for a batch, or will be."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
 from trainer_client.core.events import ResultsTold
 
@@ -42,6 +42,8 @@ class SharedResults:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
+        #: What was told last of the run's end: why, and at which epoch and step.
+        self._ended: tuple[str, int, int] | None = None
         #: Names that the log has already said are not shared.
         self._left_out: set[str] = set()
 
@@ -75,7 +77,17 @@ class SharedResults:
 
     def end(self, why: str, *, epoch: int, step: int) -> None:
         """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live."""
+        self._ended = (why, epoch, step)
         _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
+
+    def end_together(self, epoch: int) -> None:
+        """Wait until all ranks have come to the end of the run, which is this epoch if nobody told more; if the job is
+        ended by order, each ends where it is.
+        """
+        why, epoch, step = self._ended or ("training is done", epoch, 0)
+        answer = self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=True)
+        with contextlib.suppress(EndedError):
+            self._receiver.wait_for(answer, of_all=True)
 
 
 def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:

@@ -44,7 +44,8 @@ class TrainedCursor:
     def begin_reading(self) -> Position:
         """Where a reader that is opened now begins; one rank of several says where it stands first."""
         self._all_counted = False
-        if not self._stated and self._ranks.world > self._ranks.replicas and not self._spec.evaluation:
+        is_alone = self._ranks.world == self._ranks.replicas and self._receiver.settings.core.world_version is None
+        if not self._stated and not is_alone and not self._spec.evaluation:
             self._reattach(self.at)
         return self.at
 

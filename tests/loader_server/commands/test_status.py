@@ -15,6 +15,7 @@ from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import Lease
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
+from tests.support.elastic_members import Run
 
 
 def shown(state: CoordinatorState, **more: object) -> list[str]:
@@ -137,3 +138,29 @@ def test_a_run_that_came_to_its_end_is_told_from_one_that_is_gone():
     assert line not in shown(told(end, state=state)), "it is there still"
     assert line in shown(told(left, state=state))
     assert line not in shown(told(left, state=told(attach())))
+
+
+class TestElastic:
+    def test_how_the_world_stands(self):
+        run = Run()
+        for _ in range(4):
+            run.start()
+        run.go_on(3)
+        run.kill(1)
+        run.go_on(7)
+        assert "train 2 training 3 2 to 3 0 1 host:1 is gone" in shown(run.state)
+
+    def test_who_is_waited_for(self):
+        run = Run()
+        run.start()
+        run.tick()
+        assert shown(run.state)[-1] == "train: nobody trains, 1 more of at least 2 trainers are waited for"
+        run.start()
+        run.start()
+        run.go_on(3)
+        run.leave(2)
+        line = "train: the next world begins once these have joined: host:1, host:3"
+        assert line in shown(run.state)
+
+    def test_a_stream_that_never_had_a_world_has_no_line(self):
+        assert not [line for line in shown(told(attach())) if "elastic" in line]

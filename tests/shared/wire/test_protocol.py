@@ -53,7 +53,7 @@ def test_every_code_of_a_refusal_is_described():
     files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/permissions.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
-    sent |= set(re.findall(r'_not_attached\(\s*attach,\s*"(\w+)"', source))
+    sent |= set(re.findall(r'_(?:not_attached|no_place)\(\s*(?:attach|join),\s*"(\w+)"', source))
     sent |= set(re.findall(r'\bunbuilt\(\s*[\w.]+,\s*"(\w+)"', source)) | {"version"}
     table = TEXT[TEXT.index("| code | from | meaning |") :]
     described = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))))

@@ -1,0 +1,358 @@
+"""The elastic world of one stream: who waits for a place, who has one, and when the next world begins.
+
+Rules: pure. A world is named of those who wait, kept before it is told, and over as soon as its members change. The
+next one is named when all members of the last have left it or are gone: what the chief commits as it leaves is there
+by then. Ranks keep their order, so the chief stays while it lives. Nobody begins before all members have said the same
+cursor. What a trainer of another world says counts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.events import Instruction, Keep, Send, WorldNamed
+from shared.silence import GONE_AFTER
+from shared.wire import messages as m
+
+if TYPE_CHECKING:
+    from shared.wire.parts import Cursor
+
+__all__ = ["ElasticWorld", "WorldMember", "WorldStage"]
+
+#: In heartbeat timeouts. How long a first world waits for more trainers once it has enough; how long a newcomer waits,
+#: so that several are let in at once; how long the members of a world that is over may take to leave it, and then to
+#: join the next.
+_SETTLING, _NEWCOMER_WAITS, _LEAVING, _COMING_BACK = 4, 2, 60, 2
+
+
+class WorldStage(Enum):
+    """How the world stands."""
+
+    NONE = "gathering"
+    TRAINING = "training"
+    OVER = "changing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldMember:
+    """A trainer that has a place: `member` is the process, `incarnation` its feed in this world."""
+
+    member: int
+    incarnation: int
+    name: str
+    replicas: int
+
+
+@dataclass(slots=True)
+class _Joiner:
+    join: m.Join
+    peer: bytes
+    since_s: float
+    heard_s: float
+
+    def as_member(self) -> WorldMember:
+        join = self.join
+        return WorldMember(join.member, join.incarnation, join.name, join.replicas)
+
+
+class ElasticWorld:
+    """`version` is that of the last world that was named; 0: none was."""
+
+    def __init__(self, stream: str, timeout_s: float) -> None:
+        self.stage = WorldStage.NONE
+        self.version = 0
+        #: In the order of their ranks.
+        self.members: tuple[WorldMember, ...] = ()
+        #: How many trainers a world has at least and at most.
+        self.limits = (1, 1)
+        #: Why the last world was over.
+        self.reason = ""
+        #: How many worlds were over before their end.
+        self.changes = 0
+        self._stream = stream
+        self._timeout_s = timeout_s
+        #: By member.
+        self._joiners: dict[int, _Joiner] = {}
+        self._serials: dict[int, int] = {}
+        #: The joins that were answered with the end of the run, by member.
+        self._told_ended: dict[int, int] = {}
+        #: By incarnation: where each member can be reached, when it was heard, where it says that it starts.
+        self._peers: dict[int, bytes] = {}
+        self._heard_s: dict[int, float] = {}
+        self._starts: dict[int, tuple[int, int]] = {}
+        #: By incarnation: until when each member of a world that is over is waited for.
+        self._awaited_s: dict[int, float] = {}
+        self._enough_s: float | None = None
+        self._disagreed = False
+        self._out: list[Instruction] = []
+
+    # --- what is asked ---
+
+    def member_of(self, incarnation: int) -> WorldMember | None:
+        """The member that attaches under this incarnation."""
+        return next((one for one in self.members if one.incarnation == incarnation), None)
+
+    def lives(self) -> bool:
+        """Whether anybody has a place, or waits for one."""
+        return self.stage is WorldStage.TRAINING or bool(self._awaited_s or self._joiners)
+
+    def rank_of(self, member: WorldMember) -> int:
+        """Its first rank."""
+        before = self.members[: self.members.index(member)]
+        return sum(one.replicas for one in before)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the world has."""
+        return sum(one.replicas for one in self.members)
+
+    # --- joining ---
+
+    def join(self, peer: bytes, join: m.Join, room: int, now_s: float) -> list[Instruction]:
+        """A trainer asks for a place, perhaps again; `room` is how many ranks a world may have."""
+        answer = self._answer_without_a_place(join, room, now_s)
+        if answer is not None:
+            return [Send(peer, answer)]
+        if join.serial < self._serials.get(join.member, 0):
+            return []
+        mine = next((one for one in self.members if one.member == join.member), None)
+        if mine is not None and mine.incarnation == join.incarnation and self.stage is WorldStage.TRAINING:
+            return [Send(peer, self._placed(join, mine))]
+        self._limit(join)
+        if mine is not None:
+            self._leave(mine, f"{join.name} joins anew", now_s, back_s=0.0)
+        known = self._joiners.get(join.member)
+        self._serials[join.member] = join.serial
+        self._joiners[join.member] = _Joiner(join, peer, known.since_s if known is not None else now_s, now_s)
+        self._decide(room, now_s)
+        if join.member in self._joiners:
+            self._out.append(Send(peer, self._gathering(join, room, now_s)))
+        return self.take_news()
+
+    def _answer_without_a_place(self, join: m.Join, room: int, now_s: float) -> m.NotAttached | None:
+        if self._told_ended.get(join.member) == join.serial:
+            return refusals.run_ended(join)
+        if join.least * join.replicas > room:
+            return refusals.no_room(join, room)
+        others = any(one.join.member != join.member for one in self._fresh(now_s)) or bool(self._awaited_s)
+        others = others or self.stage is WorldStage.TRAINING
+        if others and (join.least, join.most) != self.limits:
+            return refusals.other_limits(join, *self.limits)
+        return None
+
+    def _limit(self, join: m.Join) -> None:
+        self.limits = (join.least, join.most)
+
+    def _placed(self, join: m.Join, mine: WorldMember) -> m.Placed:
+        return m.Placed(serial=join.serial, version=self.version, rank=self.rank_of(mine), world=self.ranks)
+
+    def _gathering(self, join: m.Join, room: int, now_s: float) -> m.Gathering:
+        return m.Gathering(
+            serial=join.serial,
+            reason=self._why_waiting(join, room, now_s),
+            training=self.stage is WorldStage.TRAINING,
+            retry_ms=int(250 * self._timeout_s),
+        )
+
+    def _why_waiting(self, join: m.Join, room: int, now_s: float) -> str:
+        least, most = self.limits
+        if self.stage is WorldStage.TRAINING:
+            if self._has_room(join, room):
+                return "others are training: this one is let in soon"
+            limit = f"at most {most} trainers" if len(self.members) >= most else f"a group of {room} ranks"
+            return f"the world is full ({limit}): this one is a spare"
+        fresh = len(self._fresh(now_s))
+        if fresh < least:
+            return f"{fresh} of at least {least} trainers are there"
+        if self._awaited_s:
+            names = [one.name for one in self.members if one.incarnation in self._awaited_s]
+            return f"trainers of the last world have not joined yet: {', '.join(names)}"
+        return f"{fresh} trainers are there, more are waited for, up to {most}"
+
+    # --- attaching ---
+
+    def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
+        """Whether it has this place in the world that trains, or that has ended its run."""
+        mine = self.member_of(attach.incarnation)
+        place = (self.version, self.rank_of(mine), self.ranks, mine.replicas) if mine is not None else None
+        said = (attach.world_version, attach.rank, attach.world, attach.replicas)
+        if self.stage in (WorldStage.NONE, WorldStage.OVER) or place != said:
+            return refusals.world_changed(attach, self.version, self.reason)
+        self._heard_s[attach.incarnation] = now_s
+        return None
+
+    def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
+        """A member says where it starts, if it does: it waits until all have said the same."""
+        self._peers[attach.incarnation] = peer
+        if attach.cursor is None or self.stage is WorldStage.ENDED:
+            return None
+        self._starts[attach.incarnation] = (cursor.epoch, cursor.number)
+        missing = [one.name for one in self.members if one.incarnation not in self._starts]
+        if missing:
+            reason = f"{', '.join(missing)} did not say yet where to start"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(125 * self._timeout_s))
+        chief = self._starts[self.members[0].incarnation]
+        if all(start == chief for start in self._starts.values()):
+            self._disagreed = False
+            return None
+        return self._disagree(attach, chief, now_s)
+
+    def _disagree(self, attach: m.Attach, chief: tuple[int, int], now_s: float) -> m.NotAttached | m.Wait:
+        """A checkpoint may have been committed while some had read the one before; once, that is all it means."""
+        mine = self._starts[attach.incarnation]
+        if not self._disagreed:
+            self._disagreed = True
+            self._end("its members restored different checkpoints", now_s)
+            return refusals.world_changed(attach, self.version, self.reason)
+        if mine == chief:
+            reason = "others restored another checkpoint, and are refused"
+            return m.Wait(serial=attach.serial, reason=reason, retry_ms=int(250 * self._timeout_s))
+        return refusals.another_start(attach, mine, chief)
+
+    # --- while it trains ---
+
+    def hear(self, peer: bytes, incarnation: int, now_s: float) -> m.WorldOver | None:
+        """A member is there; what it is told if its world is over."""
+        if self.member_of(incarnation) is None:
+            return None
+        self._peers[incarnation], self._heard_s[incarnation] = peer, now_s
+        if self.stage is WorldStage.OVER and incarnation in self._awaited_s:
+            return m.WorldOver(version=self.version, reason=self.reason)
+        return None
+
+    def leave(self, incarnation: int, room: int, now_s: float) -> list[Instruction]:
+        """A trainer detached, or waits for a place no more."""
+        self._joiners = {who: one for who, one in self._joiners.items() if one.join.incarnation != incarnation}
+        mine = self.member_of(incarnation)
+        if mine is not None:
+            was_over = mine.incarnation in self._awaited_s
+            self._leave(mine, f"{mine.name} left", now_s, back_s=_COMING_BACK * self._timeout_s if was_over else 0.0)
+            self._decide(room, now_s)
+        return self.take_news()
+
+    def _leave(self, mine: WorldMember, reason: str, now_s: float, *, back_s: float) -> None:
+        """It is not in the world any more; it may be back within this time."""
+        if self.stage is WorldStage.TRAINING:
+            self._end(reason, now_s)
+        until_s = self._awaited_s.pop(mine.incarnation, 0.0)
+        if back_s:
+            self._awaited_s[mine.incarnation] = min(until_s, now_s + back_s)
+
+    def end_run(self) -> list[Instruction]:
+        """The run came to its end in good order: members may leave, and spares are not needed any more."""
+        if self.stage is WorldStage.TRAINING:
+            self.stage = WorldStage.ENDED
+            self._told_ended = {one.join.member: one.join.serial for one in self._joiners.values()}
+            self._out += [Send(one.peer, refusals.run_ended(one.join)) for one in self._joiners.values()]
+            self._joiners.clear()
+        return self.take_news()
+
+    def tick(self, room: int, now_s: float) -> list[Instruction]:
+        """Time has passed."""
+        gone_s = now_s - GONE_AFTER * self._timeout_s
+        for one in self.members:
+            if self._heard_s.setdefault(one.incarnation, now_s) < gone_s:
+                self._leave(one, f"{one.name} is gone", now_s, back_s=0.0)
+        self._joiners = {member: one for member, one in self._joiners.items() if one.heard_s >= gone_s}
+        self._awaited_s = {one: until_s for one, until_s in self._awaited_s.items() if until_s > now_s}
+        self._decide(room, now_s)
+        return self.take_news()
+
+    def _end(self, reason: str, now_s: float) -> None:
+        self.stage, self.reason = WorldStage.OVER, reason
+        self.changes += 1
+        self._awaited_s = {one.incarnation: now_s + _LEAVING * self._timeout_s for one in self.members}
+        over = m.WorldOver(version=self.version, reason=reason)
+        self._out += [Send(self._peers[one], over) for one in self._awaited_s if one in self._peers]
+
+    # --- the next world ---
+
+    def _decide(self, room: int, now_s: float) -> None:
+        if self.stage is WorldStage.TRAINING:
+            due_s = now_s - _NEWCOMER_WAITS * self._timeout_s
+            let_in = [one.join for one in self._fresh(now_s) if one.since_s <= due_s and self._has_room(one.join, room)]
+            if let_in:
+                self._end(f"{', '.join(join.name for join in let_in)} joined", now_s)
+            return
+        chosen = self._choose(room, now_s)
+        if self._is_time(chosen, now_s):
+            self._name(chosen, now_s)
+
+    def _has_room(self, join: m.Join, room: int) -> bool:
+        return len(self.members) < self.limits[1] and self.ranks + join.replicas <= room
+
+    def _fresh(self, now_s: float) -> list[_Joiner]:
+        return [one for one in self._joiners.values() if now_s - one.heard_s <= self._timeout_s]
+
+    def _choose(self, room: int, now_s: float) -> list[_Joiner]:
+        """Who would be in a world that is named now: in the order of their ranks, then of their coming."""
+        places = {one.member: place for place, one in enumerate(self.members)}
+        fresh = sorted(
+            self._fresh(now_s), key=lambda one: (places.get(one.join.member, len(places)), one.since_s, one.join.member)
+        )
+        chosen: list[_Joiner] = []
+        for one in fresh:
+            ranks = sum(other.join.replicas for other in chosen) + one.join.replicas
+            if len(chosen) < self.limits[1] and ranks <= room:
+                chosen.append(one)
+        return chosen
+
+    def _is_time(self, chosen: list[_Joiner], now_s: float) -> bool:
+        if len(chosen) < self.limits[0]:
+            self._enough_s = None
+            return False
+        if self._enough_s is None:
+            self._enough_s = now_s
+        if any(until_s > now_s for until_s in self._awaited_s.values()):
+            return False
+        if self.stage is WorldStage.OVER and {one.join.member for one in chosen} & {one.member for one in self.members}:
+            return True
+        return len(chosen) == self.limits[1] or now_s - self._enough_s >= _SETTLING * self._timeout_s
+
+    def _name(self, chosen: list[_Joiner], now_s: float) -> None:
+        members = tuple(one.as_member() for one in chosen)
+        flat = tuple((one.member, one.incarnation, one.name, one.replicas) for one in members)
+        self.recover(WorldNamed(self._stream, self.version + 1, *self.limits, flat))
+        self._out.append(Keep(WorldNamed(self._stream, self.version, *self.limits, flat)))
+        self._heard_s = {one.incarnation: now_s for one in members}
+        for one, mine in zip(chosen, members, strict=True):
+            del self._joiners[one.join.member]
+            self._out.append(Send(one.peer, self._placed(one.join, mine)))
+        there = {*self._joiners, *(one.member for one in members)}
+        self._serials = {member: serial for member, serial in self._serials.items() if member in there}
+
+    def recover(self, fact: WorldNamed) -> None:
+        """The world of this fact trains: it is named now, or was before a restart."""
+        self.version, self.limits = fact.version, (fact.least, fact.most)
+        self.members = tuple(WorldMember(*one) for one in fact.members)
+        self.stage, self._enough_s = WorldStage.TRAINING, None
+        self._awaited_s.clear()
+        self._starts.clear()
+        self._peers.clear()
+        self._heard_s.clear()
+        self._told_ended.clear()
+
+    def take_news(self) -> list[Instruction]:
+        """What is to be done by now."""
+        out, self._out = self._out, []
+        return out
+
+    # --- for people ---
+
+    def report(self, now_s: float) -> dict[str, Any]:
+        """How the world stands."""
+        return {
+            "stage": self.stage.value,
+            "version": self.version,
+            "least": self.limits[0],
+            "most": self.limits[1],
+            "members": [one.name for one in self.members] if self.stage is WorldStage.TRAINING else [],
+            "waiting": [one.join.name for one in self._fresh(now_s)],
+            "leaving": [one.name for one in self.members if one.incarnation in self._awaited_s],
+            "reason": self.reason,
+            "changes": self.changes,
+        }

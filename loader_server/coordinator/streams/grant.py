@@ -1,0 +1,42 @@
+"""What a trainer is told when it is attached: the stream, where it starts, and who the workers are. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loader_server.coordinator.streams.queues import work_of
+from shared.wire import messages as m
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.settings import CoordinatorSettings
+    from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+
+__all__ = ["grant"]
+
+
+def grant(
+    settings: CoordinatorSettings, stream: StreamTrainers, trainer: AttachedTrainer, members: m.Members
+) -> m.Attached:
+    """The answer to its request."""
+    view, group = stream.view, trainer.cursor.group
+    next_group = settings.group or (group if view.evaluation else stream.group)
+    return m.Attached(
+        serial=trainer.attach.serial,
+        job=settings.job,
+        stream=trainer.attach.stream,
+        evaluation=view.evaluation,
+        work=work_of(trainer.attach, evaluation=view.evaluation) if view.leases is not None else None,
+        cursor=trainer.cursor,
+        next_group=next_group,
+        batches=trainer.batches,
+        most_batches=view.most_batches(max(next_group, group)),
+        fields=view.fields,
+        shapes=view.shapes,
+        producers=view.producers,
+        base_fields=view.base_fields,
+        heartbeat_timeout_ms=int(1000 * settings.heartbeat_timeout_s),
+        max_bad=settings.max_bad.share,
+        max_bad_samples=settings.max_bad.samples,
+        members=members.version,
+        workers=members.workers,
+    )

@@ -1,0 +1,124 @@
+"""The elastic worlds of all streams, and what they mean for those who are attached.
+
+Rules: pure. The attached trainers of a world that is over are forgotten when the next one is named, and so is what they
+told of results. A trainer with a fixed rank and an elastic world never share a stream.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from loader_server.coordinator import refusals
+from loader_server.coordinator.events import GroupFixed, Instruction, Keep, ResultsKept, Send, WorldNamed
+from loader_server.coordinator.streams.elastic_world import ElasticWorld, WorldStage
+from shared.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
+    from shared.wire.parts import Cursor
+
+__all__ = ["Worlds"]
+
+
+class Worlds:
+    """`group` is the job's, 0 if it says none."""
+
+    def __init__(self, job: str, streams: Mapping[str, StreamTrainers], *, group: int, timeout_s: float) -> None:
+        self._job = job
+        self._streams = streams
+        self._group = group
+        self._timeout_s = timeout_s
+        self._worlds: dict[str, ElasticWorld] = {}
+
+    # --- joining ---
+
+    def join(self, peer: bytes, join: m.Join, now_s: float) -> list[Instruction]:
+        """A trainer asks for a place."""
+        stream = self._streams.get(join.stream)
+        problem = refusals.join_misfit(join, self._job, self._streams, stream.view if stream is not None else None)
+        if problem is not None or stream is None:
+            return [Send(peer, problem)] if problem is not None else []
+        fixed = [one.attach.name for one in stream.trainers.values() if one.attach.world_version is None]
+        if fixed:
+            reason = f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}"
+            retry_ms = int(250 * self._timeout_s)
+            return [Send(peer, m.Gathering(serial=join.serial, reason=reason, training=False, retry_ms=retry_ms))]
+        world = self._worlds.setdefault(join.stream, ElasticWorld(join.stream, self._timeout_s))
+        return self._settle(join.stream, world.join(peer, join, self._room(join.stream), now_s))
+
+    def _room(self, stream: str) -> int:
+        """How many ranks a world may have."""
+        return self._group or self._streams[stream].group or sys.maxsize
+
+    def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
+        """If a world was named: nobody is left of the one before."""
+        named = [one.fact for one in out if isinstance(one, Keep) and isinstance(one.fact, WorldNamed)]
+        if not named:
+            return out
+        trainers = self._streams[stream]
+        for one in [one for one, trainer in trainers.trainers.items() if trainer.attach.world_version is not None]:
+            trainers.remove(one)
+        trainers.results.begin_anew()
+        if not trainers.group and not self._group:
+            trainers.group = named[-1].most * max(replicas for *_, replicas in named[-1].members)
+            out = [Keep(GroupFixed(stream, trainers.group)), *out]
+        return out
+
+    # --- those who are attached ---
+
+    def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
+        """Whether its rank is one that it may have: in the elastic world, if there is one."""
+        world = self._worlds.get(attach.stream)
+        if attach.world_version is not None:
+            return world.check(attach, now_s) if world is not None else refusals.world_changed(attach, 0, "")
+        return refusals.fixed_rank(attach, *world.limits) if world is not None and world.lives() else None
+
+    def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
+        """It says where it starts."""
+        return self._worlds[attach.stream].begin(peer, attach, cursor, now_s)
+
+    def take_news(self, stream: str) -> list[Instruction]:
+        """What is to be done after a trainer has begun."""
+        return self._worlds[stream].take_news()
+
+    def hear(self, trainer: AttachedTrainer, now_s: float) -> list[Instruction]:
+        """An attached trainer was heard; told again if its world is over."""
+        world = self._worlds.get(trainer.attach.stream)
+        over = world.hear(trainer.peer, trainer.attach.incarnation, now_s) if world is not None else None
+        return [Send(trainer.peer, over)] if over is not None else []
+
+    def leave(self, stream: str, incarnation: int, now_s: float) -> list[Instruction]:
+        """A trainer detached."""
+        world = self._worlds.get(stream)
+        return self._settle(stream, world.leave(incarnation, self._room(stream), now_s)) if world is not None else []
+
+    def end_runs(self, done: Iterable[Instruction]) -> list[Instruction]:
+        """All ranks told results: if that was the end of their run, their world ends in good order."""
+        kept = [one.fact for one in done if isinstance(one, Keep) and isinstance(one.fact, ResultsKept)]
+        ended = [self._worlds[one.stream] for one in kept if one.ended and one.stream in self._worlds]
+        return [instruction for world in ended for instruction in world.end_run()]
+
+    def tick(self, now_s: float) -> list[Instruction]:
+        """Time has passed."""
+        told = [(name, world.tick(self._room(name), now_s)) for name, world in self._worlds.items()]
+        return [one for name, out in told for one in self._settle(name, out)]
+
+    # --- the journal, and people ---
+
+    def recover(self, fact: WorldNamed | ResultsKept) -> None:
+        """Take in a fact from the journal: facts of these kinds come in the order in which they were kept."""
+        if isinstance(fact, ResultsKept):
+            if fact.ended and fact.stream in self._worlds:
+                self._worlds[fact.stream].end_run()
+            return
+        self._worlds.setdefault(fact.stream, ElasticWorld(fact.stream, self._timeout_s)).recover(fact)
+
+    def report_of(self, stream: str, now_s: float) -> dict[str, Any] | None:
+        """How the stream's world stands; None if it never had one."""
+        world = self._worlds.get(stream)
+        if world is None or (world.stage is WorldStage.NONE and not world.lives()):
+            return None
+        return world.report(now_s)

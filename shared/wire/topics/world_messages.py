@@ -1,0 +1,56 @@
+"""How trainers come to a place in an elastic world, and learn that it is over.
+
+Rules: pure; as for all messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.declared import Message
+from shared.wire.parts import COUNT, FLAG, ID, MS, NAME, PROSE, RANK, WORLD, wire
+
+__all__ = ["Gathering", "Join", "Placed", "WorldOver"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Message):
+    """A trainer asks for a place in the next world of a stream, which has `least` to `most` trainers."""
+
+    serial: int = wire(COUNT)
+    job: str = wire(NAME)
+    stream: str = wire(NAME)
+    member: int = wire(ID)
+    incarnation: int = wire(ID)
+    name: str = wire(NAME)
+    replicas: int = wire(WORLD)
+    least: int = wire(WORLD)
+    most: int = wire(WORLD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering(Message):
+    """Not placed yet: ask again after `retry_ms`. If others are training, it is a spare, or let in soon."""
+
+    serial: int = wire(COUNT)
+    reason: str = wire(PROSE)
+    training: bool = wire(FLAG)
+    retry_ms: int = wire(MS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed(Message):
+    """Its place: with this it attaches."""
+
+    serial: int = wire(COUNT)
+    version: int = wire(COUNT)
+    rank: int = wire(RANK)
+    world: int = wire(WORLD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldOver(Message):
+    """The world of this version ends, because trainers came or went: join the next one."""
+
+    version: int = wire(COUNT)
+    reason: str = wire(PROSE)

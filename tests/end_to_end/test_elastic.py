@@ -1,0 +1,189 @@
+"""Elastic runs as users write them: `run_elastic` with a loop of one's own and with `fit`, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import trainer_client
+from loader_server.commands import status
+from shared.errors import LostError, RefusedError, SettingsError, WorldChangedError
+from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trainer_client import Feed
+
+
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaders]:
+    with running(write_job(tmp_path_factory.mktemp("job"), budget="2 s"), workers=1) as started:
+        yield started
+
+
+def train_to_the_end(feed: Feed) -> tuple[int, ...]:
+    epochs = {batch.epoch for batch in feed}
+    return feed.rank, feed.world, *epochs
+
+
+def members(endpoint: str, *trains: Callable[[Feed], Any], elastic: tuple[int, int], **how: Any) -> list[Any]:
+    """What `run_elastic` came to in each of these, or its error."""
+
+    def one(train: Callable[[Feed], Any]) -> Any:
+        try:
+            return trainer_client.run_elastic(train, endpoint, elastic=elastic, **how)
+        except BaseException as error:  # SystemExit as well
+            return error
+
+    with ThreadPoolExecutor(len(trains)) as pool:
+        return list(pool.map(one, trains))
+
+
+def test_each_member_has_a_rank_of_its_own_and_nobody_says_which(loaders):
+    told = members(loaders.endpoint, *[train_to_the_end] * 3, elastic=(3, 3))
+    assert sorted(told) == [(0, 3, 0), (1, 3, 0), (2, 3, 0)]
+
+
+def test_too_few_trainers_are_an_error_after_a_stated_time(loaders):
+    with pytest.raises(LostError, match=r"at least 2 trainers within 0\.7 s, got 1 of at least 2 trainers are there"):
+        trainer_client.connect(loaders.endpoint, elastic=(2, 2), connect_timeout_s=0.7)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"elastic": (3, 2)}, r"elastic=\(least, most\)"),
+        ({"elastic": (0, 2)}, r"elastic=\(least, most\)"),
+        ({"elastic": (1, 5000)}, "from 1 to 4096"),
+        ({"elastic": (1, 2), "rank": 0}, "either fixed ranks or elastic"),
+        ({"elastic": (1, 2), "world": 2}, "either fixed ranks or elastic"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(how, words):
+    with pytest.raises(SettingsError, match=words):
+        trainer_client.connect("tcp://127.0.0.1:1", **how)
+
+
+def test_the_coordinators_refusal_is_an_error(loaders):
+    with pytest.raises(RefusedError, match="trained on in lockstep"):
+        trainer_client.connect(loaders.endpoint, stream="dev", elastic=(1, 2))
+
+
+def test_an_error_of_the_training_function_is_raised_and_the_others_go_on(loaders):
+    first = threading.Event()
+
+    def fail(feed: Feed) -> None:
+        first.set()
+        raise ValueError("no such layer")
+
+    told = members(loaders.endpoint, fail, train_to_the_end, elastic=(1, 2))
+    assert isinstance(told[0], ValueError)
+    assert told[1][1] == 1, "it trained on, or anew, alone"
+
+
+def test_an_exchange_that_fails_as_its_partner_leaves_is_a_change_of_the_world(loaders):
+    """The partner's connection is cut some time before the coordinator misses it."""
+    worlds, is_cut = [], threading.Event()
+
+    def exchange(feed: Feed) -> Any:
+        worlds.append(feed.world)
+        if feed.world == 2:
+            is_cut.set()
+            raise ConnectionResetError("partner is gone")
+        return train_to_the_end(feed)
+
+    def leave(feed: Feed) -> None:
+        assert is_cut.wait(60)
+        raise ValueError("this one leaves")
+
+    told = members(loaders.endpoint, exchange, leave, elastic=(1, 2))
+    assert (told[0], worlds) == ((0, 1, 0), [2, 1])
+
+
+def test_a_process_that_cannot_begin_anew_ends_with_a_code_of_its_own(loaders):
+    def leave(feed: Feed) -> None:
+        raise ValueError("this one leaves")
+
+    def wait(feed: Feed) -> None:
+        while True:
+            next(iter(feed.open()))
+            feed.aggregate({}, rows=1)
+
+    told = members(loaders.endpoint, wait, leave, elastic=(1, 2), new_process=True)
+    assert isinstance(told[0], SystemExit)
+    assert told[0].code == WorldChangedError.exit_code == 75
+
+
+#: A member with `fit`; it prints where each world begins, with a digest of its weights.
+_FIT = """
+import json, os, sys
+import keras, numpy as np
+import trainer_client
+
+class Tell(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if not self.told:
+            weights = float(sum(np.abs(np.asarray(one)).sum() for one in self.model.get_weights()))
+            print(json.dumps([self.feed.rank, self.feed.world, epoch, self.feed.cursor, weights]), flush=True)
+        self.told = True
+
+def train(feed):
+    layers = keras.layers.Input((None, 40)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)
+    model = keras.Sequential(layers)
+    model.compile(optimizer="adam", loss="mse")
+    data = feed.dataset(inputs="audio", targets="audio_length", weights="weight")
+    tell = Tell()
+    tell.feed, tell.told = feed, False
+    checkpoint = trainer_client.FeedCheckpoint(feed, sys.argv[2], every=5)
+    model.fit(data, epochs=int(sys.argv[3]), verbose=0, callbacks=[checkpoint, tell])
+    return int(model.optimizer.iterations.numpy())
+
+print("ready", flush=True)
+sys.stdin.readline()
+print(trainer_client.run_elastic(train, sys.argv[1], elastic=(1, 2)), flush=True)
+"""
+
+
+@pytest.mark.heritage("E15")
+@pytest.mark.timeout(300)
+def test_fit_goes_on_from_the_chiefs_weights_when_a_member_is_killed(tmp_path):
+    job = write_job(tmp_path, samples=200, budget="2 s", job='heartbeat_timeout = "1 s"')
+    with running(job, workers=1) as started:
+        command = [sys.executable, "-c", _FIT, started.endpoint, str(tmp_path / "checkpoints"), "400"]
+        environment = {**os.environ, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "-1"}
+        pipes: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stdin": subprocess.PIPE,
+            "text": True,
+            "env": environment,
+            "cwd": ROOT,
+        }
+        two = [subprocess.Popen(command, **pipes) for _ in range(2)]
+        try:
+            assert [process.stdout.readline() for process in two] == ["ready\n"] * 2
+            for process in two:
+                print("go", file=process.stdin, flush=True)
+            begun = sorted((json.loads(process.stdout.readline()), place) for place, process in enumerate(two))
+            assert [told[:4] for told, _ in begun] == [[0, 2, 0, 0], [1, 2, 0, 0]]
+            assert begun[0][0][4] == begun[1][0][4], "both begin with the chief's weights"
+            chief, other = (two[place] for _, place in begun)
+            wait_until(
+                lambda: status.ask(started.endpoint)["streams"]["train"]["epoch"] >= 1, "an epoch is trained on", 120
+            )
+            chief.send_signal(signal.SIGKILL)
+            rank, world, epoch, _, _ = json.loads(other.stdout.readline())
+            assert (rank, world) == (0, 1)
+            assert epoch >= 1, "it goes on where the killed one had committed"
+        finally:
+            for process in two:
+                process.kill()
+                process.communicate()

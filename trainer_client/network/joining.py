@@ -1,0 +1,140 @@
+"""Joining an elastic world: asking the coordinator for a place until there is one.
+
+Rules: used in the thread that waits, with a socket of its own that lives only as long. Too few trainers are an error
+after a time that the caller states. While others train there is no hurry: a spare waits for as long as they do.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared.errors import LostError, RefusedError, StokerError
+from shared.logs import Log
+from shared.silence import Silence
+from shared.wire import messages as m
+from shared.wire.refusals import error_of
+from trainer_client.core.upcoming import Ranks
+from trainer_client.network.coordinator_client import CoordinatorClient
+
+if TYPE_CHECKING:
+    from shared.keys import ClientKeys
+
+__all__ = ["Joining", "WorldPlace"]
+
+#: How often to ask until the coordinator says it; and again if the connection was not up yet.
+_PAUSE_S, _NOT_YET_S = 0.5, 0.02
+#: Silence after which the connection is made anew: a coordinator that is there answers at once.
+_SILENT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldPlace:
+    """A place in a world, and the incarnation that it was given to."""
+
+    version: int
+    incarnation: int
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What to ask for, where, and for how long."""
+
+    endpoint: str
+    keys: ClientKeys | None
+    job: str
+    stream: str
+    name: str
+    replicas: int
+    least: int
+    most: int
+    timeout_s: float
+
+    def wait_for_place(self, member: int, serial: int) -> WorldPlace:
+        """The place; an error after `timeout_s` without a world that trains. Serials of one member grow."""
+        join = m.Join(
+            serial=serial,
+            job=self.job,
+            stream=self.stream,
+            member=member,
+            incarnation=secrets.randbits(63),
+            name=self.name,
+            replicas=self.replicas,
+            least=self.least,
+            most=self.most,
+        )
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        client = CoordinatorClient(context, self.endpoint, self.keys)
+        try:
+            placed = _Asking(self, client, join).wait()
+        except BaseException:
+            client.send(m.Detach(stream=self.stream, rank=0, incarnation=join.incarnation))
+            raise
+        finally:
+            client.close()
+            context.term()
+        ranks = Ranks(rank=placed.rank, replicas=self.replicas, world=placed.world)
+        return WorldPlace(version=placed.version, incarnation=join.incarnation, ranks=ranks)
+
+
+class _Asking:
+    """One request, from its first saying to its answer."""
+
+    def __init__(self, joining: Joining, client: CoordinatorClient, join: m.Join) -> None:
+        self._joining = joining
+        self._client = client
+        self._join = join
+        self._log = Log("trainer", stream=joining.stream)
+        self._reason = "no answer"
+        self._until_s = time.monotonic() + joining.timeout_s
+        self._again_s = 0.0
+        self._silence = Silence()
+
+    def wait(self) -> m.Placed:
+        """The answer that gives a place."""
+        while True:
+            now_s = time.monotonic()
+            if now_s > self._until_s:
+                raise self._nobody()
+            if now_s >= self._again_s:
+                if self._silence.lose_patience(now_s, _SILENT_S):
+                    self._client.renew()
+                is_sent = self._client.send(self._join)
+                self._again_s = now_s + (_PAUSE_S if is_sent else _NOT_YET_S)
+            pause_s = min(self._again_s, self._until_s) - now_s
+            if self._client.socket.poll(int(1000 * max(pause_s, 0)) + 1):
+                for said in self._client.read():
+                    if isinstance(said, m.Placed) and said.serial == self._join.serial:
+                        return said
+                    self._hear(said, time.monotonic())
+
+    def _hear(self, said: m.Message, now_s: float) -> None:
+        self._silence.hear(now_s)
+        if isinstance(said, m.Gathering) and said.serial == self._join.serial:
+            self._again_s = now_s + said.retry_ms / 1000
+            if said.training:
+                self._until_s = now_s + self._joining.timeout_s
+            if said.reason != self._reason:
+                self._reason = said.reason
+                self._log.info("waits for a place in the world", reason=said.reason)
+        elif isinstance(said, m.NotAttached) and said.serial == self._join.serial:
+            raise error_of(said, "coordinator")
+        elif isinstance(said, m.Refused):
+            raise RefusedError(
+                code=said.code, expected=said.expected, got=said.got, where="coordinator", remedy=said.remedy
+            )
+
+    def _nobody(self) -> StokerError:
+        joining = self._joining
+        return LostError(
+            expected=f"a place in a world of at least {joining.least} trainers within {joining.timeout_s:g} s",
+            got=self._reason,
+            where=joining.endpoint,
+            remedy="Start more trainers or the loaders, allow fewer with elastic=, or more time with "
+            "connect_timeout_s.",
+        )

@@ -1,0 +1,111 @@
+"""`run_elastic`: a training function that is called anew in each world of an elastic run.
+
+Rules: what a training function raises while its world ends is the world's end: an exchange of gradients fails when a
+partner dies, some seconds before the coordinator knows. Nobody leaves a run that is done before all are done.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shared.errors import RefusedError, WorldChangedError
+from shared.logs import Log
+from shared.silence import GONE_AFTER
+from trainer_client.feed import Feed, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["run_elastic"]
+
+_T = TypeVar("_T")
+
+#: What fails when a partner of an exchange dies: errors of these packages. The coordinator knows somewhat later.
+_OF_EXCHANGES = ("tensorflow", "horovod")
+_KNOWN_AFTER = GONE_AFTER + 3
+
+#: A process that is to be started anew has so long to leave an exchange in which it may be stuck.
+_LEAVING_S = 30.0
+
+
+def run_elastic(
+    train: Callable[[Feed], _T],
+    endpoint: str,
+    *,
+    elastic: tuple[int, int],
+    new_process: bool = False,
+    **settings: Any,  # noqa: ANN401 - those of connect
+) -> _T | None:
+    """Call `train(feed)` in each world of `elastic` = (least, most) trainers until it returns in all of them.
+
+    `train` restores the newest checkpoint first (`FeedCheckpoint` does), so it goes on where the last one was
+    committed. It is called again when trainers came or went; with `new_process` the process ends with exit code 75
+    instead, to be started again by whoever started it: for strategies that cannot be made twice. `settings` are those
+    of `connect`. Returns what `train` returned; None in a spare that was never needed.
+    """
+    feed = _placed(partial(connect, endpoint, elastic=elastic, **settings))
+    while feed is not None:
+        log = Log("trainer", rank=feed.rank, world=feed.world)
+        log.info("a world begins")
+        with feed, _End(feed, armed=new_process):
+            try:
+                result = train(feed)
+                feed._session.end_together()  # noqa: SLF001 - another half of the feed's face
+            except Exception as error:
+                if not _is_end_of_world(feed, error):
+                    raise
+                log.info("a world ends", error=str(error))
+            else:
+                return result
+        if new_process:
+            raise SystemExit(WorldChangedError.exit_code)
+        feed = _placed(partial(_join_next, feed))
+    return None
+
+
+def _join_next(feed: Feed) -> Feed:
+    join = feed._session.join_next  # noqa: SLF001 - as above
+    assert join is not None
+    return Feed(join())
+
+
+def _placed(join: Callable[[], Feed]) -> Feed | None:
+    """The feed of the next world; None if the run came to its end without us."""
+    try:
+        return join()
+    except RefusedError as error:
+        if error.code != "ended":
+            raise
+    return None
+
+
+def _is_end_of_world(feed: Feed, error: Exception) -> bool:
+    if isinstance(error, WorldChangedError):
+        return True
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    waits = isinstance(error, ConnectionError) or packages & set(_OF_EXCHANGES)
+    return feed._session.wait_for_change(_KNOWN_AFTER if waits else 0)  # noqa: SLF001 - as above
+
+
+class _End:
+    """While armed: a process that does not leave a world that is over is ended, whatever it is stuck in."""
+
+    def __init__(self, feed: Feed, *, armed: bool) -> None:
+        self._feed = feed
+        self._armed = armed
+        self._left = threading.Event()
+
+    def __enter__(self) -> None:
+        if self._armed:
+            threading.Thread(target=self._watch, name="stoker-elastic", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        while not self._left.is_set():
+            if self._feed._session.wait_for_change(1) and not self._left.wait(_LEAVING_S):  # noqa: SLF001 - as above
+                os._exit(WorldChangedError.exit_code)
