@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run: what failed yesterday fails today. `--hypothesis-profile search` looks for others.
-hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+# How long drawing them takes is the machine's matter.
+SLOW_IS_FINE = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=SLOW_IS_FINE)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")
 

@@ -213,3 +213,16 @@ def test_a_stream_that_is_trained_on_refuses_and_goes_on(folder: Path, endpoint:
         assert "evaluation = true" in complained
         assert feed.state()["number"] == 0
         next(reading)
+
+
+def test_one_that_waits_for_a_checkpoint_notices_that_its_loaders_are_gone(folder: Path, tmp_path: Path) -> None:
+    with running(write_job(tmp_path, samples=8), workers=1) as loaders:
+        with start(
+            folder, loaders.endpoint, "--model", "levels", "--checkpoint", str(tmp_path / "none"), "--follow",
+            "--timeout-seconds", "1",
+        ) as process:  # fmt: skip
+            process.wait_for_lines(1)
+            loaders.close()
+            code, _, complained = process.ended()
+        assert code == 3, complained
+        assert "expected a coordinator that answers within 1 s" in complained

@@ -29,7 +29,7 @@ def test_killing_a_worker_all_workers_and_the_coordinator_changes_nothing(way: s
     total = kill_workers.run(rounds=3, seed=3, say=lambda _: None, way=way)
     gap_s = total.pop("worst_gap_s")
     assert total == {"rounds": 3, "lost": 0, "repeated": 0, "digest_mismatch": 0}
-    assert gap_s < 2.0 + 2.0  # the heartbeat timeout, and a build on a machine that is busy with tests
+    assert gap_s < 2.0 + 6.0  # the heartbeat timeout, and a build on a machine that is busy with tests
 
 
 @pytest.mark.fault(11)

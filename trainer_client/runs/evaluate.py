@@ -20,7 +20,7 @@ from trainer_client.feed import connect
 from trainer_client.runs.lines import finished_line, judged_json, judged_line, starting_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import tensorflow as tf
@@ -34,6 +34,8 @@ __all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
 
 #: How often to look for a new checkpoint in a folder, because nothing announces one.
 _LOOK_EVERY_S = 1.0
+#: How often to ask meanwhile whether the loaders are there: nothing is read that would tell.
+_ASK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def evaluate(order: EvaluateOrder) -> None:
             )
         samples = checkpoints = 0
         with suppress(EndedError) if order.follow is not None else nullcontext():  # so did the training that we follow
-            for arrays, record in _versions(order, began_s):
+            for arrays, record in _versions(order, feeds.values(), began_s):
                 for stream, dataset in data.items():
                     own = models_own(arrays, record)
                     values = evaluator.evaluate(dataset, own)
@@ -121,8 +123,9 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
 # --- checkpoints ---
 
 
-def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
+def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
     """Yield the newest checkpoint and, when following, each new one."""
+    asked_s = began_s
     folder = CheckpointFolder(order.checkpoints, 1)
     newest = ""
     max_time_s = order.follow.max_time_s if order.follow is not None else 0.0
@@ -137,6 +140,10 @@ def _versions(order: EvaluateOrder, began_s: float) -> Iterator[tuple[Arrays, di
         left_s = began_s + max_time_s - time.monotonic()
         if finished or left_s <= 0:
             break
+        if time.monotonic() - asked_s > _ASK_EVERY_S:
+            for feed in feeds:
+                feed._session.ask_whether_served()  # noqa: SLF001 - as below
+            asked_s = time.monotonic()
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
         raise no_checkpoint(folder)

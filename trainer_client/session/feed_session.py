@@ -227,6 +227,16 @@ class FeedSession:
         error = self.receiver.wait_for_failure(timeouts * self.receiver.spec.heartbeat_timeout_s)
         return isinstance(error, WorldChangedError)
 
+    def ask_whether_served(self) -> None:
+        """Raise whatever has stopped the feed, that the job was ended, or that no coordinator answers; nothing is read
+        meanwhile, for that begins at the start again.
+        """
+        outbox = self.receiver.outbox
+        outbox.raise_if_over()
+        if outbox.ended is not None:
+            raise outbox.ended
+        self.receiver.attach(None)
+
     def interrupt(self, error: BaseException) -> None:
         """Raise this error in whoever is waiting for a batch, or will be."""
         self.receiver.outbox.interrupt(error)
