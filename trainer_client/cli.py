@@ -54,7 +54,8 @@ def _command_named(
 # --- train ---
 
 _TRAIN = """\
-Train the model of a module of yours on a running job's stream, from the newest checkpoint on, to a target.
+Train the model of a module of yours on a running job's stream, from the newest checkpoint on, to a target. This process
+trains alone, on one device; start it again if it was killed.
 
 The module says model(), loss, optimizer() and feed_keys (or dataset_pipeline, if the stream is a pipeline), and if you
 like eval_metrics() and callbacks(). The folder has checkpoints as FeedCheckpoint writes them: model and place in the

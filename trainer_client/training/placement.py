@@ -62,7 +62,8 @@ class Single:
         if session.world != 1:
             raise SettingsError(
                 expected="a world of one rank", got=f"one of {session.world}", where="--strategy single",
-                remedy="Unset TF_CONFIG and JOB_NAME: each of these processes would train a model of its own.",
+                remedy="Unset TF_CONFIG and JOB_NAME, and connect without world= and elastic=: each of these processes "
+                "would train a model of its own, because this loop exchanges no gradients.",
             )  # fmt: skip
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
