@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.errors import RefusedError, StokerError, WorldChangedError
+from shared.errors import DataError, RefusedError, StokerError, WorldChangedError
 from shared.wire import messages as m
 from shared.wire.parts import clipped
 
@@ -48,4 +48,6 @@ def error_of(said: m.Refused | m.NotAttached | m.Unbuilt, where: str) -> StokerE
     """What the other side said, as an error."""
     if said.code == "changed":
         return WorldChangedError(expected=said.expected, got=said.got, where=where, remedy=said.remedy)
+    if said.code == "failed":  # nobody refuses: that is what came of trying
+        return DataError(expected=said.expected, got=said.got, where=where, remedy=said.remedy)
     return RefusedError(code=said.code, expected=said.expected, got=said.got, where=where, remedy=said.remedy)

@@ -147,7 +147,7 @@ def test_a_trainer_hears_which_data_changed_and_what_to_do(served: tuple[Path, L
     change_all(folder)
     store.fault = lambda *_: 403
     for name, (_, expected) in CHANGING.items():
-        with pytest.raises(trainer_client.RefusedError, match=expected):
+        with pytest.raises(trainer_client.DataError, match=expected):
             samples_of(loaders, name)
     assert samples_of(loaders, "text") == 2  # other streams go on
 

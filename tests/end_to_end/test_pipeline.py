@@ -146,7 +146,7 @@ def test_one_function_serves_both_sides_and_a_lost_worker_changes_nothing(job: P
                 makers[0].kill()
             plain.append(batch)
         made = [len(list(job.parent.glob(f"made-{shard}-by-*"))) for shard in range(2)]
-        with pytest.raises(trainer_client.RefusedError, match=r"(?s)ValueError: no second epoch.*my_pipeline\.py"):
+        with pytest.raises(trainer_client.DataError, match=r"(?s)ValueError: no second epoch.*my_pipeline\.py"):
             next(iter(feed))
     with trainer_client.connect(loaders.endpoint) as feed:
         mapped = through_tensorflow(feed)

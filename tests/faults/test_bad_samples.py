@@ -57,7 +57,7 @@ def test_content_that_a_decoder_does_not_like_is_told_from_a_disk_that_fails(tmp
     assert [tag for tag, weight in rows.items() if not weight] == [7]
     with (
         running(job_with_texts(tmp_path / "disk", {7: "disk"}, transform="raises_os_errors")) as loaders,
-        pytest.raises(trainer_client.RefusedError, match=r"to read what it needs, got .*lexicon\.txt"),
+        pytest.raises(trainer_client.DataError, match=r"to read what it needs, got .*lexicon\.txt"),
     ):
         rows_of(loaders)
 
@@ -98,7 +98,7 @@ def test_a_file_that_changed_since_indexing_stops_the_job_and_is_named(tmp_path:
         pass
     victim = tmp_path / "clips/00007.wav"
     victim.write_bytes(victim.read_bytes() + b"more")
-    with running(job) as loaders, pytest.raises(trainer_client.RefusedError, match=r"clips/00007\.wav"):
+    with running(job) as loaders, pytest.raises(trainer_client.DataError, match=r"clips/00007\.wav"):
         rows_of(loaders)
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_tried_elsewhere_and_then_stops_the_job(tm
     with running(job) as loaders:
         (tmp_path / "clips/00007.wav").unlink()
         with pytest.raises(
-            trainer_client.RefusedError, match=r"clips/00007\.wav.*expected to read the sample, got .*No such file"
+            trainer_client.DataError, match=r"clips/00007\.wav.*expected to read the sample, got .*No such file"
         ) as caught:
             rows_of(loaders)
         assert "Check the disk" in str(caught.value)

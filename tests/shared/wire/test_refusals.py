@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.errors import RefusedError
+from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.parts import Ticket
@@ -31,3 +31,8 @@ def test_a_refusal_becomes_an_error(said):
     error = error_of(said, "there")
     assert isinstance(error, RefusedError)
     assert (error.code, str(error)) == ("c", "there: expected a, got b. Do.")
+
+
+def test_a_batch_that_cannot_be_built_is_an_error_of_the_data():
+    error = error_of(unbuilt(Ticket(1, 2), "failed", "a", "b", "", "Do."), "there")
+    assert (type(error), error.exit_code, str(error)) == (DataError, 1, "there: expected a, got b. Do.")

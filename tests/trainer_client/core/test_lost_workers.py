@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shared.errors import DataError, LostError, MachineError, PeerError, RefusedError
+from shared.errors import DataError, LostError, MachineError, PeerError
 from shared.wire import messages as m
 from tests.support.coordinator import failing
 from tests.support.lone_core import LoneCore, address, pushed
@@ -303,8 +303,7 @@ class TestRefusal:
         lone.unbuilt(again, "failed", got="last")
         lone.wait_hearing(3, 1, 2)
         error = failure(lone)
-        assert isinstance(error, RefusedError)
-        assert (error.code, error.got) == ("failed", "last")
+        assert (type(error), error.got, error.exit_code) == (DataError, "last", 1)
         assert "refused by 2 of 2 workers" in error.where
         assert len(lone.ordered(i.Fail)) == 1
 
