@@ -139,6 +139,16 @@ _WAITING = Row(
             ),
         ),
         Panel(
+            title="Who is in an elastic run?",
+            unit="short",
+            about="Trainers that train, and such that wait for a place: too few are there, or there are spares. "
+            "Changes: worlds that were over because trainers came or went.",
+            queries=(
+                Query('sum by (stream, kind) (stoker_elastic_trainers{job="$job"})', "{{stream}}: {{kind}}"),
+                Query('sum by (stream) (increase(stoker_world_changes_total{job="$job"}[10m]))', "{{stream}}: changes"),
+            ),
+        ),
+        Panel(
             title="How long does one batch keep its reader waiting?",
             unit="s",
             about="Median, and the slowest batch in ten and in a hundred. A long tail: a few slow batches, or a worker "

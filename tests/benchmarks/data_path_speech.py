@@ -111,7 +111,7 @@ def _stoker(folder: Path, *, cache: str = "") -> None:
     job = make_job(Path(tempfile.mkdtemp(dir=folder)) / "job", stream, source="manifest", settings=cache)
     with loaders(job) as endpoint, trainer_client.connect(endpoint) as feed:
         data = feed.dataset(inputs=("audio", "audio_length", "weight"))
-        serve(lambda: measured(int(weight.numpy().sum()) for _, _, weight in data))
+        serve(lambda: measured(int(weight.numpy().sum()) for ((_, _, weight),) in data))
 
 
 def _tfdata_service(folder: Path) -> None:

@@ -104,7 +104,7 @@ def opened(job: Path, payload: Payload, path: str) -> Iterator[Iterator[Any]]:
 
 
 def _datasets(feed: Feed, keys: tuple[str, ...]) -> Iterator[Any]:
-    data = feed.dataset(inputs=keys)
+    data = feed.dataset(map=lambda batch: tuple(batch[key] for key in keys))
     while True:
         yield from data
 

@@ -75,7 +75,7 @@ def test_a_layer_makes_the_features_that_loaders_make(loaders: Loaders) -> None:
         }
     layer, seen = LogMel(rate=8000, bands=40), set()
     with trainer_client.connect(loaders.endpoint) as feed:
-        for sound, length, tags in feed.dataset(inputs=("audio", "audio_length", "tag")):
+        for ((sound, length, tags),) in feed.dataset(inputs=("audio", "audio_length", "tag")):
             assert sound.dtype == tf.int16
             bands, frames = (tensor.numpy() for tensor in layer(sound, length))
             for tag, row, count in zip(tags.numpy().tolist(), bands, frames, strict=True):

@@ -47,7 +47,7 @@ def test_a_worker_that_is_killed_while_the_data_changed_convicts_nobody(
             change(job)
             got = [next(reading) for _ in range(4)]  # so that wants are open
             loaders.workers()[0].kill()
-            with pytest.raises(trainer_client.StokerError, match=f"child processes that try the samples.*{said}"):
+            with pytest.raises(trainer_client.StokerError, match=f"child processes to try the samples.*{said}"):
                 got.extend(reading)
         assert set(rows_in(got).values()) == {1.0}
         assert ask(loaders.endpoint)["culprits"] == []

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "parallel files of other length": (
         PARALLEL,
         both(written("a.txt", TEXT), written("b.txt", "one\n")),
-        r"b\.txt: expected as many lines .* got 1 in .*b\.txt, 3 in .*a\.txt\. It ends first, after line 1",
+        r"b\.txt: expected equally many lines .* got 1 in .*b\.txt, 3 in .*a\.txt\. It ends first, after line 1",
     ),
     "JSON in UTF-16": (JSON_LINES, written("a.jsonl", '{"text": "a"}\n'.encode("utf-16")), rf"a\.jsonl: {UTF16}"),
     "one JSON array": (

@@ -67,7 +67,7 @@ def _serve(side: str, where: Path) -> None:
             serve(lambda: measured(len(batch["tokens"]) for batch in feed))
             return
         data = feed.dataset(inputs=("tokens", "tokens_length"))
-        serve(lambda: measured(int(lengths.shape[0]) for _, lengths in data))
+        serve(lambda: measured(int(lengths.shape[0]) for ((_, lengths),) in data))
 
 
 def _arrays(folder: Path) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

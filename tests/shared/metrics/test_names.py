@@ -39,7 +39,7 @@ class TestEach:
         assert set(metric.labels) <= labels
 
     def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
-        named = {"phase": ("plan_and_read",), "part": ("build",), "state": ("offered", "given up")}
+        named = {"phase": ("plan_and_read", "warm_up"), "part": ("build",), "state": ("offered", "given up")}
         for label in set(metric.labels) & named.keys():
             assert any(value in metric.what for value in named[label])
 

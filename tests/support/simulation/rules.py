@@ -111,7 +111,7 @@ def _take_every_lease() -> Patch:
 
 
 def _believe_who_lost_it() -> Patch:
-    return LeaseTable, "_known", lambda self, lease: self.epochs[lease.epoch].out.get(lease.number, OutNumber(nth=1))
+    return LeaseTable, "_look_up", lambda self, lease: self.epochs[lease.epoch].out.get(lease.number, OutNumber(nth=1))
 
 
 #: Rules by name, and what takes each out. The first seven are missed within some hundred seeds, the others, which other

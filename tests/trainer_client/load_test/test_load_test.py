@@ -176,6 +176,6 @@ def _command_line(process):
 
 
 def _is_ours(process):
-    """Tests before these may have left helpers of their own, such as multiprocessing's resource tracker."""
+    """Tests before these may have left helpers of their own: multiprocessing's resource tracker and fork server."""
     words = " ".join(_command_line(process))
-    return "loader_server" in words or "load_test.crew" in words
+    return ("loader_server" in words or "load_test.crew" in words) and "multiprocessing" not in words
