@@ -92,13 +92,14 @@ def test_a_layer_makes_the_features_that_loaders_make(loaders: Loaders) -> None:
 
 
 def test_a_model_of_sound_is_fit(loaders: Loaders) -> None:
+    keras.utils.set_random_seed(1)
     sound, length = keras.Input((None,), dtype="int16"), keras.Input((), dtype="int32")
     bands, frames = LogMel(rate=8000, bands=40)(sound, length)
     outputs = keras.layers.GlobalAveragePooling1D()(SpecAugment(time_width=5)(bands, frames))
     model = keras.Model([sound, length], keras.layers.Dense(1)(outputs))
-    model.compile("adam", RowLoss(lambda wanted, made: tf.square(made[:, 0] - wanted)))
+    model.compile(keras.optimizers.Adam(0.05), RowLoss(lambda wanted, made: tf.square(made[:, 0] - wanted)))
     with trainer_client.connect(loaders.endpoint) as feed:
         data = feed.dataset(inputs=("audio", "audio_length"), targets="weight", weights="weight")
-        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        losses = model.fit(data, epochs=4, verbose=0).history["loss"]
     assert np.isfinite(losses).all()
-    assert losses[1] < losses[0]
+    assert losses[-1] < losses[0]

@@ -33,7 +33,8 @@ def _index_anew(job: Path) -> None:
 
 @pytest.mark.fault(35)
 @pytest.mark.parametrize(
-    ("change", "said"), [(_append, "manifest that the index was made from"), (_index_anew, "another index")]
+    ("change", "said"),
+    [(_append, "manifest that the index was made from"), (_index_anew, "an index or transforms that have changed")],
 )
 def test_a_worker_that_is_killed_while_the_data_changed_convicts_nobody(
     tmp_path: Path, change: Callable[[Path], None], said: str

@@ -65,8 +65,10 @@ def loaders(folder: Path) -> Iterator[Loaders]:
     job = write_job(folder, samples=60, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
     with job.open("a") as file:
         file.write('\n[streams.leased]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
+        file.write('[streams.elastic]\nlike = "train"\nevaluation = false\n')
     with running(job, workers=2) as loaders, trainer_client.connect(loaders.endpoint, stream="leased") as feed:
         next(iter(feed)).done()
+        trainer_client.connect(loaders.endpoint, stream="elastic", elastic=(1, 1)).close()
         yield loaders
 
 

@@ -6,7 +6,7 @@
         for batch in data:
             loss = train_step(batch)
 
-Rules: no byte is copied on the CPU. A slot comes back with the last tensor over it.
+Rules: no byte is copied but on the way to a device. A slot comes back with the last tensor over it.
 """
 
 from __future__ import annotations
