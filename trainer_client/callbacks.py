@@ -149,6 +149,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self.model.stop_training = self._job_ended = True
             return
         if self._early_stop is not None and not stopped_inside:
+            if JOB_ENDED in self.params:
+                return  # as above
             self.model.stop_training |= self._early_stop.note(epoch, told)
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
@@ -184,7 +186,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     def _why_it_ended(self) -> str:
         """Why training ended, if not because it reached the target."""
-        if self._job_ended:
+        if self._job_ended or JOB_ENDED in self.params:
             return JOB_ENDED
         if self._early_stop is not None and self._early_stop.reason:
             return f"stopped early, {self._early_stop.reason}"
@@ -220,6 +222,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._restore_pending(first)
             logs = self._train_function(itertools.chain((first,), taken))
             taken.finish()
+            self._unsaved += taken.count
+            self._count(taken.count, epochs=self._epoch)
         except StopIteration:
             if taken.ended:
                 self._stop_with_the_job()
@@ -227,8 +231,6 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         except BaseException:
             self._unwrap()
             raise
-        self._unsaved += taken.count
-        self._count(taken.count, epochs=self._epoch)
         if self._every is not None and self._unsaved >= self._every:
             self._save_inside()
         return logs
@@ -236,23 +238,32 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _stop_with_the_job(self) -> None:
         """Saved at once: what Keras does before the epoch's end may need batches of the job, too."""
         self.model.stop_training = self._job_ended = True
-        self._save(self._epoch, self._session.cursor.state())
+        self._save_inside()
 
     def _take_first(self, taken: _CountedBatches) -> Any:  # noqa: ANN401 - an element
-        """Between two steps the model is whole: if the elastic world ends here, its chief commits."""
         try:
             self._session.check_world()
             return next(taken)
         except WorldChangedError:
-            if self._unsaved:
-                self._save_inside()
+            self._commit_the_last()
             raise
 
     def _count(self, steps: int, *, epochs: int) -> None:
-        """Count steps that are done, and epochs in all."""
+        """Count steps that are done, and epochs in all; ranks in step may wait here to agree on the time."""
         rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
-        if self._progress is not None:
-            self.model.stop_training |= self._progress.count(epochs=epochs, steps=steps, samples=rows)
+        try:
+            if self._progress is not None:
+                self.model.stop_training |= self._progress.count(epochs=epochs, steps=steps, samples=rows)
+        except EndedError:
+            self._stop_with_the_job()
+        except WorldChangedError:
+            self._commit_the_last()
+            raise
+
+    def _commit_the_last(self) -> None:
+        """Between two steps the model is whole: if the elastic world ends here, its chief commits."""
+        if self._unsaved:
+            self._save_inside()
 
     # --- saving ---
 

@@ -2,7 +2,8 @@
 
 Rules: the epoch's or step's number since the model began from nothing decides when, so a resumed run is evaluated at
 the same places. Means are over samples and over all ranks; rows without a sample do not count, and the sums of the
-training epoch are left alone.
+training epoch are left alone. If the job is ended meanwhile, training stops, unjudged; other callbacks find `JOB_ENDED`
+in their `params`, which all callbacks of one `fit` share.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from trainer_client.runs.lines import judged_line
+from trainer_client.runs.run import JOB_ENDED
 from trainer_client.tf.models.evaluation import Evaluator
 from trainer_client.tf.models.variables import plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import tensorflow as tf
+
     from trainer_client.feed import Feed
+    from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import Keys
 
 __all__ = ["Validation"]
@@ -75,28 +80,34 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         if self._steps is not None:
             done = self._step()
             if (done - (batch - self._first + 1)) // self._steps != done // self._steps:
-                self._judge(self._epoch)
+                self._judge_all(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate, if it is due after this epoch."""
-        if self._epochs is not None and (epoch + 1) % self._epochs == 0:
-            self._judge(epoch + 1)
-            if logs is not None:
-                for stream, values in self.results.items():
-                    logs |= {f"val_{stream}_{name}": value for name, value in values.items() if name != "rows"}
+        is_due = self._epochs is not None and (epoch + 1) % self._epochs == 0
+        if is_due and self._judge_all(epoch + 1) and logs is not None:
+            for stream, values in self.results.items():
+                logs |= {f"val_{stream}_{name}": value for name, value in values.items() if name != "rows"}
 
-    def _judge(self, epochs: int) -> None:
+    def _judge_all(self, epochs: int) -> bool:
+        """Evaluate on all feeds; False if the job was ended before all were."""
+        try:
+            for feed, data in self._data:
+                self._judge(feed._session, data, epochs)  # noqa: SLF001 - both are halves of one face
+        except EndedError:
+            self.model.stop_training = self.params[JOB_ENDED] = True
+            return False
+        return True
+
+    def _judge(self, session: FeedSession, data: tf.data.Dataset, epochs: int) -> None:
         assert self._evaluator is not None
-        step = self._step()
-        for feed, data in self._data:
-            session = feed._session  # noqa: SLF001 - both are halves of one face
-            values = self._evaluator.evaluate(data)
-            rows = int(values.pop("rows"))
-            shares = session.world > session.replicas
-            shared = session.share_results(values, rows=rows, epoch=epochs, step=step, wait=shares)
-            self.results[session.stream] = values = {**(shared or values), "rows": rows}
-            if session.rank == 0:
-                print(judged_line(session.stream, step, epochs, values), flush=True)
+        step, values = self._step(), self._evaluator.evaluate(data)
+        rows = int(values.pop("rows"))
+        shares = session.world > session.replicas
+        shared = session.share_results(values, rows=rows, epoch=epochs, step=step, wait=shares)
+        self.results[session.stream] = values = {**(shared or values), "rows": rows}
+        if session.rank == 0:
+            print(judged_line(session.stream, step, epochs, values), flush=True)
 
     def _step(self) -> int:
         """The step since the model began from nothing."""

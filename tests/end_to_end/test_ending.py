@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 import trainer_client
 from loader_server.commands import status
 from tests.support.loaders import ROOT, running, wait_until, write_job
-from trainer_client import EndedError, FeedCheckpoint, Run, Until
+from trainer_client import EndedError, FeedCheckpoint, Run, Until, Validation
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
@@ -154,14 +154,21 @@ def test_fit_ends_with_what_it_trained_on_saved(tmp_path, capsys, mode):
     from tests.support.tiny_models import FORM, tiny_model  # noqa: PLC0415 - TensorFlow is for this test alone
 
     job = write(tmp_path, mode)
-    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, rank=0) as feed:
+    with ExitStack() as on_exit:
+        loaders = on_exit.enter_context(running(job, workers=1))
+        feed, dev = (
+            on_exit.enter_context(trainer_client.connect(loaders.endpoint, stream=name, rank=0))
+            for name in ("train", "dev")
+        )
         checkpoint = FeedCheckpoint(feed, tmp_path / "model", until=Until(epochs=10**6))
+        callbacks = [Validation(dev, epochs=1, **FORM), checkpoint]
         model = tiny_model()
-        with ending(job, "--drain", "300") as command:
-            model.fit(feed.dataset(**FORM), epochs=checkpoint.epochs, verbose=0, callbacks=[checkpoint])
-            assert checkpoint.reason == "the job was ended"
-            feed.close()
-            assert command.wait(100) == 0
+        command = on_exit.enter_context(ending(job, "--drain", "300"))
+        model.fit(feed.dataset(**FORM), epochs=checkpoint.epochs, verbose=0, callbacks=callbacks)
+        assert checkpoint.reason == "the job was ended"
+        feed.close()
+        dev.close()
+        assert command.wait(100) == 0
     _, record = CheckpointFolder(tmp_path / "model", 1).read_last()
     assert record["step"] == len(model.seen)
     assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")

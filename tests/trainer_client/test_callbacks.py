@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from shared.errors import DataError, SettingsError, WorldChangedError
+from shared.errors import DataError, EndedError, SettingsError, WorldChangedError
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored
 
@@ -17,6 +17,7 @@ import tensorflow as tf  # isort: skip
 
 from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
 
 EPOCHS = (5, 6, 4)
@@ -211,6 +212,72 @@ class TestElastic:
 
         with pytest.raises(WorldChangedError, match="number 9 from another trainer"):
             fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), Overtaken()])
+
+    def test_the_chief_commits_if_it_ends_while_ranks_agree_on_the_time(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS, is_elastic=True)
+        over = WorldChangedError(expected="it to go on", got="one is gone", where="here", remedy="Join the next.")
+        checkpoint = FeedCheckpoint(feed, tmp_path, until=ends_at_third_step(feed, over))
+        with pytest.raises(WorldChangedError, match="one is gone"):
+            fit(feed, [checkpoint])
+        assert CheckpointFolder(tmp_path, 1).read_last()[1]["step"] == 3
+
+
+def ends_at_third_step(feed, error):
+    """A target of two ranks in step, who agree on the time after steps 1 and 3; the second time this is raised."""
+
+    def agreed(_spent_s, at):
+        if at["step"] == 3:
+            raise error
+        return 1.0
+
+    feed.session.world, feed.session.agreed = 2, agreed
+    return Until(max_time_s=5)
+
+
+class JobEnds(keras.callbacks.Callback):
+    """While the step in hand is the last of these many."""
+
+    def __init__(self, feed, after):
+        super().__init__()
+        self.feed, self.left = feed, after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            self.feed.session.interrupt(ended())
+
+
+def ended():
+    return EndedError(expected="a batch", got="the coordinator's word", where="here", remedy="Start it again.")
+
+
+class FailsAfterEpoch(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise Stopped
+
+
+class TestEndedJob:
+    def test_ended_with_the_last_step_of_an_epoch_the_next_one_follows_whatever_fails_later(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        with pytest.raises(Stopped):
+            fit(feed, [FailsAfterEpoch(), FeedCheckpoint(feed, tmp_path), JobEnds(feed, 5)])
+        feed = FakeFeed(epochs=EPOCHS)
+        assert len(fit(feed, [FeedCheckpoint(feed, tmp_path)], epochs=2).seen) == 6
+
+    def test_an_epoch_that_was_not_judged_is_not_saved_as_if_it_were(self, tmp_path):
+        feed = FakeFeed(epochs=EPOCHS)
+        stop = EarlyStop(NoProgress(9), monitor="loss")
+        with pytest.raises(Stopped):
+            fit(feed, [FailsAfterEpoch(), FeedCheckpoint(feed, tmp_path, every=4, early_stop=stop), JobEnds(feed, 5)])
+        assert CheckpointFolder(tmp_path, 1).read_last()[1]["step"] == 4
+
+    def test_ended_while_ranks_agree_on_the_time_the_step_in_hand_is_saved(self, tmp_path, capsys):
+        feed = FakeFeed(epochs=EPOCHS)
+        checkpoint = FeedCheckpoint(feed, tmp_path, until=ends_at_third_step(feed, ended()))
+        assert len(fit(feed, [checkpoint]).seen) == 3
+        _, record = CheckpointFolder(tmp_path, 1).read_last()
+        assert [record["step"], record["run"]["steps"], record["feed"]["number"]] == [3, 3, 3]
+        assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")
 
 
 class TestTargets:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from tests.support.fake_feed import FakeFeed
 from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
 
 from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
-from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Validation  # isort: skip
+from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 
 STEPS = 3
 
@@ -90,6 +91,30 @@ def test_where_ranks_share_a_stream_the_values_are_those_of_all():
     feed = dev()
     feed.session.world, feed.session.shared = 2, {1: {"loss": 0.25}}
     assert fit(None, Validation(feed, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"] == [0.25]
+
+
+@pytest.mark.parametrize(
+    ("how", "epochs", "steps"),
+    [
+        ({"epochs": 2}, 2, 2 * STEPS),
+        ({"steps": 4}, 1, 4),
+        ({"epochs": 2, "early_stop": "val_dev_loss"}, 1, 2 * STEPS - 1),
+    ],
+)
+def test_a_job_that_is_ended_meanwhile_ends_fit_in_good_order(tmp_path, capsys, how, epochs, steps):
+    """What should have been judged for early stopping, and was not, comes again."""
+    judged, feed = dev(), FakeFeed(epochs=(STEPS,))
+    judged.session.interrupt(EndedError(expected="a batch", got="an end", where="here", remedy="Start it again."))
+    monitor = how.pop("early_stop", None)
+    stop = EarlyStop(NoProgress(9), monitor=monitor) if monitor else None
+    checkpoint = FeedCheckpoint(feed, tmp_path, every=1, until=Until(epochs=9), early_stop=stop)
+    model = tiny_model()
+    callbacks = [Validation(judged, **how, **FORM), checkpoint]
+    model.fit(feed.dataset(**FORM), epochs=checkpoint.epochs, verbose=0, callbacks=callbacks)
+    assert checkpoint.reason == "the job was ended"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")
+    _, record = CheckpointFolder(tmp_path, 1).read_last()
+    assert (record["epoch"], record["step"]) == (epochs, steps)
 
 
 @pytest.mark.parametrize("how", [{}, {"epochs": 1, "steps": 1}, {"steps": 0}, {"epochs": -1}])

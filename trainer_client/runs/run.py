@@ -110,7 +110,10 @@ class Run:
 
     def _count(self, *, steps: int, samples: int) -> None:
         epochs, before = self._feed.epoch, self._progress.totals.epochs
-        self._progress.count(epochs=epochs, steps=steps, samples=samples)
+        try:
+            self._progress.count(epochs=epochs, steps=steps, samples=samples)
+        except EndedError:  # ranks in step wait for each other there, to agree on the time
+            self.stop(JOB_ENDED)
         if epochs > before:
             self._tell()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from shared.errors import SettingsError
+from shared.errors import EndedError, SettingsError
 from tests.support.fake_feed import FakeFeed
 from trainer_client import Run, Until
 from trainer_client.runs.progress import RunProgress
@@ -15,6 +16,7 @@ from trainer_client.runs.until import RunTotals
 EPOCHS = (3, 4, 2)
 #: Rows of the batches of these epochs: shapes of 4 and 2 rows take turns.
 ROWS = (10, 12, 6)
+TIME = r"\d:\d\d:\d\d"
 
 
 def places(batches):
@@ -34,9 +36,9 @@ def test_to_an_absolute_epoch_and_so_many_more_from_there(capsys):
     assert (more.totals.epochs, more.totals.steps, more.totals.samples) == (3, 9, sum(ROWS))
     began, ended, again, end = capsys.readouterr().out.splitlines()
     assert began == "STARTING: training fake from epoch 0, step 0, until 2 epochs"
-    assert ended == "FINISHED: 2 epochs, 7 steps, 22 samples, 0:00:00: 2 epochs are reached"
+    assert re.fullmatch(rf"FINISHED: 2 epochs, 7 steps, 22 samples, {TIME}: 2 epochs are reached", ended)
     assert again == "STARTING: training fake from epoch 2, step 7, until 3 epochs"
-    assert end == "FINISHED: 3 epochs, 9 steps, 28 samples, 0:00:00: 3 epochs are reached"
+    assert re.fullmatch(rf"FINISHED: 3 epochs, 9 steps, 28 samples, {TIME}: 3 epochs are reached", end)
 
 
 def test_so_many_steps_end_inside_an_epoch_and_the_next_run_goes_on_there():
@@ -146,6 +148,22 @@ def test_ranks_in_step_go_by_the_time_that_they_agree_on():
     feed.session.in_queue = True
     assert sum(1 for _ in Run(feed, Until(steps=2, max_time_s=500))) == 2
     assert said == [1, 3], "nobody has to be asked there"
+
+
+def test_a_job_that_is_ended_while_ranks_agree_on_the_time_ends_the_run_with_the_step_in_hand(capsys):
+    feed = FakeFeed(epochs=EPOCHS)
+
+    def agreed(_spent_s, at):
+        if at["step"] == 3:
+            raise EndedError(expected="the others", got="an end", where="here", remedy="Start it again.")
+        return 1.0
+
+    feed.session.world, feed.session.agreed = 2, agreed
+    run = Run(feed, Until(max_time_s=5))
+    assert places(run) == [(0, 0), (0, 1), (0, 2)]
+    assert (run.reason, feed.epoch, run.totals.epochs, run.totals.steps) == ("the job was ended", 1, 1, 3)
+    assert feed.session.ended == [("the job was ended", 1, 3)]
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")
 
 
 def test_what_is_noted_goes_to_the_coordinator_once_an_epoch_is_over_resumed_or_not():
