@@ -81,7 +81,9 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     group.add_argument("--xla", action="store_true", help="compile the step with XLA, once for each shape")
     group.add_argument("--strategy", choices=("single",), default="single", help="where to train: on one device")
-    group.add_argument("--seed", type=int, metavar="N", help="the same weights again on a CPU, from the same data")
+    group.add_argument(
+        "--seed", type=_at_least(0), metavar="N", help="the same weights again on a CPU, from the same data"
+    )
     _add_job(command)
     command.add_argument("--stream", default="train", help="the stream to train on (train)")
     command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics on loopback; 0: any free port")
@@ -101,7 +103,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         "--validate-every", type=_whole, default=1, metavar="N", help="judge after each so many epochs (1)"
     )
     group.add_argument(
-        "--retries", type=int, default=10, metavar="N", help="tries of a batch whose gradients are not finite (10)"
+        "--retries", type=_at_least(0), default=10, metavar="N", help="tries after gradients that are not finite (10)"
     )
 
 
@@ -110,9 +112,9 @@ def _add_saving(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--save-every-seconds", type=_positive, default=600.0, metavar="S", help="also between epochs' ends (600)"
     )
-    group.add_argument("--save-every-steps", type=int, metavar="N", help="also after each so many steps")
+    group.add_argument("--save-every-steps", type=_at_least(1), metavar="N", help="also after each so many steps")
     group.add_argument("--keep", type=_whole, default=3, metavar="N", help="checkpoints to keep (3)")
-    group.add_argument("--log-every", type=_whole, default=100, metavar="N", help="steps from line to line (100)")
+    group.add_argument("--log-every", type=_at_least(1), default=100, metavar="N", help="steps from line to line (100)")
     group.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the figures for TensorBoard there")
     group.add_argument(
         "--export", type=Path, metavar="PATH", help="the model at the end: a .keras file, or a SavedModel's folder"
@@ -391,6 +393,16 @@ def _whole(text: str) -> int:
     if not 1 <= number <= 4096:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text}")
     return number
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text}")
+        return number
+
+    return whole
 
 
 def _positive(text: str) -> float:

@@ -124,17 +124,25 @@ class TrainingLoop:
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
         epoch = self._session.cursor.at.epoch
         self._callbacks.on_epoch_begin(epoch)
+        self._take_steps(interruption)
+        self._is_ending_epoch = self._session.cursor.at.epoch > epoch
+        if self._is_ending_epoch:
+            self._end_epoch(epoch)
+        interruption.raise_if_asked()
+
+    def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
+        """To the epoch's end and no further: an epoch that is over is judged, whatever interrupted its last step."""
         iterator = iter(self._data.elements)
         batch = 0
-        while not self.reason and (element := self._wait_next(iterator)) is not None:
+        while not (self.reason or self._is_ending_epoch or interruption.is_asked):
+            element = self._wait_next(iterator)
+            if element is None:
+                return
             self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
             self._callbacks.on_train_batch_end(batch, {"loss": loss})
             batch += 1
             self._look_up(loss)
-            interruption.raise_if_asked()
-        if self._session.cursor.at.epoch > epoch:
-            self._end_epoch(epoch)
 
     def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
         began_s = time.perf_counter()
@@ -148,8 +156,10 @@ class TrainingLoop:
         session = self._session
         with self._timed("step"):
             self._is_in_step = True
+            epoch = session.cursor.at.epoch
             loss, rows = self._applied(element)
             session.cursor.count(1)
+            self._is_ending_epoch = session.cursor.at.epoch > epoch
             self._is_in_step = False
         trained, self._rows = session.trained_rows - self._rows, session.trained_rows
         self._noted.add({"loss": loss}, rows)
@@ -180,7 +190,6 @@ class TrainingLoop:
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
-        self._is_ending_epoch = True
         totals, noted = self._progress.totals, self._noted
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()
@@ -248,6 +257,7 @@ class TrainingLoop:
         """Not within a step, nor where an epoch is over that early stopping goes by and that is not judged yet."""
         is_judging = self._is_ending_epoch and self._early_stop is not None
         if not self._is_in_step and not is_judging:
+            self._noted = NotedMeans() if self._is_ending_epoch else self._noted
             self._save()
 
     def _save(self) -> None:

@@ -1,7 +1,8 @@
 """One training step as a graph: a batch's loss over its valid rows, gradients, and the optimizer's update.
 
 Rules: rows weigh as their weights say, so a row without a sample changes nothing, and a batch without any changes no
-variable. Gradients that are not finite are never applied. It must not know feeds, epochs or files.
+variable. Gradients that are not finite are never applied. What is not applied leaves no batch statistics behind. It
+must not know feeds, epochs or files.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class TrainStep:
         """Train on it."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
-        variables = self.model.trainable_variables
+        variables, statistics = self.model.trainable_variables, self._statistics()
+        before = [tf.identity(one.value) for one in statistics]
         with tf.GradientTape() as tape:
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
             weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
@@ -51,11 +53,17 @@ class TrainStep:
         gradients = tape.gradient(scaled, variables)
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
         finite = _are_finite([loss, *gradients])
-        # One that scales the loss applies nothing by itself where it was too large, and scales less from then on.
-        apply = (rows > 0) if self._scales else (rows > 0) & finite
+        # One that scales the loss applies no gradients that are too large by itself, and scales less from then on.
+        apply = (rows > 0) & (tf.math.is_finite(loss) if self._scales else finite)
         tf.cond(apply, lambda: self._apply(gradients, variables), lambda: None)
+        if statistics:
+            tf.cond((rows > 0) & finite, lambda: None, lambda: _assign(statistics, before))
         became = tf.where(rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
         return tf.stack([tf.cast(loss, tf.float32), rows, became])
+
+    def _statistics(self) -> list[Any]:
+        """What the forward pass itself changes, such as means over batches; seeds, which are no floats, do go on."""
+        return [one for one in self.model.non_trainable_variables if tf.as_dtype(one.dtype).is_floating]
 
     def _apply(self, gradients: Any, variables: Any) -> None:  # noqa: ANN401 - tensors
         self.optimizer.apply(gradients, variables)
@@ -73,6 +81,11 @@ def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no ty
 
 def _in_float32(output: Any) -> Any:  # noqa: ANN401 - a tensor
     return tf.cast(output, tf.float32) if output.dtype.is_floating else output
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _are_finite(values: list[Any]) -> Any:  # noqa: ANN401 - a tensor

@@ -20,6 +20,7 @@ from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.runs.run import JOB_ENDED  # isort: skip
 from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 from trainer_client.training.placement import Single  # isort: skip
+from trainer_client.training.step import NOT_FINITE, NOTHING_TO_APPLY, TrainStep  # isort: skip
 
 FORM = {"inputs": "audio", "targets": "weight", "weights": "weight"}
 STEPS = (4, 3)
@@ -55,6 +56,15 @@ def looped(folder, until, *, feed=None, model=None, callbacks=(), **settings):
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     settings = LoopSettings(until=until, checkpoints=folder, **settings)
     return TrainingLoop(model or compiled(), data, Single(), settings, callbacks)
+
+
+def step_of(model, loss="mse", *, scales):
+    """A step of a model as a graph, and its optimizer."""
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scales else optimizer
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, loss, optimizer)
+    return Single().compiled(step, xla=False, any_shape=False), optimizer
 
 
 def saved(folder):
@@ -152,6 +162,34 @@ def test_a_job_that_is_ended_leaves_a_checkpoint_and_the_run_ends_in_good_order(
     assert capsys.readouterr().out.splitlines()[-1].endswith(f": {JOB_ENDED}")
 
 
+@pytest.mark.parametrize("how", ["ended", "signal"])
+def test_an_epoch_whose_last_step_is_interrupted_is_judged_before_it_is_saved(tmp_path, how):
+    feed, judged = FakeFeed(epochs=STEPS), []
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3 and how == "ended":
+                feed.interrupt(EndedError(expected="a job", got="none", where="job", remedy="Start another."))
+            elif batch == 3:
+                signal.raise_signal(signal.SIGINT)
+
+        def on_epoch_end(self, epoch, logs=None):
+            judged.append((epoch, sorted(logs)))
+
+    callbacks = [Stop(), EarlyStop(NoProgress(3), monitor="loss")]
+    loop = looped(tmp_path, Until(epochs=2), feed=feed, callbacks=callbacks)
+    if how == "ended":
+        assert loop.run() == JOB_ENDED
+    else:
+        with feed, pytest.raises(KeyboardInterrupt):
+            loop.run()
+    record = saved(tmp_path)[1]
+    assert (record["epoch"], record["step"], record["noted"]) == (1, 4, {})
+    assert len(record["early_stop"]["evaluated"]) == 1
+    assert judged == [(0, ["loss"])]
+    assert [epoch for epoch, *_ in feed.session.told] == [1]
+
+
 @pytest.mark.parametrize("judged", [False, True])
 def test_an_epoch_that_was_interrupted_while_it_was_judged_is_judged_again(tmp_path, judged):
     class Interrupt(keras.callbacks.Callback):
@@ -243,6 +281,42 @@ def test_a_batch_without_samples_changes_no_variable(tmp_path):
     loop.run()
     same(seen[0], seen[1])
     assert not np.array_equal(seen[1][0], seen[2][0])
+
+
+@pytest.mark.parametrize("spoilt", ["not finite", "empty"])
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_step_that_is_not_applied_changes_no_batch_statistics(spoilt, scales):
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    step, _ = step_of(model, scales=scales)
+    good, level = tf.constant([[1.0, 2.0], [3.0, 5.0]]), np.nan if spoilt == "not finite" else 9.0
+    bad, targets, rows = tf.fill((2, 2), level), tf.ones((2, 1)), tf.ones(2)
+    statistics = model.layers[0].non_trainable_variables
+    step((good, targets, rows))
+    before = [value.numpy().copy() for value in statistics]
+    assert before[0].any(), "a step that is applied moves them"
+    became = step((bad, targets, rows if spoilt == "not finite" else tf.zeros(2)))[2]
+    assert became == (NOT_FINITE if spoilt == "not finite" else NOTHING_TO_APPLY)
+    same([value.numpy() for value in statistics], before)
+
+
+def test_a_loss_that_is_not_finite_is_not_applied_where_its_gradients_are():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    step, optimizer = step_of(model, lambda targets, outputs: tf.reduce_sum(outputs, 1) + np.inf, scales=True)
+    before = [value.numpy().copy() for value in model.variables]
+    scale = float(optimizer.dynamic_scale)
+    assert step((tf.ones((2, 2)), tf.ones((2, 1)), tf.ones(2)))[2] == NOT_FINITE
+    same([value.numpy() for value in model.variables], before)
+    assert float(optimizer.dynamic_scale) == scale
+
+
+def test_gradients_that_are_not_finite_lower_the_scale_of_the_loss():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    step, optimizer = step_of(model, scales=True)
+    before = [value.numpy().copy() for value in model.variables]
+    optimizer.dynamic_scale.assign(1e38)
+    assert step((tf.fill((2, 2), 1e6), tf.ones((2, 1)), tf.ones(2)))[2] == NOT_FINITE
+    same([value.numpy() for value in model.variables], before)
+    assert float(optimizer.dynamic_scale) == pytest.approx(5e37)
 
 
 def test_validation_and_callbacks_of_the_users_are_called_as_fit_does(tmp_path, capsys):
