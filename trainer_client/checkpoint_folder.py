@@ -13,6 +13,7 @@ It must not know models, feeds or TensorFlow.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -43,6 +44,8 @@ _FINISHED = "finished"
 _SEAL = b"stoker checkpoint, xxh3-128 of all before this: "
 _TAIL_BYTES = len(_SEAL) + 16
 _PIECE_BYTES = 2**20
+#: What file systems say that have no hard links, as many network mounts.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 #: Where an archive states its number of entries.
 _ENTRIES_FROM_END = -12
 
@@ -92,7 +95,7 @@ class CheckpointFolder:
             temporary.replace(path)
             return
         try:
-            os.link(temporary, path)  # unlike a renaming it fails if another was faster
+            _name(temporary, path)
         except (FileExistsError, FileNotFoundError):  # or has tidied up meanwhile
             raise _overtaken(self._folder, self._newest_number()) from None
         finally:
@@ -188,6 +191,17 @@ def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
         where=str(folder),
         remedy="Put one back from a copy, or move these away to train from the start.",
     )
+
+
+def _name(temporary: Path, path: Path) -> None:
+    """Unlike a renaming this fails if another was faster."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        path.touch(exist_ok=False)  # a claim; for a moment it is a damaged checkpoint, which is passed over
+        temporary.replace(path)
 
 
 # --- one file ---

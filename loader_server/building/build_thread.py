@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from loader_server.building.builder import UnreadError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -125,7 +127,7 @@ class BuildThread:
         self._deadline = deadline
         self._wake = wake
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
-        #: Whose batch another worker was building when we looked.
+        #: Whose batch another worker was building when we looked, or whose samples are being read late.
         self._elsewhere: deque[Build] = deque()
         self._thread = threading.Thread(target=self._run, name="stoker-build", daemon=True)
         self._thread.start()
@@ -213,7 +215,7 @@ class BuildThread:
         self._wake()
 
     def _carry_out(self, build: Build) -> Outcome | None:
-        """What became of it; None if another worker is at its batch."""
+        """What became of it; None if another worker is at its batch, or its samples have to be read first."""
         convictions: list[Conviction] = []
         try:
             if build.cancelled:
@@ -226,6 +228,9 @@ class BuildThread:
                 if self._is_elsewhere(build, builder, prepared):
                     return None
                 return self._build(build, builder, prepared, tuple(convictions))
+            except UnreadError as unread:
+                build.pending = self._readers.submit(unread.read, builder.stream.source.name)
+                return None
             finally:
                 builder.release()
         except BaseException as error:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Prepared", "decoded", "unwatched", "values_of"]
+__all__ = ["Builder", "Prepared", "UnreadError", "decoded", "unwatched", "values_of"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -83,6 +83,14 @@ class Prepared:
     key: bytes = b""
     #: Whether its samples were read; not if the batch seemed to be there as a whole.
     is_read: bool = True
+
+
+class UnreadError(Exception):
+    """The samples have to be read after all; `read` does, for a thread that reads ahead."""
+
+    def __init__(self, read: Callable[[Callable[[int], None]], Prepared]) -> None:
+        super().__init__("the samples were not read")
+        self.read = read
 
 
 @dataclass(slots=True)

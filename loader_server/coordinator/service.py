@@ -3,7 +3,7 @@
 Rules: each turn takes in what came, writes the facts in one transaction, and only then sends. A peer that cannot be
 reached is not dropped here: judging silence is up to the state. A journal that cannot be written holds up only what
 would have to be kept (see journal), and a message that cannot be sent holds up nothing: both are counted. Until it can
-be written again no lease is promised, and none expires.
+be written again no lease and no place is promised, and no lease expires.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shared.errors import DataError, ProtocolError
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members
+from shared.wire.messages import Attached, Forgiven, GraphWanted, Leases, Members, Placed
 from shared.wire.permissions import TO_COORDINATOR
 
 if TYPE_CHECKING:
@@ -276,8 +276,8 @@ class Coordinator:
 
 
 def _is_promise(message: Message) -> bool:
-    """Whether it promises what must not be forgotten: who has which batch, and what is done."""
-    return isinstance(message, Leases) or (isinstance(message, Attached) and bool(message.work))
+    """Whether it promises what must not be forgotten: who has which batch or which place, and what is done."""
+    return isinstance(message, (Leases, Placed)) or (isinstance(message, Attached) and bool(message.work))
 
 
 def _refuse_incomplete(leases: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loader_server.building.builder import Builder, Prepared, unwatched
+from loader_server.building.builder import Builder, Prepared, UnreadError, unwatched
 from loader_server.building.culprits import KILLS
 from loader_server.sharing.facts import MaskedSample, as_facts, from_facts
 from shared.hashing import digest64
@@ -99,12 +99,12 @@ class SharingBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload`."""
+        """Write every byte of `payload`; UnreadError if the batch seemed to be there, and has left the shelf since."""
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None
         if taken is not None:
             return taken
         if not prepared.is_read:
-            prepared = replace(super().prepare(want), key=prepared.key)
+            raise UnreadError(lambda begin: replace(Builder.prepare(self, want, begin), key=prepared.key))
         self._masked = []
         built = super().build(want, prepared, payload, digest=digest, convicted=convicted)
         if prepared.key and all(one.error.reason != KILLS for one in self._masked):

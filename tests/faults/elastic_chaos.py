@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,7 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.forked import ROOT, ModuleProcess, start_module
+from tests.support.loaders import Loaders, running, wait_until, write_job
 from trainer_client.checkpoint_folder import _read
 
 if TYPE_CHECKING:
@@ -49,16 +49,19 @@ class Seat:
     limits: tuple[int, int] = (_LEAST, _MOST)
     step_s: float = 0.05
     logs: list[Path] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    process: ModuleProcess | None = None
 
     def start(self) -> None:
         self.logs.append(self.folder / f"trainer-{self.name}-{len(self.logs)}.log")
         self.logs[-1].touch()
         said = (self.endpoint, self.folder, self.epochs, SAMPLES, *self.limits, self.step_s, self.logs[-1])
-        command = [sys.executable, "-m", "tests.support.elastic_trainer", *map(str, said)]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{self.folder}"}
-        with (self.folder / "errors.txt").open("ab") as errors:
-            self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors)
+        self.process = start_module(
+            ("tests.support.elastic_trainer", *map(str, said)),
+            folder=self.folder,
+            log=self.folder / "errors.txt",
+            environment=environment,
+        )
 
     def send(self, number: int) -> None:
         """Send it a signal."""

@@ -10,17 +10,18 @@ import pytest
 
 from loader_server.commands import status
 from tests.faults.elastic_chaos import Seat, check, job_in
+from tests.support.elastic_trainer import HURRY
 from tests.support.loaders import Loaders, running, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EPOCHS = 4
+EPOCHS = 3
 
 
 @contextmanager
-def seats(loaders: Loaders, folder: Path, *names: str, limits=(2, 3), step_s=0.05) -> Iterator[list[Seat]]:
+def seats(loaders: Loaders, folder: Path, *names: str, limits=(2, 3), step_s=0.3) -> Iterator[list[Seat]]:
     """Trainers that are ended with the block."""
     made = [Seat(name, folder, loaders.endpoint, EPOCHS, limits, step_s) for name in names]
     try:
@@ -54,6 +55,8 @@ def trains_in_a_world_of(ranks: int, *members: Seat) -> bool:
 
 
 def finish(*members: Seat) -> None:
+    """They have been through what they had to, so they may be quick from here on."""
+    (members[0].folder / HURRY).touch()
     for seat in members:
         assert seat.process.wait(120) == 0
 
@@ -72,6 +75,7 @@ def test_a_run_goes_on_without_members_that_are_killed_and_takes_in_those_that_j
     with running(job_in(tmp_path), workers=1) as loaders, seats(loaders, tmp_path, "a", "b", "c") as (one, two, three):
         wait_until(lambda: trains_in_a_world_of(3, one, two, three), "all train")
         chief, *others = sorted((one, two, three), key=lambda seat: world(seat)[1])
+        wait_until(lambda: chief.lines("commit"), "the chief has committed")
         chief.kill()
         wait_until(lambda: trains_in_a_world_of(2, *others), "the others go on without their chief")
         assert [world(seat)[1] for seat in others] == [0, 1], "the next rank is chief now"
@@ -115,6 +119,7 @@ def test_below_the_least_the_rest_waits_and_one_too_many_is_a_spare(tmp_path):
         with seats(loaders, tmp_path, "c", "d", **limits) as more:
             wait_until(lambda: elastic(loaders)["stage"] == "training", "it goes on with one of them")
             wait_until(lambda: len(elastic(loaders)["waiting"]) == 1, "the other is a spare")
+            wait_until(lambda: any(world(seat)[0] for seat in more), "the one has begun")
             going = next(seat for seat in more if world(seat)[0])
             going.kill()
             wait_until(lambda: len([seat for seat in more if world(seat)[0]]) == 2, "the spare takes its place")

@@ -1,4 +1,6 @@
-"""Commands of `trainer-client` for tests, forked from a process that has imported TensorFlow; they speak into files."""
+"""Commands of `trainer-client`, and users' scripts, forked from a process that has imported TensorFlow; they speak into
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,15 @@ class Program:
     users start it.
     """
 
-    def __init__(self, folder: Path, *words: str, fork: bool = True, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *words: str, fork: bool = True, module: str = "trainer_client", **environment: str
+    ) -> None:
         number = next(_numbers)
         self._out, self._errors = folder / f"said-{number}", folder / f"complained-{number}"
         for path in (self._out, self._errors):
             path.touch()
         self._process = start_module(
-            ("trainer_client", *words),
+            (module, *words),
             folder=folder,
             log=self._out,
             errors=self._errors,
@@ -53,6 +57,10 @@ class Program:
             f"{text!r} of {self._process.args}",
             timeout_s,
         )
+
+    def said(self) -> str:
+        """What it has said so far."""
+        return self._out.read_text()
 
     def send_signal(self, number: int) -> None:
         """Send it a signal."""

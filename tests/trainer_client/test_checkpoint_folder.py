@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -257,6 +258,25 @@ class TestChain:
             first.write(ARRAYS, record(1))
         assert is_whole(first.read_last(), 2)
         assert [path.name for path in tmp_path.iterdir()] == ["00000001.npz"]
+
+    @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+    def test_a_file_system_without_hard_links_will_do(self, tmp_path, monkeypatch, number):
+        def refuse(*_paths):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "link", refuse)
+        self.test_one_that_was_overtaken_commits_nothing(tmp_path / "one by one")
+        (tmp_path / "at once").mkdir()
+        self.test_of_two_at_the_same_moment_one_commits(tmp_path / "at once", monkeypatch)
+
+    def test_a_disk_that_fails_is_an_error(self, tmp_path, monkeypatch):
+        def fail(*_paths):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "link", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            self.chained(tmp_path).write(ARRAYS, record(1))
+        assert not list(tmp_path.iterdir())
 
     def test_a_damaged_one_was_read_as_well(self, tmp_path):
         first = self.chained(tmp_path)

@@ -106,6 +106,10 @@ class _End:
         self._left.set()
 
     def _watch(self) -> None:
+        session = self._feed._session  # noqa: SLF001 - as above
         while not self._left.is_set():
-            if self._feed._session.wait_for_change(1) and not self._left.wait(_LEAVING_S):  # noqa: SLF001 - as above
-                os._exit(WorldChangedError.exit_code)
+            if session.wait_for_change(1):
+                if not self._left.wait(_LEAVING_S):
+                    os._exit(WorldChangedError.exit_code)
+            elif session.error is not None and not isinstance(session.error, WorldChangedError):
+                return  # the feed is lost for another reason, and hears of no change any more

@@ -203,8 +203,8 @@ class FeedSession:
         return self._results.agree(value, epoch=epoch, step=step)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
-        """Tell the coordinator that a run ended in good order."""
-        self._results.end(why, epoch=epoch, step=0 if self.in_queue else step)
+        """Tell the coordinator that a run ended in good order; an elastic one ends in `end_together`."""
+        self._results.end(why, epoch=epoch, step=0 if self.in_queue else step, together=self.is_elastic)
 
     def end_together(self) -> None:
         """Wait until all ranks of the world have come to the end of their run."""

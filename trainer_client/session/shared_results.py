@@ -42,7 +42,7 @@ class SharedResults:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        #: What was told last of the run's end: why, and at which epoch and step.
+        #: What was said last of the run's end: why, and at which epoch and step.
         self._ended: tuple[str, int, int] | None = None
         #: Names that the log has already said are not shared.
         self._left_out: set[str] = set()
@@ -75,13 +75,18 @@ class SharedResults:
         assert mean is not None
         return mean
 
-    def end(self, why: str, *, epoch: int, step: int) -> None:
-        """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live."""
+    def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
+        """The run ended in good order; if the coordinator is away, it is told as soon as it is back, while we live.
+
+        One that is to end `together` with others tells it there: whoever is lost before then is a change of the world.
+        """
         self._ended = (why, epoch, step)
+        if together:
+            return
         _wait_a_moment(self._receiver.tell_results(ResultsTold(0, epoch, step, 0, (), why), whole=False))
 
     def end_together(self, epoch: int) -> None:
-        """Wait until all ranks have come to the end of the run, which is this epoch if nobody told more; if the job is
+        """Wait until all ranks have come to the end of the run, which is this epoch if nobody said more; if the job is
         ended by order, each ends where it is.
         """
         why, epoch, step = self._ended or ("training is done", epoch, 0)

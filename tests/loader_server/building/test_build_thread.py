@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from loader_server.building.build_thread import Build, BuildThread, Outcome
-from loader_server.building.builder import Builder, Prepared
+from loader_server.building.builder import Builder, Prepared, UnreadError, unwatched
 from loader_server.building.crash_trial import Conviction
 from loader_server.building.quarantine import Quarantine
 from loader_server.building.read_ahead import ReadAhead
@@ -22,6 +23,9 @@ from tests.support.in_memory import GatheringSource, MemorySource, MemoryStream,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from loader_server.building.build_counts import Built
+    from shared.wire import messages as m
 
 
 class Verdicts:
@@ -437,3 +441,44 @@ def test_the_thread_ends_though_another_worker_does_not(
     made.thread.submit(made.build(0))
     assert looked.wait(20)
     assert made.thread.close(20.0)
+
+
+class LeftUnread(Builder):
+    """Its batches seem to be there as a whole, and are not when they are to be built."""
+
+    def prepare(self, want: m.Want, begin: Callable[[int], None] = unwatched) -> Prepared:
+        return replace(super().prepare(want, begin), is_read=False)
+
+    def build(self, want: m.Want, prepared: Prepared, *args: Any, **how: Any) -> Built:
+        if not prepared.is_read:
+            raise UnreadError(lambda begin: Builder.prepare(self, want, begin))
+        return super().build(want, prepared, *args, **how)
+
+
+def test_what_has_to_be_read_after_all_is_read_by_those_who_read_and_others_are_built_meanwhile(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench()
+    made.builder.__class__ = LeftUnread
+    for number in range(3):
+        made.thread.submit(made.build(number))
+    assert sorted(finished(made, 3)) == [0, 1, 2]
+
+
+def test_a_read_that_hangs_after_all_is_an_error_of_its_batch(bench: Callable[..., Bench]) -> None:
+    """Were it done by the building thread, it would end the worker, or last for ever."""
+    gate, reads = threading.Event(), list[str]()
+
+    def read() -> None:
+        reads.append(threading.current_thread().name)
+        if len(reads) == 2:
+            gate.wait()
+
+    made = bench(MemorySource(on_read={4: read}), read_timeout_s=0.05)
+    made.builder.__class__ = LeftUnread
+    try:
+        (outcome,) = made.outcomes(made.build(1))
+    finally:
+        gate.set()
+    assert isinstance(outcome.error, ReadError)
+    assert reads == ["stoker-read"] * 2

@@ -13,7 +13,7 @@ import pytest
 
 from loader_server.commands.ask import ask_coordinator
 from loader_server.coordinator import service as module
-from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send
+from loader_server.coordinator.events import Advanced, CulpritFound, RankTaken, Send, WorldNamed
 from loader_server.coordinator.journal import Journal, WriteError
 from loader_server.coordinator.service import Coordinator, open_coordinator
 from loader_server.job_file import JobFile
@@ -22,6 +22,7 @@ from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
 from shared.wire.codec import VERSION, encode
 from tests.support.coordinator import SETTINGS, View, attach, beat, culprit, forgive, progress, register
+from tests.support.elastic_members import join
 from tests.support.loaders import wait_until, write_job
 from tests.support.peer import Peer, peers
 
@@ -242,6 +243,20 @@ def test_with_a_full_disk_training_goes_on_and_facts_are_written_once_there_is_r
     full.is_full = False
     wait_until(lambda: served.coordinator.writer.waiting == 0, "it is written though nothing new came")
     assert Advanced("train", 0, 5) in served.end()
+
+
+@pytest.mark.fault(14)
+def test_with_a_full_disk_nobody_gets_a_place_that_a_restart_would_forget(serve):
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=2.0))
+    full = Full(served.coordinator._journal)
+    trainer = served.peer()
+    trainer.send(join(1, least=1, most=1))
+    wait_until(lambda: served.coordinator.writer.waiting, "it is placed, and that cannot be kept")
+    served.report()  # whatever it had to say it has said by now
+    assert not trainer.socket.poll(0)
+    full.is_full = False
+    assert trainer.ask(join(1, least=1, most=1)) == m.Placed(serial=1, version=1, rank=0, world=1)
+    assert any(isinstance(fact, WorldNamed) for fact in served.end())
 
 
 @pytest.mark.fault(14)

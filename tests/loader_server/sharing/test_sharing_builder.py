@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.building.builder import Builder
+from loader_server.building.builder import Builder, Prepared, UnreadError
 from loader_server.building.culprits import culprit_key
 from loader_server.building.quarantine import Quarantine
 from loader_server.sharing.sharing_builder import SharingBuilder
@@ -117,6 +117,15 @@ def test_it_is_not_even_read(job: Callable[..., Job]) -> None:
     assert read == [8, 9, 10, 11]
 
 
+def build_after_reading(builder: Builder, prepared: Prepared, payload: np.ndarray) -> Built:
+    """A batch that seemed to be on the shelf, and that is not taken from there."""
+    with pytest.raises(UnreadError) as unread:
+        builder.build(memory_want(1), prepared, payload)
+    prepared = unread.value.read(lambda _: None)
+    assert prepared.is_read, "whatever is on the shelf by then"
+    return builder.build(memory_want(1), prepared, payload)
+
+
 @BOTH
 def test_a_batch_that_leaves_the_shelf_between_looking_and_building_is_built(
     job: Callable[..., Job], kind: type[MemorySource]
@@ -130,7 +139,7 @@ def test_a_batch_that_leaves_the_shelf_between_looking_and_building_is_built(
     assert kept is not None
     os.pwrite(other.shelf._handle, b"another", kept.payload_at)
     payload = np.full(prepared.layout.nbytes, 0xA5, np.uint8)
-    built = other.builder.build(memory_want(1), prepared, payload)
+    built = build_after_reading(other.builder, prepared, payload)
     expected, bytes_alone = alone.build(memory_want(1))
     assert (payload.tobytes(), built.taken, other.decoded) == (bytes_alone, False, 4)
     assert said(built) == said(expected)
@@ -208,7 +217,7 @@ def test_a_culprit_that_becomes_known_while_its_batch_is_built_changes_nothing_f
     late = job()
     prepared = late.builder.prepare(memory_want(1))
     late.builder.culprits.hear([culprit_key("train", "file-5")])
-    built = late.builder.build(memory_want(1), prepared, np.zeros(prepared.layout.nbytes, np.uint8))
+    built = build_after_reading(late.builder, prepared, np.zeros(prepared.layout.nbytes, np.uint8))
     assert (built.taken, built.masked) == (False, 1)
 
 

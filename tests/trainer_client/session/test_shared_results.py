@@ -91,3 +91,16 @@ def test_who_does_not_wait_gets_no_error_of_a_feed_that_fails(told):
         feed._session.receiver._fail(LostError(expected="an answer", got="none", where="w1", remedy="Start it."))
         assert answer.result(60) is None
     feed._session.end_run("over", epoch=1, step=2)
+
+
+def test_the_end_of_an_elastic_run_is_told_once_all_are_there_to_wait_for_each_other():
+    """Told before, it would end the world for a member that may still be lost."""
+    with Ends() as ends:
+        ends.answers[m.Results] = whole
+        ends.answers[m.Join] = lambda said: [m.Placed(serial=said.serial, version=1, rank=0, world=1)]
+        with trainer_client.connect(ends.endpoint, elastic=(1, 1)) as feed:
+            feed._session.end_run("2 epochs are reached", epoch=2, step=9)
+            feed.aggregate({"loss": 1.0}, rows=1)
+            feed._session.end_together()
+    told = [(one.ended, one.epoch, one.step) for one in ends.heard if isinstance(one, m.Results)]
+    assert [one for one in told if one[0]] == told[1:] == [("2 epochs are reached", 2, 9)]

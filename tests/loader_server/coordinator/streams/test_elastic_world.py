@@ -337,6 +337,19 @@ class TestEnd:
         run.beat(2)
         assert not run.members[2].is_over
 
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_who_waits_for_the_end_hears_of_one_that_is_lost_before_it(self, lost):
+        run = gathered(2, least=1, most=2)
+        waiting = 3 - lost
+        (answer,) = self.told(run, waiting)
+        assert not answer.whole
+        run.kill(lost)
+        run.go_on(8)
+        assert (run.training(), max(run.worlds)) == ([waiting], 2)
+        (answer,) = self.told(run, waiting, serial=2)
+        assert answer.whole
+        assert world_of(run)["stage"] == "ended"
+
     def test_one_that_asks_again_after_a_restart_is_answered(self):
         run = gathered(2, most=2)
         for number in (1, 2):
