@@ -86,6 +86,9 @@ class TrainingLoop:
         any_shape = data.for_each_shape is None
         self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
+        #: As `fit` gives them to callbacks; one that finds that the job was ended says so there.
+        self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
+        self._callbacks.set_params(self._params)
         self._early_stop = _only_early_stop(callbacks)
         self._saved = SavedRun(settings.checkpoints, settings.keep, writes=placement.writes)
         self._progress = progress_of(settings.until, session)
@@ -108,6 +111,8 @@ class TrainingLoop:
             try:
                 while not self.reason:
                     self._train_epoch(interruption)
+                if self._progress.totals.steps > self._saved_steps:  # it ended within an epoch
+                    self._save_if_whole()
             except EndedError:
                 self._progress.stop(JOB_ENDED)
                 self._save_if_whole()
@@ -184,6 +189,11 @@ class TrainingLoop:
             self._teller.tell_step(self._progress, loss)
         if self._is_save_due(steps) and self._session.cursor.at.number:  # an epoch that is over is saved once judged
             self._save()
+        self._heed_callbacks()
+
+    def _heed_callbacks(self) -> None:
+        if JOB_ENDED in self._params:
+            self._progress.stop(JOB_ENDED)
         if self._model.stop_training:
             self._progress.stop("a callback stopped it")
 
@@ -197,11 +207,13 @@ class TrainingLoop:
             self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=totals.steps)
         for callback in self._callbacks.callbacks:  # the list itself would give them a copy of the logs
             callback.on_epoch_end(epoch, logs)
+        if JOB_ENDED in self._params:  # the epoch is not judged
+            self._heed_callbacks()
+            return
         self._teller.tell_epoch(totals, logs)
         if self._early_stop is not None and self._early_stop.note(epoch, logs):
             self._progress.stop(f"stopped early, {self._early_stop.reason}")
-        if self._model.stop_training:
-            self._progress.stop("a callback stopped it")
+        self._heed_callbacks()
         self._is_ending_epoch = False
         self._save()
 

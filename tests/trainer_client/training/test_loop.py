@@ -190,6 +190,28 @@ def test_an_epoch_whose_last_step_is_interrupted_is_judged_before_it_is_saved(tm
     assert [epoch for epoch, *_ in feed.session.told] == [1]
 
 
+def test_a_run_that_reaches_its_steps_within_an_epoch_is_saved_there(tmp_path):
+    looped(tmp_path, Until(steps=6)).run()
+    assert (saved(tmp_path)[1]["epoch"], saved(tmp_path)[1]["step"]) == (1, 6)
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_job_that_ends_while_an_epoch_is_validated_ends_the_run_in_good_order(tmp_path, judged):
+    feed, dev = FakeFeed(epochs=STEPS), FakeFeed(epochs=(2,), evaluation=True)
+    ended = EndedError(expected="a job", got="none", where="job", remedy="Start another.")
+
+    class End(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            feed.interrupt(ended)
+            dev.interrupt(ended)
+
+    rules = [EarlyStop(NoProgress(3), monitor="val_fake_loss")] if judged else []
+    callbacks = [End(), Validation(dev, epochs=1, **FORM), *rules]
+    loop = looped(tmp_path, Until(epochs=2), feed=feed, callbacks=callbacks, save_every_steps=3)
+    assert loop.run() == JOB_ENDED
+    assert saved(tmp_path)[1]["step"] == (3 if judged else 4), "with early stop the epoch is judged again"
+
+
 @pytest.mark.parametrize("judged", [False, True])
 def test_an_epoch_that_was_interrupted_while_it_was_judged_is_judged_again(tmp_path, judged):
     class Interrupt(keras.callbacks.Callback):
