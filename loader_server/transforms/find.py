@@ -43,13 +43,13 @@ _Settings: TypeAlias = Any
 
 #: The built-in transforms, by their names in a job file.
 BUILT_INS: Mapping[str, str] = {
-    "logmel": "loader_server.transforms.audio.logmel:LogMel",
+    "logmel": "loader_server.transforms.audio.logmel:LogMelTransform",
     "mfcc": "loader_server.transforms.audio.mfcc:Mfcc",
     "waveform": "loader_server.transforms.audio.waveform:Waveform",
     "speed_perturb": "loader_server.transforms.audio.speed_perturb:SpeedPerturb",
     "noise": "loader_server.transforms.audio.noise:RecordedNoise",
     "reverberation": "loader_server.transforms.audio.reverberation:Reverberation",
-    "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugment",
+    "spec_augment": "loader_server.transforms.features.spec_augment:SpecAugmentTransform",
     "normalise": "loader_server.transforms.features.normalise:Normalise",
     "characters": "loader_server.transforms.characters:Characters",
     "ctc_fit": "loader_server.transforms.ctc_fit:CtcFit",

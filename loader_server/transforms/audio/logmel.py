@@ -16,11 +16,11 @@ from shared.audio.features import LogMelSettings
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["LogMel", "LogMelSettings"]
+__all__ = ["LogMelSettings", "LogMelTransform"]
 
 
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
-class LogMel:
+class LogMelTransform:
     """The transform: `audio` becomes float32 `[frames, bands]`."""
 
     def __init__(self, settings: LogMelSettings) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["SpecAugment", "SpecAugmentSettings"]
+__all__ = ["SpecAugmentSettings", "SpecAugmentTransform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SpecAugmentSettings(StripeSettings):
 
 
 @transform(settings=SpecAugmentSettings)
-class SpecAugment:
+class SpecAugmentTransform:
     """The transform: the features keep their shape."""
 
     def __init__(self, settings: SpecAugmentSettings) -> None:

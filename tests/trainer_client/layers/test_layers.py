@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loader_server.transforms.audio.logmel import LogMel as InLoaders
-from loader_server.transforms.audio.logmel import LogMelSettings
-from loader_server.transforms.features.spec_augment import SpecAugment as InLoadersToo
-from loader_server.transforms.features.spec_augment import SpecAugmentSettings
+from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
+from loader_server.transforms.features.spec_augment import SpecAugmentSettings, SpecAugmentTransform
 from shared.audio.conventions import NAMED
 from shared.errors import SettingsError
 from shared.quick_import import quick_import
@@ -47,7 +45,7 @@ def padded(rows, dtype="float32", room=0):
 
 def in_loaders(row, table):
     sample = {"audio": row.astype(np.float32) / np.float32(2**15), "audio_rate": 8000}
-    InLoaders(read_table(LogMelSettings, table, "here"))(sample, RNG)
+    LogMelTransform(read_table(LogMelSettings, table, "here"))(sample, RNG)
     return sample["audio"]
 
 
@@ -214,7 +212,7 @@ def test_as_much_is_wiped_out_as_in_loaders():
     before, length = features(rows=2001)
     said = {"time_width": 8, "time_share": 0.3, "band_width": 6}
     here = SpecAugment(seed=2, **said)(before, length, training=True).numpy() != before
-    transform, rng = InLoadersToo(SpecAugmentSettings(**said)), np.random.default_rng(2)
+    transform, rng = SpecAugmentTransform(SpecAugmentSettings(**said)), np.random.default_rng(2)
     there = np.zeros_like(here)
     for row, own in enumerate(before[:-1]):
         transform(sample := {"audio": own[:40]}, rng)

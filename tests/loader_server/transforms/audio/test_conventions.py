@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.transforms.audio.logmel import LogMel, LogMelSettings
+from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
 from loader_server.transforms.audio.mfcc import Mfcc, MfccSettings
 from loader_server.transforms.chain import Chain
 from shared.audio.conventions import NAMED
@@ -20,7 +20,7 @@ CASES = golden_cases()
 def test_the_numbers_are_those_of_the_package(name):
     transform, said, audio, wanted = CASES[name]
     made = {"audio": audio, "audio_rate": said["rate"]}
-    call = LogMel(LogMelSettings(**said)) if transform == "logmel" else Mfcc(MfccSettings(**said))
+    call = LogMelTransform(LogMelSettings(**said)) if transform == "logmel" else Mfcc(MfccSettings(**said))
     call(made, RNG)
     assert made["audio"].shape == wanted.shape
     assert made["audio"].dtype == np.float32
@@ -37,7 +37,7 @@ def test_each_convention_is_held_against_its_package():
         assert (wanted[-1] == wanted[-2]).mean() > 0.9
 
 
-def framed(frames, transform=LogMel, kind=LogMelSettings, rate=8000, **said):
+def framed(frames, transform=LogMelTransform, kind=LogMelSettings, rate=8000, **said):
     ready = transform(kind(rate=8000, bands=8, low_hz=0.0, **said))
     sample = {"audio": np.linspace(-1, 1, frames, dtype=np.float32), "audio_rate": rate}
     ready(sample, RNG)
@@ -75,7 +75,7 @@ def test_the_audio_that_came_in_is_left_alone():
     for convention in NAMED:
         sample = {"audio": np.linspace(-1, 1, 500, dtype=np.float32), "audio_rate": 8000}
         audio, before = sample["audio"], sample["audio"].copy()
-        LogMel(LogMelSettings(rate=8000, convention=convention))(sample, RNG)
+        LogMelTransform(LogMelSettings(rate=8000, convention=convention))(sample, RNG)
         assert (audio == before).all()
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.transforms.audio.logmel import LogMel, LogMelSettings
+from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
 from shared.audio.mel_filters import own_filters
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 def bands_of(audio, **settings):
     sample = {"audio": audio, "audio_rate": 8000}
-    LogMel(LogMelSettings(**settings))(sample, RNG)
+    LogMelTransform(LogMelSettings(**settings))(sample, RNG)
     return sample["audio"]
 
 
@@ -70,7 +70,7 @@ def test_the_bands_are_those_of_the_definition():
 def test_the_bands_of_a_recording_are_those_of_the_definition(rate, bands, loudness):
     audio = recorded(6.01, rate, loudness)  # longer than what is transformed at once
     sample = {"audio": audio, "audio_rate": rate}
-    LogMel(LogMelSettings(rate=rate, bands=bands))(sample, RNG)
+    LogMelTransform(LogMelSettings(rate=rate, bands=bands))(sample, RNG)
     errors = np.abs(sample["audio"] - reference(audio, rate, bands))
     assert np.quantile(errors, 0.99) < 1e-5
     assert errors.max() < 1e-3  # where a frame happens to hold next to nothing of a narrow band
@@ -82,7 +82,7 @@ def test_our_bytes_stay_what_they_are(rate, frames):
     audio = recorded((frames * 80 + 120) / 8000, rate, 0.1)
     audio[len(audio) // 2 :] *= frames % 2  # silence as well
     sample = {"audio": audio, "audio_rate": rate}
-    LogMel(LogMelSettings(rate=rate))(sample, RNG)
+    LogMelTransform(LogMelSettings(rate=rate))(sample, RNG)
     assert sample["audio"].tobytes() == step_by_step(audio, rate).tobytes()
 
 
@@ -130,7 +130,7 @@ def test_a_higher_tone_lies_in_a_higher_band():
 
 def test_the_same_audio_gives_the_same_bytes_again():
     audio = tone(4, 9000, 8000)
-    transform = LogMel(LogMelSettings(rate=8000))
+    transform = LogMelTransform(LogMelSettings(rate=8000))
     first, second = ({"audio": audio.copy(), "audio_rate": 8000} for _ in range(2))
     transform(first, RNG)
     transform({"audio": tone(1, 3000, 8000), "audio_rate": 8000}, RNG)
@@ -153,7 +153,7 @@ def test_the_audio_that_came_in_is_left_alone():
     hop=st.sampled_from([0.005, 0.01, 0.0125]),
 )
 def test_there_are_as_many_frames_as_the_declared_length(frames, file_rate, rate, window, hop):
-    transform = LogMel(LogMelSettings(rate=rate, bands=8, window=window, hop=hop))
+    transform = LogMelTransform(LogMelSettings(rate=rate, bands=8, window=window, hop=hop))
     sample = {"audio": np.zeros(frames, np.float32), "audio_rate": file_rate}
     transform(sample, RNG)
     lengths = {"audio": np.array([frames]), "audio_rate": np.array([file_rate])}
@@ -181,9 +181,9 @@ def test_an_impossible_window_is_refused():
     with pytest.raises(
         SettingsError, match=r"^window and hop: expected a window of at least 2 samples .* at 8000 Hz, got 1 and 80"
     ):
-        LogMel(LogMelSettings(rate=8000, window=0.0001))
+        LogMelTransform(LogMelSettings(rate=8000, window=0.0001))
 
 
 def test_an_edge_above_half_the_rate_is_refused():
     with pytest.raises(SettingsError, match=r"expected low_hz < high_hz <= 4000, half the rate, got .*high_hz = 7000"):
-        LogMel(LogMelSettings(rate=8000, high_hz=7000.0))
+        LogMelTransform(LogMelSettings(rate=8000, high_hz=7000.0))

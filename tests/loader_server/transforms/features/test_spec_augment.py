@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.features.spec_augment import SpecAugment, SpecAugmentSettings
+from loader_server.transforms.features.spec_augment import SpecAugmentSettings, SpecAugmentTransform
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
 from shared.wire.layout import Field
@@ -16,7 +16,7 @@ RAW = (Field(key="audio", dtype="float32", shape=(None, 40), per_second=100.0),)
 
 def augmented(features, seed=0, **settings):
     sample = {"audio": features}
-    SpecAugment(SpecAugmentSettings(**settings))(sample, np.random.default_rng(seed))
+    SpecAugmentTransform(SpecAugmentSettings(**settings))(sample, np.random.default_rng(seed))
     return sample["audio"]
 
 
