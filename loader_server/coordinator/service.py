@@ -8,6 +8,7 @@ be written again no lease and no place is promised, and no lease expires.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from queue import SimpleQueue
@@ -58,6 +59,12 @@ __all__ = ["Coordinator", "open_coordinator"]
 
 #: A turn that took this many times the usual pause was a stall; everybody's next heartbeat comes within as many.
 _STALL_TICKS = 4
+
+#: How long trainers have to hear that their job was ended, each heartbeat anew, and how often we look meanwhile.
+_LAST_WORDS_S = 1.0
+_LOOK_MS = 50
+#: How long what was said last may take to leave.
+_LINGER_MS = 200
 
 
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None) -> Coordinator:
@@ -110,8 +117,8 @@ class Coordinator:
         self._stopping = False
         #: Whether trainers finish what they have, if the job is to end and they were not told yet.
         self._drains: bool | None = None
-        #: How long the last messages may take.
-        self._linger_ms = 200
+        #: Until when trainers may still hear that the job was ended.
+        self._last_words_s = -math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.guard = Guard(self._context, keys, TO_COORDINATOR)
         self._router = bind_router(self._context, endpoint, keys)
@@ -147,8 +154,8 @@ class Coordinator:
         turned_s = time.monotonic()
         due_s = turned_s + self._tick_s
         try:
-            while not self._stopping:
-                poller.poll(int(1000 * self._tick_s))
+            while not self._stopping or self._drains is not None or self._has_last_words():
+                poller.poll(_LOOK_MS if self._stopping else int(1000 * self._tick_s))
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
@@ -166,7 +173,6 @@ class Coordinator:
                     self.report = self._state.report(now_s)
                     tell(self.report)
                 self._carry_out(instructions)
-            self._carry_out(self._take_in_end(time.monotonic()))
         finally:
             self._close()
 
@@ -179,6 +185,11 @@ class Coordinator:
         """End soon; may be called from a signal handler."""
         self._stopping = True
         self._waker.wake()
+
+    def _has_last_words(self) -> bool:
+        """Whether trainers that were told of the end are there: what is unread when a connection ends is lost."""
+        ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
+        return ends is not None and ends["trainers"] > 0
 
     def _take_in(self, now_s: float) -> list[Instruction]:
         self.guard.look(now_s)
@@ -209,7 +220,7 @@ class Coordinator:
         drains, self._drains = self._drains, None
         if drains is None:
             return []
-        self._linger_ms = 2000  # nobody says again that the job was ended
+        self._last_words_s = now_s + _LAST_WORDS_S
         instructions = self._state.handle(EndOrdered(drains), now_s)
         self._log.info("job ends", **self._state.report(now_s)["ends"])
         return instructions
@@ -268,7 +279,7 @@ class Coordinator:
 
     def _close(self) -> None:
         self.doors.close()
-        self._router.close(linger=self._linger_ms)
+        self._router.close(linger=_LINGER_MS)
         self._context.term()
         self._waker.close()
         self.writer.write(())

@@ -92,7 +92,7 @@ class CoordinatorState:
             timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)),
         )
-        self._ending = Ending(self._streams, self._queues)
+        self.ending = Ending(self._streams, self._queues)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -104,7 +104,7 @@ class CoordinatorState:
         elif isinstance(event, Excused):
             self._queues.excuse(now_s)
         elif isinstance(event, EndOrdered):
-            self._out.extend(self._ending.order(drains=event.drains))
+            self._out.extend(self.ending.order(drains=event.drains))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -155,7 +155,7 @@ class CoordinatorState:
     # --- trainers ---
 
     def _join(self, peer: bytes, join: m.Join, now_s: float) -> None:
-        is_ending = self._ending.report() is not None
+        is_ending = self.ending.report() is not None
         self._out += [Send(peer, refusals.run_ended(join))] if is_ending else self._worlds.join(peer, join, now_s)
 
     def _attach(self, peer: bytes, attach: m.Attach, now_s: float) -> None:
@@ -210,7 +210,7 @@ class CoordinatorState:
             self.counts.stale += 1
             return
         trainer.peer, trainer.heard_s = peer, now_s
-        self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
+        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer)]
 
     def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None, now_s: float) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
@@ -250,7 +250,7 @@ class CoordinatorState:
         )
         self._streams[attach.stream].add(trainer)
         self.counts.attaches += 1
-        self._out += [Send(peer, self._grant(trainer)), *self._ending.greet(peer)]
+        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer)]
         self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
@@ -282,7 +282,7 @@ class CoordinatorState:
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
         members = self._workers.members
-        self._out.append(Send(peer, members if progress.members != members.version else self._ending.news()))
+        self._out.append(Send(peer, members if progress.members != members.version else self.ending.news()))
         self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
@@ -438,7 +438,7 @@ class CoordinatorState:
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
             "failing": [{name: getattr(one, name) for name in one.checks} for one in self._workers.failing],
             "culprits": self._convictions.report(),
-            "ends": self._ending.report(),
+            "ends": self.ending.report(),
             **self.counts.report(),
         }
 

@@ -87,6 +87,18 @@ def test_a_run_ends_in_good_order_and_says_why(tmp_path, capsys, mode):
     assert re.match(rf"FINISHED: \d+ epochs, {steps} steps, .*: the job was ended", last)
 
 
+def test_without_draining_nobody_gets_another_batch(tmp_path, mode):
+    job = write(tmp_path, mode, PATIENT)
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, rank=0) as feed:
+        batches = iter(feed)
+        next(batches)
+        with ending(job) as command:
+            assert command.wait(100) == 0
+        wait_until(lambda: feed._session.ended, "the trainer was told")
+        with pytest.raises(EndedError):
+            next(batches)
+
+
 @pytest.mark.heritage("D13")
 @pytest.mark.parametrize("how", ["deadline", "Ctrl-C"])
 def test_a_trainer_that_does_not_finish_is_waited_for_so_long_and_no_longer(tmp_path, how):
