@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import trainer_client
-from shared.errors import ClosedError, SettingsError
+from shared.errors import ClosedError, EndedError, LostError, SettingsError
 from shared.wire import messages as m
 from shared.wire.parts import Cursor, WireShape
 from tests.support.ends import Ends
+from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE
 
 
@@ -155,3 +158,29 @@ def test_a_reading_that_was_closed_gives_no_more(feed):
 
 def test_a_sample_is_called_what_the_source_calls_it(feed):
     assert feed.tag(3) == "sample 3"
+
+
+class TestWhetherServed:
+    def test_it_is_while_the_coordinator_answers(self, feed):
+        feed._session.ask_whether_served()
+        assert [batch.number for batch in feed] == list(range(BATCHES))
+
+    def test_it_is_not_once_nobody_answers(self):
+        with Ends() as ends, trainer_client.connect(ends.endpoint, connect_timeout_s=5.0) as feed:
+            feed._session.receiver.settings = replace(feed._session.receiver.settings, connect_timeout_s=0.2)
+            ends.answers[m.Attach] = lambda _: []
+            with pytest.raises(LostError, match=r"a coordinator that answers within 0\.2 s"):
+                feed._session.ask_whether_served()
+
+    def test_what_stopped_the_feed_is_raised(self, feed):
+        feed.interrupt(ValueError("meanwhile"))
+        with pytest.raises(ValueError, match="meanwhile"):
+            feed._session.ask_whether_served()
+
+    def test_the_end_of_the_job_is_raised(self):
+        with Ends() as ends:
+            ends.answers[m.Progress] = lambda _: [m.JobEnds(drains=True)]
+            with trainer_client.connect(ends.endpoint) as feed:
+                wait_until(lambda: feed._session.ended, "the feed was told")
+                with pytest.raises(EndedError, match="the job was ended"):
+                    feed._session.ask_whether_served()

@@ -106,6 +106,21 @@ def test_it_answers_at_once_and_what_it_promised_is_in_the_journal(serve):
     }
 
 
+def test_one_whose_job_was_ended_says_so_until_its_trainers_have_left(serve, monkeypatch):
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 60.0)
+    served = serve(replace(SETTINGS, heartbeat_timeout_s=400.0))
+    trainer = served.peer()
+    members = trainer.ask(attach()).members
+    served.coordinator.end_job(drains=False)
+    served.coordinator.stop()
+    ends = m.JobEnds(drains=False)
+    assert trainer.hear() == ends
+    assert trainer.ask(progress(0, 1, 8, members=members)) == ends
+    trainer.send(m.Detach(stream="train", rank=0, incarnation=1000))
+    served._thread.join(20)
+    assert not served._thread.is_alive()
+
+
 def test_one_that_cannot_start_lets_the_journal_go(tmp_path):
     job = JobFile(write_job(tmp_path, samples=2))
     with pytest.raises(DataError, match="loader-server index"):
