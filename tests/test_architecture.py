@@ -401,7 +401,12 @@ def test_loaders_and_the_plain_feed_need_no_tensorflow():
     modules = [
         module_of(name) for name in FILES if name.startswith(("loader_server/", "shared/")) and "__main__" not in name
     ]
-    modules += ["trainer_client", "trainer_client.feed", "trainer_client.runs.evaluate", "trainer_client.runs.predict"]
+    modules += [
+        "trainer_client",
+        "trainer_client.feed",
+        "trainer_client.runs.evaluate",
+        "trainer_client.runs.predicting.predict",
+    ]
     code = (
         f"import importlib, sys\nfor name in {modules!r}:\n"
         "    importlib.import_module(name)\n"

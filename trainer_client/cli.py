@@ -300,7 +300,7 @@ def _output(text: str) -> Path:
 
 
 def _predict(options: argparse.Namespace) -> int:
-    from trainer_client.runs.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.runs.predicting.predict import PredictOrder, predict  # noqa: PLC0415 - so that --help is quick
 
     predict(
         PredictOrder(

@@ -1,6 +1,6 @@
 """A data set that a trainer sends: what an element holds, and a graph of TensorFlow, as bytes.
 
-Rules: pure; knows no TensorFlow; never pickle. A reader survives any bytes. Equal bytes are the same data set.
+Rules: pure; knows no TensorFlow; no Python objects cross. A reader survives any bytes. Equal bytes are the same data.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
             members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
             return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # What numpy takes for a pickle may be anything; loading it is not the remedy.
+        # numpy advises to load such a file all the same, which would run whatever it holds.
         got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
         raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
 

@@ -1,7 +1,7 @@
 """`trainer_client.distribute`: lets the job's workers make a data set of this process, and reads it from there.
 
 For scripts that have a data set already, such as those written for `tf.data service`: only one line changes. Rules:
-what crosses is the graph, never a pickle; elements have the structure and the values that they would have here.
+what crosses is the graph, and no Python object; elements have the structure and the values that they would have here.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from shared.errors import DataError, SettingsError
-from trainer_client.runs import prediction_files, prediction_parts
-from trainer_client.runs.prediction_files import check_format, write_rows
-from trainer_client.runs.prediction_parts import PredictionParts
+from trainer_client.runs.predicting import prediction_files, prediction_parts
+from trainer_client.runs.predicting.prediction_files import check_format, write_rows
+from trainer_client.runs.predicting.prediction_parts import PredictionParts
 
 if TYPE_CHECKING:
     from pathlib import Path

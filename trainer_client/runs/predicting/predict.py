@@ -25,8 +25,8 @@ from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.feed import connect
 from trainer_client.runs.evaluate import models_own, no_checkpoint
 from trainer_client.runs.lines import finished_line, starting_line
-from trainer_client.runs.prediction_files import check_format, write_rows
-from trainer_client.runs.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
+from trainer_client.runs.predicting.prediction_files import check_format, write_rows
+from trainer_client.runs.predicting.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
 from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainer_client.checkpoint_folder import Arrays
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
-    from trainer_client.runs.prediction_parts import Finished
+    from trainer_client.runs.predicting.prediction_parts import Finished
 
 __all__ = ["PredictOrder", "predict"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.extras import library
-from trainer_client.runs.prediction_parts import MASKED, SAMPLE, came_again
+from trainer_client.runs.predicting.prediction_parts import MASKED, SAMPLE, came_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trainer_client.runs.prediction_parts import Finished
+    from trainer_client.runs.predicting.prediction_parts import Finished
 
 __all__ = ["FORMATS", "check_format", "write_rows"]
 
