@@ -23,8 +23,7 @@ __all__ = ["run_elastic"]
 
 _T = TypeVar("_T")
 
-#: What fails when a partner of an exchange dies: errors of these packages. The coordinator knows somewhat later.
-_OF_EXCHANGES = ("tensorflow", "horovod")
+#: The coordinator knows that a partner of an exchange has died so many heartbeat timeouts later.
 _KNOWN_AFTER = GONE_AFTER + 3
 
 #: A process that is to be started anew has so long to leave an exchange in which it may be stuck.
@@ -85,9 +84,13 @@ def _placed(join: Callable[[], Feed]) -> Feed | None:
 def _is_end_of_world(feed: Feed, error: Exception) -> bool:
     if isinstance(error, WorldChangedError):
         return True
+    return feed._session.wait_for_change(_KNOWN_AFTER if _may_be_of_exchange(error) else 0)  # noqa: SLF001 - as above
+
+
+def _may_be_of_exchange(error: Exception) -> bool:
+    """Whether it may be what fails when a partner dies; Gloo, NCCL, Horovod and JAX raise RuntimeErrors."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    waits = isinstance(error, ConnectionError) or packages & set(_OF_EXCHANGES)
-    return feed._session.wait_for_change(_KNOWN_AFTER if waits else 0)  # noqa: SLF001 - as above
+    return isinstance(error, ConnectionError | RuntimeError) or "tensorflow" in packages
 
 
 class _End:
