@@ -68,8 +68,8 @@ def loop_overhead(steps: int = _STEPS, pairs: int = _PAIRS) -> dict[str, float]:
         import keras  # noqa: PLC0415 - seconds
         import tensorflow as tf  # noqa: PLC0415 - as above
 
+        from trainer_client.strategies.single import Single  # noqa: PLC0415
         from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415
-        from trainer_client.training.placement import Single  # noqa: PLC0415
     keras.utils.set_random_seed(7)
     inputs = tf.random.normal((128, _WIDTH))
     data = tf.data.Dataset.from_tensors((inputs, inputs[:, :1], tf.ones(128))).cache().repeat(steps)

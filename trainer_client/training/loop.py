@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
     from trainer_client.runs.until import Until
-    from trainer_client.training.placement import Placement
+    from trainer_client.strategies.placement import Placement
 
 __all__ = ["LoopSettings", "TrainingData", "TrainingLoop"]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
+    from trainer_client.strategies.placement import Placement
     from trainer_client.training.loop import TrainingData
-    from trainer_client.training.placement import Placement
 
 __all__ = ["TrainOrder", "train"]
 
@@ -58,9 +58,9 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         _refuse_evaluation(feed)
         judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges]
         with quick_import():  # TensorFlow takes seconds
+            from trainer_client.strategies.by_name import STRATEGIES  # noqa: PLC0415
             from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415
-            from trainer_client.training.placement import PLACEMENTS  # noqa: PLC0415
-        placement = PLACEMENTS[order.strategy]()
+        placement = STRATEGIES[order.strategy]()
         model = _model(order, placement)
         data = _data(order, feed, placement)
         callbacks = _callbacks(order, judges)

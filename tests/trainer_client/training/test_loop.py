@@ -19,7 +19,7 @@ from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validat
 from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.runs.run import JOB_ENDED  # isort: skip
 from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
-from trainer_client.training.placement import Single  # isort: skip
+from trainer_client.strategies.single import Single  # isort: skip
 from trainer_client.training.step import NOT_FINITE, NOTHING_TO_APPLY, TrainStep  # isort: skip
 
 FORM = {"inputs": "audio", "targets": "weight", "weights": "weight"}

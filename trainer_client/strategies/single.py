@@ -1,13 +1,9 @@
-"""Where training takes place: what the loop asks of a strategy, and the answers for one device.
-
-Rules: the loop knows nothing else of strategies, so another one is another class here. A step's outcome is the same on
-all replicas, for all of them have to take the same decisions.
-"""
+"""The strategy of one process on one device."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -19,27 +15,7 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
 
-__all__ = ["PLACEMENTS", "Placement", "Single"]
-
-
-class Placement(Protocol):
-    """One strategy."""
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """Where the model's and the optimizer's variables are made."""
-
-    def refuse_other_world(self, feed: Feed) -> None:
-        """Refuse a feed whose ranks are not this strategy's replicas."""
-
-    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """A pass from the cursor to the end of its epoch, each time that it is iterated; an element is one step's."""
-
-    def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes checkpoints, summaries and the model: one of all does."""
+__all__ = ["Single"]
 
 
 class Single:
@@ -75,7 +51,3 @@ class Single:
         """As `Placement` has it."""
         function: Callable[[Any], Any] = tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False)
         return function
-
-
-#: By the name that the command line has for them.
-PLACEMENTS: dict[str, Callable[[], Placement]] = {"single": Single}

@@ -1,0 +1,37 @@
+"""Where training takes place: what the loop asks of a strategy.
+
+Rules: the loop knows nothing else of strategies, so another one is another class in this room. A step's outcome is the
+same on all replicas, for all of them have to take the same decisions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from trainer_client.feed import Feed
+
+__all__ = ["Placement"]
+
+
+class Placement(Protocol):
+    """One strategy."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Where the model's and the optimizer's variables are made."""
+
+    def refuse_other_world(self, feed: Feed) -> None:
+        """Refuse a feed whose ranks are not this strategy's replicas."""
+
+    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
+        """A pass from the cursor to the end of its epoch, each time that it is iterated; an element is one step's."""
+
+    def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+        """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes checkpoints, summaries and the model: one of all does."""

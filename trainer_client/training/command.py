@@ -1,0 +1,119 @@
+"""The arguments of `trainer-client train`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_client.runs.arguments import add_job, add_model, at_least, command_named, model_module, positive, whole
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_train"]
+
+_TRAIN = """\
+Train the model of a module of yours on a running job's stream, from the newest checkpoint on, to a target. This process
+trains alone, on one device; start it again if it was killed.
+
+The module says model(), loss, optimizer() and feed_keys (or dataset_pipeline, if the stream is a pipeline), and if you
+like eval_metrics() and callbacks(). The folder has checkpoints as FeedCheckpoint writes them: model and place in the
+data together. SIGTERM and Ctrl-C save what was trained on. Each limit counts from the model's beginning, or with a plus
+from the checkpoint: --epochs +10."""
+
+_TRAIN_EXAMPLES = """\
+examples:
+  trainer-client train --model trainer_client.demo --feed tcp://127.0.0.1:7400 --checkpoint checkpoints --epochs 6
+  trainer-client train --model speech --param units=256 --feed tcp://127.0.0.1:7400 --checkpoint checkpoints \\
+      --epochs 75 --max-time 86400 --validate dev --summaries logs --export speech.keras"""
+
+
+def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """The command."""
+    texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
+    command = command_named(commands, "train", _train, texts)
+    command.set_defaults(refuse_usage=command.error)
+    group = add_model(command)
+    for piece in ("loss", "optimizer", "eval-metrics", "callbacks"):
+        group.add_argument(f"--{piece}", default="", metavar="[MODULE:]NAME", help="another than the module's")
+    group.add_argument(
+        "--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32", help="of layers"
+    )
+    group.add_argument("--xla", action="store_true", help="compile the step with XLA, once for each shape")
+    group.add_argument("--strategy", choices=("single",), default="single", help="where to train: on one device")
+    group.add_argument(
+        "--seed", type=at_least(0), metavar="N", help="the same weights again on a CPU, from the same data"
+    )
+    add_job(command)
+    command.add_argument("--stream", default="train", help="the stream to train on (train)")
+    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics on loopback; 0: any free port")
+    command.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
+    _add_limits(command)
+    _add_saving(command)
+    return command
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("how far, judged by what")
+    group.add_argument("--epochs", metavar="N", help="until so many epochs are done; +N: so many more")
+    group.add_argument("--steps", metavar="N", help="until so many steps are done; +N: so many more")
+    group.add_argument("--max-time", type=positive, metavar="S", help="for so many seconds at most")
+    group.add_argument("--validate", action="append", metavar="STREAM", help="judge by it; may be given several times")
+    group.add_argument(
+        "--validate-every", type=whole, default=1, metavar="N", help="judge after each so many epochs (1)"
+    )
+    group.add_argument(
+        "--retries", type=at_least(0), default=10, metavar="N", help="tries after gradients that are not finite (10)"
+    )
+
+
+def _add_saving(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what is written")
+    group.add_argument(
+        "--save-every-seconds", type=positive, default=600.0, metavar="S", help="also between epochs' ends (600)"
+    )
+    group.add_argument("--save-every-steps", type=at_least(1), metavar="N", help="also after each so many steps")
+    group.add_argument("--keep", type=whole, default=3, metavar="N", help="checkpoints to keep (3)")
+    group.add_argument("--log-every", type=at_least(1), default=100, metavar="N", help="steps from line to line (100)")
+    group.add_argument("--summaries", type=Path, metavar="FOLDER", help="write the figures for TensorBoard there")
+    group.add_argument(
+        "--export", type=Path, metavar="PATH", help="the model at the end: a .keras file, or a SavedModel's folder"
+    )
+    group.add_argument("--term-exit", type=int, choices=(0, 143), default=143, help="exit code after SIGTERM (143)")
+
+
+def _train(options: argparse.Namespace) -> int:
+    if options.epochs is None and options.steps is None and options.max_time is None:
+        options.refuse_usage("one of --epochs, --steps and --max-time is needed, or training would have no end")
+    from trainer_client.runs.until import Until  # noqa: PLC0415 - so that --help is quick
+    from trainer_client.training.train import TrainOrder, train  # noqa: PLC0415
+
+    names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}
+    order = TrainOrder(
+        module=model_module(options, names),
+        endpoint=options.feed,
+        stream=options.stream,
+        keys=options.keys,
+        connect_timeout_s=options.timeout_seconds,
+        strategy=options.strategy,
+        judges=tuple(options.validate or ()),
+        judge_every=options.validate_every,
+        export=options.export,
+        precision=options.precision,
+        seed=options.seed,
+        metrics_port=options.metrics_port,
+        metrics_targets=options.metrics_targets,
+    )
+    train(
+        order,
+        until=Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time),
+        checkpoints=options.checkpoint,
+        keep=options.keep,
+        save_every_steps=options.save_every_steps,
+        save_every_s=options.save_every_seconds,
+        tell_every=options.log_every,
+        retries=options.retries,
+        xla=options.xla,
+        summaries=options.summaries,
+    )
+    return 0
