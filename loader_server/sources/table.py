@@ -47,6 +47,9 @@ SOURCES: dict[str, str] = {
 
 _ENTRY_POINTS = "stoker.sources"
 
+#: What every source that is named in a job file defines itself.
+_OF_EACH = ("Settings", "fields", "survey", "probe", "decode")
+
 #: How a job file names a class that is not ours, and what opens it.
 _OWN_CLASS = "package.module:Class"
 _MAP_STYLE = "loader_server.sources.map_style:MapStyleSource"
@@ -97,8 +100,17 @@ def dotted_name(name: str, where: str) -> str:
 
 
 def source_class(name: str, where: str) -> type[Source]:
-    """The class of a source by its name in the job file."""
-    return _class_at(dotted_name(name, where))
+    """The class of a source by its name in the job file; a SettingsError if it lacks what every source has."""
+    found = _class_at(dotted_name(name, where))
+    missing = [name for name in _OF_EACH if getattr(found, name, None) is getattr(Source, name, None)]
+    if missing:
+        raise SettingsError(
+            expected=f"a source with its own {', '.join(_OF_EACH)}",
+            got=f"{found.__name__} without {', '.join(missing)}",
+            where=f'{where}, source = "{name}"',
+            remedy="Write what is missing: docs/sources.md shows a whole source.",
+        )
+    return found
 
 
 def settings_of_sources() -> dict[str, type[Any]]:

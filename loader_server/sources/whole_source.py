@@ -44,6 +44,10 @@ class WholeSource(Source):
         """What a sample of the data set below holds, which trainers have to know as well."""
         return ()
 
+    def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Nobody asks: there are no samples."""
+        raise NotImplementedError
+
     def begin_making(self) -> None:
         """Import what making takes: a worker calls this before it says that it is ready."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
-from loader_server.sources import synthetic
+from loader_server.sources import Source, synthetic
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.table import SOURCES, SourceSpec, dotted_name, source_class
 from loader_server.stream import Stream
@@ -28,6 +28,12 @@ class FewSettings(synthetic.SyntheticSettings):
 
 class FewSource(synthetic.SyntheticSource):
     Settings = FewSettings
+
+
+class UnfinishedSource(Source):
+    """Its author has not got to the rest."""
+
+    fields = ()
 
 
 @pytest.fixture
@@ -70,4 +76,12 @@ def test_a_job_file_gives_such_a_source_its_settings(tmp_path: Path) -> None:
     assert Stream(JobFile(job), "train").source.settings == FewSettings(samples=30, fewer=3)
     job.write_text(text + "samples = 30\nfewr = 3\n")
     with pytest.raises(SettingsError, match='perhaps "fewer", got "fewr"'):
+        JobFile(job)
+
+
+def test_a_source_that_lacks_methods_is_refused_by_their_names_before_anything_runs(tmp_path: Path) -> None:
+    name = f"{__name__}:UnfinishedSource"
+    job = tmp_path / "job.toml"
+    job.write_text(f'[job]\nname = "x"\n[streams.train]\nsource = "{name}"\nlength = "x"\n')
+    with pytest.raises(SettingsError, match=r"got UnfinishedSource without Settings, survey, probe, decode\. Write"):
         JobFile(job)
