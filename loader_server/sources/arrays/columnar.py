@@ -17,7 +17,7 @@ import numpy as np
 from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues, lengths_and_faults, value_of, values_of
 from loader_server.sources.arrays.gathering import joined_parts, parted
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.arrays.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.arrays.schemas import kinds_of, refuse_other_columns, told, unusable
 from loader_server.sources.files.opening import changed
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
@@ -214,6 +214,7 @@ class ColumnarSource(Source):
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
             refuse_other_files(self.files, indexed)
         self.indexed = indexed
+        self._in_use = FilesInUse(self.files, indexed)
         self._rows = indexed.numbers["row"]
 
     @property
@@ -238,8 +239,10 @@ class ColumnarSource(Source):
         return self._groups
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
-        _, arrays = self._arrays_of(group)
-        return [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
+        path, arrays = self._arrays_of(group)
+        values = [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
+        self._in_use.refuse_changed(path)
+        return values
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """One sample of each group that is not in memory."""

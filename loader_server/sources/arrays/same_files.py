@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from loader_server.sources.files.opening import changed
+from loader_server.sources.remote.urls import is_url
 from shared.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loader_server.sources.files.opening import Files
+    from loader_server.sources.files.opening import FileFacts, Files
     from loader_server.sources.source import Indexed
 
-__all__ = ["noted_origin", "refuse_other_files"]
+__all__ = ["FilesInUse", "noted_origin", "refuse_other_files"]
 
 #: A digest covers this many pieces of this many bytes.
 _PIECES, _PIECE_BYTES = 64, 4096
@@ -42,6 +44,28 @@ def refuse_other_files(files: Files, indexed: Indexed) -> None:
                 where=f"{files.where(path)}, index {indexed.place}",
                 remedy="The file has changed: run loader-server index.",
             )
+
+
+class FilesInUse:
+    """The files of an index that is open, which others may write over while they are read."""
+
+    def __init__(self, files: Files, indexed: Indexed) -> None:
+        self._files = files
+        self._said = {one["path"]: one for one in indexed.origin}
+        self._known: dict[str, FileFacts] = {}
+
+    def refuse_changed(self, path: str) -> None:
+        """Refuse a local file that is no longer the one that was indexed: to be called after reading from it. Remote
+        ones are read as the version that they were.
+        """
+        if is_url(path) or (now := self._files.facts(path)) == self._known.get(path):
+            return
+        said = self._said[path]
+        if now.bytes != said["bytes"] or (
+            now.version != said["version"] and _digest(self._files, path, now.bytes) != said["digest"]
+        ):
+            raise changed("the file that was indexed", f"another one of {now.bytes} bytes", self._files.where(path))
+        self._known[path] = now
 
 
 def _digest(files: Files, path: str, nbytes: int) -> str:

@@ -299,12 +299,12 @@ def test_rows_that_cannot_be_decoded_are_an_error_that_names_them(tmp_path: Path
     spec = spec_of("parquet", tmp_path, paths=["a.parquet"])
     index_source(spec)
     source = open_source(spec)
+    assert decoded(source, 0)["tokens"].tolist() == [0] * 90
     meta = pq.read_metadata(path).row_group(1).column(0)
     start = meta.dictionary_page_offset or meta.data_page_offset
     raw = bytearray(path.read_bytes())
     raw[start : start + meta.total_compressed_size] = b"\xff" * meta.total_compressed_size
     path.write_bytes(raw)
-    assert decoded(source, 0)["tokens"].tolist() == [0] * 90
     with pytest.raises(
         ReadError, match=r"a\.parquet: expected rows from 100 on that can be decoded, got .* has changed"
     ):
@@ -323,3 +323,19 @@ def test_another_file_of_the_same_size_is_refused_and_a_copy_is_not(tmp_path: Pa
     assert path.stat().st_size
     with pytest.raises(DataError, match=r"run loader-server index"):
         open_source(spec)
+
+
+@FORMATS
+def test_a_file_that_is_written_over_while_it_is_in_use_is_refused_and_one_that_is_touched_is_not(
+    tmp_path: Path, name: str
+) -> None:
+    path = written(tmp_path / name)
+    source, _ = opened(tmp_path, name)
+    assert decoded(source, 4)["label"] == 4
+    os.utime(path, ns=(1, 1))
+    assert decoded(source, 14)["label"] == 14
+    other = written(tmp_path / f"other-{name}", {"tokens": tokens(30), "label": pa.array(range(60, 90))})
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(ReadError, match=rf"{name}: expected the file that was indexed, .* has changed since"):
+        decoded(source, 24)
+    assert decoded(source, 4)["label"] == 4  # which was read before
