@@ -55,7 +55,11 @@ class Batch(dict[str, Any]):
         """In queue mode: training on this batch failed. It is leased again, unless that was its last try."""
         self._say(done=False)
 
-    def _say(self, *, done: bool) -> None:
+    def give_back(self) -> None:
+        """In queue mode: this batch was not trained on, through no fault of its own. It is leased again."""
+        self._say(done=False, costs_try=False)
+
+    def _say(self, **outcome: bool) -> None:
         if self._settle is None:
             raise SettingsError(
                 expected="a batch of a stream in queue mode",
@@ -63,7 +67,7 @@ class Batch(dict[str, Any]):
                 where=f"batch {self.number} of epoch {self.epoch}",
                 remedy='Call feed.trained() instead, or write mode = "queue" in the stream\'s table of the job file.',
             )
-        self._settle(done=done)
+        self._settle(**outcome)
 
     @property
     def digest(self) -> int:

@@ -6,8 +6,8 @@ Rules, each from an interleaving that failed without it:
   table need no rule of their own.
 - A report that a number is done counts whoever has the number by now, if its reporter ever had it in this generation,
   because it was trained on. A failure counts only for the present holder.
-- A trainer's death burns no try: a healthy batch would be given up because machines are taken away. A failure does, and
-  so does taking too long.
+- A trainer's death burns no try, nor does giving back: a healthy batch would be given up because machines are taken
+  away. A failure does, and so does taking too long.
 - A lease's deadline starts when its batch is first in its trainer's hands; what waits behind it is held as long as the
   trainer is heard, and is given back with it: a trainer that is stuck on one batch would be stuck on each.
 - Near the end of an epoch fewer are leased ahead, or the slowest trainer would have the last ones alone.
@@ -202,7 +202,7 @@ class LeaseTable:
             self.counts.late += 1
             return None
         if said.generation != self.generation:
-            self.counts.late += len(said.done) + len(said.failed)
+            self.counts.late += len(said.done) + len(said.failed) + len(said.returned)
         elif said.serial > trainer.serial:
             self._settle(said, trainer, now_s)
         trainer.serial, trainer.heard_s = said.serial, now_s
@@ -229,6 +229,8 @@ class LeaseTable:
             self._finish(said.incarnation, lease)
         for lease in said.failed:
             self._fail(said.incarnation, lease)
+        for lease in said.returned:
+            self._take_back(said.incarnation, lease)
 
     def _finish(self, incarnation: int, lease: Lease) -> None:
         one = self._look_up(lease)
@@ -251,6 +253,15 @@ class LeaseTable:
             return
         self.counts.failed += 1
         self._burn((lease.epoch, lease.number), one)
+
+    def _take_back(self, incarnation: int, lease: Lease) -> None:
+        one = self._look_up(lease)
+        if one is None:
+            return
+        if lease.nth != one.nth or one.holder != incarnation:
+            self.counts.late += 1
+            return
+        self._give_back((lease.epoch, lease.number))
 
     def _look_up(self, lease: Lease) -> OutNumber | None:
         """Look a number up: it must not be done, and must have been leased that often; other reports are counted."""

@@ -37,6 +37,7 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
+from shared.wire.topics import server_messages
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
 from shared.wire.topics.end_messages import JobEnds
 from shared.wire.topics.failing_messages import Failing
@@ -220,6 +221,7 @@ class Outcomes(Message):
     generation: int = wire(COUNT)
     done: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
     failed: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    returned: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
     in_hand: Lease | None = wire(Maybe(record(Lease)))
     wanted: int = wire(Integer(0, MOST_LEASES))
     before: int = wire(EPOCH)
@@ -457,6 +459,6 @@ for _class in (
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,
-    NameAnswer, Pushed, Unbuilt, Cancelled,
+    NameAnswer, Pushed, Unbuilt, Cancelled, *server_messages.MESSAGES,
 ):  # fmt: skip
     declare(_class)

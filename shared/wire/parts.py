@@ -31,9 +31,11 @@ __all__ = [
     "EpochDone",
     "Lease",
     "Part",
+    "PartGradient",
     "Seal",
     "SharedSlots",
     "Ticket",
+    "VariablePart",
     "WireField",
     "WireShape",
     "WorkerAddress",
@@ -120,6 +122,24 @@ class DoneSet(Part):
     """What is done in queue mode: every epoch before the first of these, and of these what each says."""
 
     epochs: tuple[EpochDone, ...] = wire(Many(record(EpochDone), 16))
+
+
+@dataclass(frozen=True, slots=True)
+class VariablePart(Part):
+    """Some rows of a variable, from `start` on; one without rows is whole."""
+
+    variable: int = wire(Integer(0, 2**16))
+    start: int = wire(SIZE)
+    shape: tuple[int, ...] = wire(Many(SIZE, 8))
+    dtype: str = wire(Dtype())
+
+
+@dataclass(frozen=True, slots=True)
+class PartGradient(Part):
+    """A gradient of the part at this place of a share: of `rows` rows, each named, or null if of all."""
+
+    place: int = wire(Integer(0, 2**16))
+    rows: int | None = wire(Maybe(SIZE))
 
 
 @dataclass(frozen=True, slots=True)

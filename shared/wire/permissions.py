@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from shared.wire import messages as m
 from shared.wire.refusals import not_attached, refused
+from shared.wire.topics import server_messages as servers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["ROLES", "TO_COORDINATOR", "TO_WORKER", "Role", "refusal"]
+__all__ = ["ROLES", "TO_COORDINATOR", "TO_PARAMETER_SERVER", "TO_WORKER", "Role", "refusal"]
 
 Role = Literal["coordinator", "worker", "trainer"]
 
@@ -53,6 +54,12 @@ TO_WORKER: Mapping[type[m.Message], frozenset[Role]] = {
     m.EpochQuery: _TRAINER,
     m.NameQuery: _TRAINER,
 }
+
+#: What a parameter server understands: trainers', and the first server's, which is one of theirs.
+TO_PARAMETER_SERVER: Mapping[type[m.Message], frozenset[Role]] = dict.fromkeys(
+    (servers.Look, servers.ServeShare, servers.Pull, servers.Push, servers.Save, servers.Finish, servers.Quit,
+     servers.Order), _TRAINER,
+)  # fmt: skip
 
 _REMEDY = (
     "Use the pair of that role (`loader-server keys` says which machine needs which files), or put the key's public "

@@ -189,7 +189,7 @@ class Crowd:
         in_hand = fake.leases[1] if len(fake.leases) > 1 else None
         said = m.Outcomes(
             stream="train", work="train", incarnation=fake.incarnation, serial=fake.serial, generation=fake.generation,
-            done=fake.leases[:1], failed=(), in_hand=in_hand, wanted=2, before=1000, snapshot=False,
+            done=fake.leases[:1], failed=(), returned=(), in_hand=in_hand, wanted=2, before=1000, snapshot=False,
         )  # fmt: skip
         fake.socket.send(encode(said))
 

@@ -204,7 +204,7 @@ class Core:
     def _on_settled(self, event: e.LeaseSettled, _now_s: float) -> None:
         assert self.stream is not None
         assert self.stream.leases is not None
-        self.stream.leases.settle(event.lease, event.generation, done=event.done)
+        self.stream.leases.settle(event.lease, event.generation, done=event.done, costs_try=event.costs_try)
 
     def _on_state_asked(self, event: e.StateAsked, _now_s: float) -> None:
         assert self.stream is not None

@@ -61,7 +61,7 @@ class EndLease:
         self._serial += 1
         self._open = m.Outcomes(
             stream=self._stream, work="train-end", incarnation=self._settings.incarnation, serial=self._serial,
-            generation=self._generation, done=lease if done else (), failed=lease if done is False else (),
+            generation=self._generation, done=lease if done else (), failed=lease if done is False else (), returned=(),
             in_hand=None, wanted=int(done is None), before=self._settings.epochs or 0, snapshot=False,
         )  # fmt: skip
         self.due_s = now_s

@@ -81,11 +81,12 @@ class HandedBack:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettled:
-    """In queue mode: a batch is `done`, or the user failed at it."""
+    """In queue mode: a batch is `done`, or the user failed at it; if not even that, it `costs_try` nothing."""
 
     lease: Lease
     generation: int
     done: bool
+    costs_try: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class HeldLeases:
         self._lost: set[Lease] = set()
         self._done: dict[Lease, None] = {}
         self._failed: dict[Lease, None] = {}
+        self._returned: dict[Lease, None] = {}
         self._serial = 0
         self._open: m.Outcomes | None = None
         self._again_s = self._poll_s = float("inf")
@@ -154,8 +155,8 @@ class HeldLeases:
         self._out.append(i.Restart(reader, self._upcoming.head))
         return True
 
-    def settle(self, lease: Lease, generation: int, *, done: bool) -> None:
-        """The consumer is through with a batch, or failed at it."""
+    def settle(self, lease: Lease, generation: int, *, done: bool, costs_try: bool = True) -> None:
+        """The consumer is through with a batch, or failed at it, or gives it back."""
         self._upcoming.taken.pop(lease, None)
         self._lost.discard(lease)
         self.void.discard(lease)
@@ -166,7 +167,7 @@ class HeldLeases:
         if done:
             self._done[lease] = None
         elif is_held:
-            self._failed[lease] = None
+            (self._failed if costs_try else self._returned)[lease] = None
 
     def ask_state(self, serial: int) -> None:
         """Somebody wants to know what is done, this trainer's own batches included."""
@@ -198,7 +199,8 @@ class HeldLeases:
         wanted, self._open, self._unsettled = self._open.wanted, None, said.unsettled
         if said.generation != self._generation:
             self._begin_generation(said.generation)
-        ours = [lease for lease in said.leases if lease not in self._done and lease not in self._failed]
+        settled = self._done.keys() | self._failed.keys() | self._returned.keys()
+        ours = [lease for lease in said.leases if lease not in settled]
         self._lose([lease for lease in self._held if lease not in set(ours)])
         fresh = [lease for lease in ours if lease not in self._held]
         self._held.update(dict.fromkeys(fresh))
@@ -213,6 +215,7 @@ class HeldLeases:
         self._lost.clear()
         self._done.clear()
         self._failed.clear()
+        self._returned.clear()
         self._generation = generation
 
     def _lose(self, leases: list[Lease]) -> None:
@@ -245,7 +248,7 @@ class HeldLeases:
             self._out.append(i.Serve(self._reader[0], self._upcoming.head, ended=True))
 
     def _has_to_say(self, now_s: float) -> bool:
-        is_news = bool(self._done or self._failed or self._states_asked) or self._is_called
+        is_news = bool(self._done or self._failed or self._returned or self._states_asked) or self._is_called
         is_hungry = now_s >= self._poll_s and self._wanted() > len(self._held)
         in_hand = self._in_hand()
         return is_news or is_hungry or (in_hand is not None and in_hand != self._told_in_hand)
@@ -268,20 +271,24 @@ class HeldLeases:
         return before if self._settings.epochs is None else min(before, max(self._settings.epochs, self._reader[1]))
 
     def _begin(self) -> None:
-        done, failed = list(self._done)[:MOST_LEASES], list(self._failed)[:MOST_LEASES]
-        for lease in done:
-            del self._done[lease]
-        for lease in failed:
-            del self._failed[lease]
+        done, failed, returned = (_take(of) for of in (self._done, self._failed, self._returned))
         is_all = not self._done
         self._serial += 1
         self._told_in_hand, self._is_called = self._in_hand(), False
         snapshot = bool(self._states_asked) and is_all
         self._open = m.Outcomes(
             stream=self._stream, work=self._work, incarnation=self._settings.incarnation, serial=self._serial,
-            generation=self._generation, done=tuple(done), failed=tuple(failed), in_hand=self._told_in_hand,
+            generation=self._generation, done=done, failed=failed, returned=returned, in_hand=self._told_in_hand,
             wanted=min(MOST_LEASES, self._wanted()), before=self._before(), snapshot=snapshot,
         )  # fmt: skip
         if self._open.snapshot:
             self._states_answered_by, self._states_asked = self._states_asked, []
         self._again_s, self._pause_s = 0.0, _FIRST_PAUSE_S
+
+
+def _take(leases: dict[Lease, None]) -> tuple[Lease, ...]:
+    """Take out as many as a message has room for."""
+    some = tuple(leases)[:MOST_LEASES]
+    for lease in some:
+        del leases[lease]
+    return some

@@ -65,12 +65,12 @@ class LeaseAccount:
 
     # --- what becomes of batches ---
 
-    def settle(self, batch: UpcomingBatch, *, done: bool) -> None:
-        """The batch is done, or the user failed at it; the first report counts."""
+    def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True) -> None:
+        """The batch is done, or the user failed at it, or gives it back; the first report counts."""
         if batch in self._taken:
             self._taken.remove(batch)
             self._settled += 1
-            self._tell(batch, done=done)
+            self._tell(batch, done=done, costs_try=costs_try)
 
     def settle_read(self) -> None:
         """The next batch is asked for: all that were read before are done, unless the user said otherwise."""
@@ -91,11 +91,11 @@ class LeaseAccount:
             self._settled += 1
             self._tell(self._taken.popleft(), done=True)
 
-    def _tell(self, batch: UpcomingBatch, *, done: bool) -> None:
+    def _tell(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True) -> None:
         assert batch.lease is not None
         if done:
             self._accounts.count_trained(batch.position.epoch, batch.number, stop=batch.number + 1)
-        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done))
+        self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done, costs_try))
 
     def count_to_end(self, start: Position, _rounds: int) -> None:
         """A reader that began at `start` reached the end of its epoch."""

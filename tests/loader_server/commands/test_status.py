@@ -95,8 +95,8 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     told(attach(), state=state)
     lease = {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1, "in_hand": None, "before": 1}
     lease |= {"wanted": 3, "snapshot": False}
-    told(m.Outcomes(serial=1, done=(), failed=(), **lease), state=state)
-    told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=(Lease(0, 0, 1),), **lease), state=state)
+    told(m.Outcomes(serial=1, done=(), failed=(), returned=(), **lease), state=state)
+    told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=(Lease(0, 0, 1),), returned=(), **lease), state=state)
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
     assert "train (train): batches were given up because trainers failed at them too often: 0 of epoch 0" in lines

@@ -24,7 +24,9 @@ class Desk:
     def batches(self, epoch):
         return self.size(epoch) if callable(self.size) else self.size
 
-    def say(self, who=1, *, done=(), failed=(), wanted=0, in_hand=None, before=1, after_s=0.0, **other) -> Leases:
+    def say(
+        self, who=1, *, done=(), failed=(), returned=(), wanted=0, in_hand=None, before=1, after_s=0.0, **other
+    ) -> Leases:
         self.now_s += after_s
         self._serials[who] = self._serials.get(who, 0) + 1
         said = {
@@ -33,10 +35,16 @@ class Desk:
         }  # fmt: skip
         if in_hand is True:
             held = self.table.trainers[who].leases if who in self.table.trainers else {}
-            gone = {(lease.epoch, lease.number) for lease in (*done, *failed)}
+            gone = {(lease.epoch, lease.number) for lease in (*done, *failed, *returned)}
             in_hand = next((Lease(*key, 1) for key in held if key not in gone), None)
         outcomes = Outcomes(
-            done=tuple(done), failed=tuple(failed), wanted=wanted, in_hand=in_hand, before=before, **{**said, **other}
+            done=tuple(done),
+            failed=tuple(failed),
+            returned=tuple(returned),
+            wanted=wanted,
+            in_hand=in_hand,
+            before=before,
+            **{**said, **other},
         )
         answer = self.table.report(outcomes, self.now_s)
         assert answer is not None
@@ -129,6 +137,21 @@ class TestGivingBack:
         desk.say(1, failed=[first])
         again = desk.say(2, wanted=1).leases[0]
         assert (again.number, again.nth) == (0, 2)
+
+    def test_what_is_given_back_goes_out_again_and_costs_no_try(self):
+        desk = Desk(1)
+        for nth in range(1, 6):
+            (lease,) = desk.say(wanted=1).leases
+            assert (lease.number, lease.nth) == (0, nth)
+            desk.say(returned=[lease])
+            assert desk.say(2).leases == desk.say(1).leases == ()
+        assert (desk.table.counts.returned, desk.table.counts.failed, desk.table.dead) == (5, 0, {})
+
+    def test_only_who_has_it_gives_it_back(self):
+        desk = Desk(1)
+        (lease,) = desk.say(1, wanted=1).leases
+        desk.say(2, returned=[lease])
+        assert (desk.say(1).leases, desk.table.counts.late, desk.table.counts.returned) == ((lease,), 1, 0)
 
     def test_after_so_many_failures_it_is_given_up_and_told(self):
         desk = Desk(1)

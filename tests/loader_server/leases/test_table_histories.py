@@ -66,9 +66,17 @@ class Histories(RuleBasedStateMachine):
         """Of anything that it ever had, whoever has it now."""
         chance = Random(dice)
         some = chance.sample(self.told[who], min(len(self.told[who]), chance.randrange(4)))
-        cut = chance.randint(0, len(some))
+        cut, end = sorted(chance.randint(0, len(some)) for _ in range(2))
         in_hand = in_hand or None
-        self.talk(who, done=some[:cut], failed=some[cut:], wanted=wanted, before=before, in_hand=in_hand)
+        self.talk(
+            who,
+            done=some[:cut],
+            failed=some[cut:end],
+            returned=some[end:],
+            wanted=wanted,
+            before=before,
+            in_hand=in_hand,
+        )
 
     @rule(who=WHO)
     def repeat(self, who):

@@ -14,13 +14,16 @@ from shared.wire.parts import (
     EpochDone,
     Lease,
     Part,
+    PartGradient,
     Seal,
     SharedSlots,
     Ticket,
+    VariablePart,
     WireField,
     WireShape,
     WorkerAddress,
 )
+from shared.wire.topics import server_messages as servers
 
 #: Not by `__subclasses__`: a slotted dataclass leaves its unslotted twin there until it is collected.
 PARTS = {
@@ -33,6 +36,7 @@ TICKET = Ticket(3, 17)
 CURSOR = Cursor(2, 1234, 8, "0123456789abcdef")
 WORKER = WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
 
+PART = VariablePart(0, 100, (200, 4), "float32")
 DONE = DoneSet((EpochDone(2, 1240, (1200, 7, 1)), EpochDone(3, 0, ())))
 
 EXAMPLES: tuple[m.Message, ...] = (
@@ -99,6 +103,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         generation=2,
         done=(Lease(2, 1230, 1),),
         failed=(Lease(2, 1231, 3),),
+        returned=(Lease(2, 1232, 1),),
         in_hand=Lease(2, 1232, 1),
         wanted=16,
         before=4,
@@ -234,6 +239,28 @@ EXAMPLES: tuple[m.Message, ...] = (
         ticket=TICKET, code="failed", expected="a readable file", got="EIO", where="a/é.wav", remedy="Look at the disk."
     ),
     m.Cancelled(ticket=TICKET),
+    servers.Look(serial=1, trainer=2**63 + 1),
+    servers.Shown(serial=1, generation=2**62, version=17, over="", parts=(PART, VariablePart(1, 0, (), "float32"))),
+    servers.ServeShare(
+        serial=2, generation=2**62, version=17, staleness=8, most=0, parts=(PART,), done=DONE, nbytes=9600
+    ),
+    servers.Pull(serial=3, trainer=2**63 + 1, generation=2**62),
+    servers.Push(
+        serial=4,
+        trainer=2**63 + 1,
+        generation=2**62,
+        lease=Lease(2, 1230, 2),
+        based_on=17,
+        refused=Lease(2, 1229, 1),
+        parts=(PartGradient(0, 3), PartGradient(1, None)),
+        nbytes=124,
+    ),
+    servers.Taken(serial=4, code="over", version=18, why="75 epochs are reached"),
+    servers.Save(serial=5, generation=2**62, cut=2**61, settled=2),
+    servers.Values(serial=5, version=18, done=DONE, nbytes=9600),
+    servers.Finish(serial=6, generation=2**62, why="75 epochs are reached"),
+    servers.Quit(trainer=2**63 + 1),
+    servers.Order(generation=2**62, what="apply", version=18, trainer=2**63 + 1, lease=Lease(2, 1230, 2), cut=0),
 )
 
 

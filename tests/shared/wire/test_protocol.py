@@ -11,7 +11,7 @@ import shared
 from shared.wire import bounds, parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
-from shared.wire.permissions import ROLES, TO_COORDINATOR, TO_WORKER
+from shared.wire.permissions import ROLES, TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
 
 PARTS = {
     name: kind
@@ -70,7 +70,7 @@ def test_the_roles_of_messages_are_described():
     }
     described["StatusQuery"] = set(ROLES)
     assert described == {message.kind: roles for message, roles in TO_COORDINATOR.items()}
-    assert set(TO_WORKER.values()) == {frozenset(("trainer",))}
+    assert {*TO_WORKER.values(), *TO_PARAMETER_SERVER.values()} == {frozenset(("trainer",))}
 
 
 def test_it_says_where_it_differs_from_the_first_design():

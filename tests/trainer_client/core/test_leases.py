@@ -99,6 +99,20 @@ def test_a_failure_is_told_as_one():
     assert reports(lone)[0].failed == (Lease(0, 0, 1),)
 
 
+def test_what_is_given_back_is_no_failure():
+    lone = queue()
+    open_reader(lone)
+    answer(lone, leased(0, 1))
+    batch = take(lone, lone.wants()[0])
+    answer(lone, leased(0, 1))
+    lone.tell(e.LeaseSettled(batch.lease, 1, done=False, costs_try=False))
+    (said,) = reports(lone)
+    assert (said.done, said.failed, said.returned) == ((), (), (Lease(0, 0, 1),))
+    lone.tell(e.LeaseSettled(Lease(0, 1, 1), 1, done=False, costs_try=False))
+    answer(lone, leased(0, 1))
+    assert reports(lone)[-1].wanted == 4, "what was given back meanwhile is not taken for a new lease"
+
+
 @pytest.mark.fault(22)
 def test_a_message_is_repeated_as_it_was_until_it_is_answered():
     lone = queue()

@@ -21,7 +21,7 @@ def queue():
 def outcomes(who=1000, serial=1, **other):
     told = {
         "stream": "train", "work": "train", "incarnation": who, "serial": serial, "generation": 1, "done": (),
-        "failed": (), "in_hand": None, "wanted": 0, "before": 1, "snapshot": False,
+        "failed": (), "returned": (), "in_hand": None, "wanted": 0, "before": 1, "snapshot": False,
     }  # fmt: skip
     return m.Outcomes(**{**told, **other})
 

@@ -1,0 +1,149 @@
+"""What trainers and parameter servers say to each other, and the first server to the others.
+
+Rules: pure; as for all messages. Values and gradients are no part of a message: they follow it, in a frame of `nbytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.bounds import Many, Maybe, OneOf, record
+from shared.wire.declared import Message
+from shared.wire.parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
+
+__all__ = [
+    "MESSAGES",
+    "Finish",
+    "Look",
+    "Order",
+    "Pull",
+    "Push",
+    "Quit",
+    "Save",
+    "ServeShare",
+    "Shown",
+    "Taken",
+    "Values",
+]
+
+_MOST_PARTS = 2**13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look(Message):
+    """A trainer asks a server how it stands, and is known to it from then on."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown(Message):
+    """Answers `Look`."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    version: int = wire(COUNT)
+    over: str = wire(NAME)
+    parts: tuple[VariablePart, ...] = wire(Many(record(VariablePart), _MOST_PARTS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeShare(Message):
+    """The chief gives a server its share, whatever it had before; all values follow."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    version: int = wire(COUNT)
+    staleness: int = wire(COUNT)
+    most: int = wire(COUNT)
+    parts: tuple[VariablePart, ...] = wire(Many(record(VariablePart), _MOST_PARTS))
+    done: DoneSet = wire(record(DoneSet))
+    nbytes: int = wire(SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Message):
+    """A trainer asks for the values of a server's share."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(Message):
+    """The gradients of one batch, as far as they are a server's; they follow."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    lease: Lease = wire(record(Lease))
+    based_on: int = wire(COUNT)
+    refused: Lease | None = wire(Maybe(record(Lease)))
+    parts: tuple[PartGradient, ...] = wire(Many(record(PartGradient), _MOST_PARTS))
+    nbytes: int = wire(SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken(Message):
+    """Answers `Push`, `ServeShare` and `Finish`; and `Pull` and `Save` where there are no values to give."""
+
+    serial: int = wire(COUNT)
+    code: str = wire(OneOf(("applied", "held", "repeated", "stale", "moved", "over", "serving")))
+    version: int = wire(COUNT)
+    why: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save(Message):
+    """The chief asks for all that a server has, at a cut that is the same in all."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    cut: int = wire(ID)
+    settled: int = wire(EPOCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values(Message):
+    """Answers `Pull` and `Save`; the values follow."""
+
+    serial: int = wire(COUNT)
+    version: int = wire(COUNT)
+    done: DoneSet | None = wire(Maybe(record(DoneSet)))
+    nbytes: int = wire(SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish(Message):
+    """The chief ends the run."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    why: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit(Message):
+    """A trainer pushes nothing more."""
+
+    trainer: int = wire(ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(Message):
+    """The first server tells the others what to do, in order."""
+
+    generation: int = wire(ID)
+    what: str = wire(OneOf(("apply", "cut", "forget", "end")))
+    version: int = wire(COUNT)
+    trainer: int = wire(ID)
+    lease: Lease | None = wire(Maybe(record(Lease)))
+    cut: int = wire(ID)
+
+
+#: In the order of a run.
+MESSAGES: tuple[type[Message], ...] = (
+    Look, Shown, ServeShare, Pull, Push, Taken, Save, Values, Finish, Quit, Order,
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""Which batches are in the variables that parameter servers hold, as numbers of a stream in queue mode.
+
+Rules: pure. A number counts once, whoever was leased it and however often. What it costs grows with the numbers that
+are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from shared.wire.parts import DoneSet, EpochDone
+
+__all__ = ["AppliedBatches", "merged"]
+
+
+@dataclass(slots=True)
+class _EpochApplied:
+    """All below `fresh` are applied, but those missing."""
+
+    fresh: int = 0
+    missing: set[int] = field(default_factory=set)
+
+    def has(self, number: int) -> bool:
+        return number < self.fresh and number not in self.missing
+
+    def add(self, number: int) -> None:
+        self.missing.discard(number)
+        self.missing.update(range(self.fresh, number))
+        self.fresh = max(self.fresh, number + 1)
+
+    def unite(self, other: _EpochApplied) -> None:
+        self.missing = {one for one in self.missing | other.missing if not (self.has(one) or other.has(one))}
+        self.fresh = max(self.fresh, other.fresh)
+
+
+class AppliedBatches:
+    """Every epoch before `settled` that is not listed is whole."""
+
+    def __init__(self, done: DoneSet) -> None:
+        self._epochs = {one.epoch: _EpochApplied(one.fresh, set(accumulate(one.missing))) for one in done.epochs}
+        self._settled = max(self._epochs, default=0)
+
+    def has(self, epoch: int, number: int) -> bool:
+        """Whether it is applied."""
+        return self._epochs[epoch].has(number) if epoch in self._epochs else epoch < self._settled
+
+    def add(self, epoch: int, number: int) -> None:
+        """Count it as applied."""
+        self._epochs.setdefault(epoch, _EpochApplied()).add(number)
+
+    def forget_before(self, epoch: int) -> None:
+        """All before this epoch are settled, so none of their numbers comes again."""
+        self._settled = max(self._settled, epoch)
+        for one in [one for one in self._epochs if one < epoch]:
+            del self._epochs[one]
+
+    def unite(self, other: AppliedBatches) -> None:
+        """Count what the other has as well."""
+        for at in self._epochs.keys() | other._epochs.keys():
+            if self._is_whole(at) or other._is_whole(at):
+                self._epochs.pop(at, None)
+            elif at in other._epochs:
+                self._epochs.setdefault(at, _EpochApplied()).unite(other._epochs[at])
+        self._settled = max(self._settled, other._settled)
+
+    def _is_whole(self, epoch: int) -> bool:
+        return epoch < self._settled and epoch not in self._epochs
+
+    def done_set(self) -> DoneSet:
+        """The same as it crosses the wire and lies in checkpoints."""
+        last = max([*self._epochs, self._settled])
+        listed = {*range(self._settled, last + 1), *self._epochs}
+        return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))
+
+
+def _packed(at: int, epoch: _EpochApplied) -> EpochDone:
+    missing = sorted(epoch.missing)
+    steps = (one - before for one, before in zip(missing, [0, *missing], strict=False))
+    return EpochDone(at, epoch.fresh, tuple(steps))
+
+
+def merged(settled: DoneSet, applied: DoneSet) -> DoneSet:
+    """What is done in a model with these numbers applied, where the coordinator had these settled before."""
+    whole = AppliedBatches(settled)
+    whole.unite(AppliedBatches(applied))
+    return whole.done_set()

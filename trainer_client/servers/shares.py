@@ -1,0 +1,80 @@
+"""Which server holds which rows of which variable.
+
+Rules: pure. A variable with enough rows is cut over all servers, so a table may be larger than any one of them; what
+is small, or cannot be cut because its optimizer's state has another shape, goes whole to the emptiest. Every server
+gets about as much, and every row is held once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.errors import SettingsError
+from shared.wire.parts import VariablePart
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["HeldVariable", "refuse_too_little_memory", "shares_of"]
+
+#: Smaller variables stay whole: each part costs a message some bytes, and its update some calls.
+_LEAST_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldVariable:
+    """A trainable variable, as far as shares depend on it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    #: Whether its rows can be updated apart from each other.
+    can_be_cut: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return self.item_bytes * math.prod(self.shape)
+
+
+def shares_of(variables: Sequence[HeldVariable], servers: int) -> tuple[tuple[VariablePart, ...], ...]:
+    """What each server holds, in the order of variables."""
+    shares: list[list[VariablePart]] = [[] for _ in range(servers)]
+    filled = [0] * servers
+    for at in sorted(range(len(variables)), key=lambda at: -variables[at].nbytes):
+        one = variables[at]
+        for server, (start, stop) in _placed(one, filled):
+            shape = (stop - start, *one.shape[1:]) if one.shape else ()
+            shares[server].append(VariablePart(at, start, shape, one.dtype))
+            filled[server] += one.item_bytes * math.prod(shape)
+    return tuple(tuple(sorted(share, key=lambda part: (part.variable, part.start))) for share in shares)
+
+
+def _placed(one: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, int]]]:
+    rows, servers = one.shape[0] if one.shape else 0, len(filled)
+    emptiest = sorted(range(servers), key=lambda server: filled[server])
+    if not one.can_be_cut or rows < servers or one.nbytes < _LEAST_BYTES:
+        return [(emptiest[0], (0, rows))]
+    edges = [rows * at // servers for at in range(servers + 1)]
+    return [(emptiest[at], (edges[at], edges[at + 1])) for at in range(servers)]
+
+
+def refuse_too_little_memory(
+    variables: Sequence[HeldVariable], shares: Sequence[Sequence[VariablePart]], copies: int, memory: int
+) -> None:
+    """Refuse shares that are larger than a server is given; `copies` is how many values each number of a variable has
+    there, its own and the optimizer's.
+    """
+    largest = max(
+        sum(variables[part.variable].item_bytes * math.prod(part.shape) for part in share) for share in shares
+    )
+    if largest * copies > memory:
+        total = copies * sum(one.nbytes for one in variables)
+        raise SettingsError(
+            expected=f"shares that fit into --server-memory, {memory / 2**20:.1f} MiB",
+            got=f"one of {largest * copies / 2**20:.1f} MiB, of {total / 2**20:.1f} MiB over {len(shares)} servers",
+            where="--strategy parameter-server",
+            remedy=f"Add parameter servers ({-(-total // memory)} at least), or give them more.",
+        )
