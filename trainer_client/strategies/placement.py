@@ -29,6 +29,9 @@ class Placement(Protocol):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """A pass from the cursor to the end of its epoch, each time that it is iterated; an element is one step's."""
 
+    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
+        """What all elements have in common, for one graph for all shapes; None: each shape has a graph of its own."""
+
     def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
 

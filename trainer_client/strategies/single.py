@@ -47,6 +47,10 @@ class Single:
         elements: Iterable[Any] = feed.dataset(**keys)
         return elements
 
+    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - as above
+        """As `Placement` has it."""
+        return elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
+
     def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
         function: Callable[[Any], Any] = tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False)

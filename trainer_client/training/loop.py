@@ -4,7 +4,8 @@ Rules:
 - A batch counts as trained on when its step was applied; then, and only then, the cursor moves. A checkpoint is never
   written in between, so model and cursor always agree.
 - Ctrl-C and SIGTERM wait for the step in hand, and what was trained on is saved.
-- All planned shapes are traced before the first step, the largest first. A step traced later is counted and told.
+- All planned shapes go through the step before training begins, the largest first. It is traced once for all of them,
+  or for each if the model has to know sizes; one traced later is counted and told.
 - Gradients that are not finite are tried again, and then end training; they never reach a variable.
 """
 
@@ -233,16 +234,28 @@ class TrainingLoop:
         self._callbacks.on_train_begin()
 
     def _warm_up(self) -> None:
-        """Build the model, and trace its step for each shape; neither changes what it was before."""
+        """Build the model, trace its step and try each shape; nothing of it changes what the model was before."""
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
             self._build(next(iter(self._data.elements)))  # reading moves nothing
+            self._trace_for_any_shape()
             return
         for_each_shape(self._build)
+        self._trace_for_any_shape()
         state = self._model.non_trainable_variables
         before = [plain_value(variable) for variable in state]
         for_each_shape(self._take_step)
         assign_values(state, before)
+
+    def _trace_for_any_shape(self) -> None:
+        """One graph for all shapes, as `fit` has: one for each takes a second or more, each time that a run begins."""
+        spec = self._placement.any_element(self._data.elements)
+        if spec is None:
+            return
+        try:
+            self._take_step.get_concrete_function(spec)  # type: ignore[attr-defined] # of a tf.function
+        except Exception as error:  # whatever the model raises where it needs a size
+            self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
 
     def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
         model = self._model

@@ -27,25 +27,32 @@ STEPS = (4, 3)
 
 
 class Levels(keras.Model):
-    """One dense layer under dropout; `seen` lists what it was called with, warm-up included."""
+    """One dense layer under dropout; `seen` lists what it was called with, and `ran`, where there is one, what it ran
+    with.
+    """
 
-    def __init__(self, spoil=None, dropped=0.5):
+    def __init__(self, spoil=None, dropped=0.5, needs_sizes=False):
         super().__init__()
-        self.seen = []
-        self.spoil = spoil
+        self.seen, self.ran = [], None
+        self.spoil, self.needs_sizes = spoil, needs_sizes
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
         self.drop = keras.layers.Dropout(dropped, seed=5)
 
     def call(self, audio, training=False):
         self.seen.append(tuple(audio.shape))
         level = tf.reduce_mean(audio, 1)
+        if self.needs_sizes:
+            level += float(audio.shape[1]) * 0
+        if self.ran is not None:
+            note = lambda shape: self.ran.append(tuple(shape.tolist()))  # noqa: E731 - as TensorFlow calls it
+            tf.numpy_function(note, [tf.shape(audio)], [], stateful=True)
         if self.spoil is not None:
             level *= tf.reshape(tf.numpy_function(self.spoil, [], tf.float32, stateful=True), ())
         return self.dense(self.drop(level, training=training))
 
 
-def compiled(spoil=None, dropped=0.5):
-    model = Levels(spoil, dropped)
+def compiled(spoil=None, dropped=0.5, **how):
+    model = Levels(spoil, dropped, **how)
     model.compile(keras.optimizers.Adam(0.1), "mse")
     return model
 
@@ -224,21 +231,35 @@ def test_an_epoch_that_was_interrupted_while_it_was_judged_is_judged_again(tmp_p
     assert saved(tmp_path)[1]["step"] == (3 if judged else 4)
 
 
-def test_all_shapes_are_traced_before_the_first_step_largest_first_and_none_after(tmp_path):
-    model = compiled()
+def test_one_graph_serves_all_shapes_each_of_which_was_tried_before_the_first_step_largest_first(tmp_path):
+    model, tried = compiled(), []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            tried.extend(model.ran)
+
+    model.ran = []
+    loop = looped(tmp_path, Until(epochs=2), model=model, callbacks=[Look()])
+    loop.run()
+    assert tried == [(4, 8, 3), (4, 8, 3), (2, 16, 3)], "built with the largest; more rows, more bytes"
+    assert model.seen[-1] == (None, None, 3)
+    assert loop._step.traces == 1
+    counts = loop._session.accounts.counts
+    assert counts.retraces == 0
+    assert all(counts.phases_s[name] > 0 for name in ("warm_up", "step", "checkpoint"))
+
+
+def test_a_model_that_needs_sizes_has_a_graph_for_each_shape_before_the_first_step(tmp_path):
+    model = compiled(needs_sizes=True)
     loop = looped(tmp_path, Until(epochs=2), model=model)
     loop.run()
-    feed = loop._session
-    assert loop._step.traces == 2
-    traced = [shape for shape in model.seen if shape[0] is not None]
-    assert traced[-2:] == [(4, 8, 3), (2, 16, 3)], "more rows, more bytes"
-    assert feed.accounts.counts.retraces == 0
-    phases = feed.accounts.counts.phases_s
-    assert all(phases[name] > 0 for name in ("warm_up", "step", "checkpoint"))
+    traced = [shape for shape in model.seen if None not in shape]
+    assert traced[-2:] == [(4, 8, 3), (2, 16, 3)]
+    assert loop._session.accounts.counts.retraces == 0
 
 
 def test_a_shape_that_was_not_planned_is_counted(tmp_path):
-    loop = looped(tmp_path, Until(epochs=1))
+    loop = looped(tmp_path, Until(epochs=1), model=compiled(needs_sizes=True))
     loop._session.shapes = loop._session.shapes[:1]  # the other one is met later
     loop._session.shapes, all_shapes = loop._session.shapes, FakeFeed().session.shapes
     loop._warm_up()
@@ -329,6 +350,15 @@ def test_a_loss_that_is_not_finite_is_not_applied_where_its_gradients_are():
     assert step((tf.ones((2, 2)), tf.ones((2, 1)), tf.ones(2)))[2] == NOT_FINITE
     same([value.numpy() for value in model.variables], before)
     assert float(optimizer.dynamic_scale) == scale
+
+
+def test_gradients_that_are_finite_are_applied_though_their_sum_is_not():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    step, _ = step_of(model, lambda targets, outputs: tf.reduce_sum(outputs, 1), scales=False)
+    before = model.variables[0].numpy().copy()
+    step((tf.fill((1, 2), 3e38), tf.ones((1, 1)), tf.ones(1)))
+    assert np.isfinite(model.variables[0].numpy()).all()
+    assert (model.variables[0].numpy() < before).all()
 
 
 def test_gradients_that_are_not_finite_lower_the_scale_of_the_loss():
