@@ -92,7 +92,7 @@ class CoordinatorState:
             timeout_s=self._timeout_s,
             keep=lambda fact: self._out.append(Keep(fact)),
         )
-        self.ending = Ending(self._streams, self._queues)
+        self.ending = Ending(self._streams, self._queues, timeout_s=self._timeout_s)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -104,7 +104,7 @@ class CoordinatorState:
         elif isinstance(event, Excused):
             self._queues.excuse(now_s)
         elif isinstance(event, EndOrdered):
-            self._out.extend(self.ending.order(drains=event.drains))
+            self._out.extend(self.ending.order(now_s, drains=event.drains))
         elif isinstance(event, GraphRuns):
             self._streams[event.stream] = StreamTrainers(event.view)
             self._out += self._graphs.run(event.stream)
@@ -210,7 +210,7 @@ class CoordinatorState:
             self.counts.stale += 1
             return
         trainer.peer, trainer.heard_s = peer, now_s
-        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer)]
+        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
 
     def _check_belongs(self, attach: m.Attach, stream: StreamTrainers | None, now_s: float) -> m.NotAttached | None:
         if attach.job not in ("", self._settings.job):
@@ -250,7 +250,7 @@ class CoordinatorState:
         )
         self._streams[attach.stream].add(trainer)
         self.counts.attaches += 1
-        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer)]
+        self._out += [Send(peer, self._grant(trainer)), *self.ending.greet(peer, attach.stream)]
         self._out.extend(Send(peer, failing) for failing in self._workers.failing[-1:])
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
@@ -281,8 +281,8 @@ class CoordinatorState:
                 self._out.append(Send(peer, m.Recalled()))
         elif not stream.view.evaluation and stream.last() != stream.trained:
             self._keep(Advanced(progress.stream, *stream.last()))
-        members = self._workers.members
-        self._out.append(Send(peer, members if progress.members != members.version else self.ending.news()))
+        members, news = self._workers.members, self.ending.news(progress.stream)
+        self._out.append(Send(peer, members if progress.members != members.version else news))
         self._out += self._worlds.hear(trainer, now_s)
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
@@ -300,6 +300,7 @@ class CoordinatorState:
             stream.remove(detach.incarnation)
             self._queues.leave(detach.stream, detach.incarnation)
             self._out += self._worlds.leave(detach.stream, detach.incarnation, now_s)
+            self._out += self.ending.agree(now_s)
 
     def _take_outcomes(self, peer: bytes, said: m.Outcomes, now_s: float) -> None:
         if self._hear(peer, said, now_s) is not None:
@@ -315,7 +316,11 @@ class CoordinatorState:
             done = stream.results.take(said, trainer.peer, trainer.ranks, world)
             self._out += [*done, *self._worlds.end_runs(done)]
 
-    def _hear(self, peer: bytes, said: m.Outcomes | m.Results, now_s: float) -> AttachedTrainer | None:
+    def _take_place(self, peer: bytes, said: m.StandsStill, now_s: float) -> None:
+        if self._hear(peer, said, now_s) is not None:
+            self._out += self.ending.stand(said, now_s)
+
+    def _hear(self, peer: bytes, said: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
         """The trainer that said it, if it is attached; otherwise it is told that it is not."""
         stream = self._streams.get(said.stream)
         trainer = stream.trainers.get(said.incarnation) if stream is not None else None
@@ -419,6 +424,7 @@ class CoordinatorState:
         self._workers.forget_failing(now_s - _FAILING_S)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
+        self._out += self.ending.agree(now_s)
         self._queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
 
@@ -449,6 +455,7 @@ class CoordinatorState:
         m.Detach: _detach,
         m.Outcomes: _take_outcomes,
         m.Results: _take_results,
+        m.StandsStill: _take_place,
         m.GraphOffer: _take_graph,
         m.GraphPiece: _take_graph,
         m.Register: _register,

@@ -39,7 +39,7 @@ from shared.wire.parts import (
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages
 from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
-from shared.wire.topics.end_messages import JobEnds
+from shared.wire.topics.end_messages import JobEnds, StandsStill
 from shared.wire.topics.failing_messages import Failing
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.topics.result_messages import Aggregate, Results
@@ -88,6 +88,7 @@ __all__ = [
     "Register",
     "Registered",
     "Results",
+    "StandsStill",
     "Status",
     "StatusQuery",
     "Unbuilt",
@@ -455,7 +456,7 @@ class Cancelled(Message):
 
 for _class in (
     Attach, Attached, Wait, NotAttached, Refused, Progress, Noted, Members, Detach, Outcomes, Leases, Recalled,
-    JobEnds, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
+    JobEnds, StandsStill, Results, Aggregate, Join, Gathering, Placed, WorldOver, StatusQuery, Status,
     GraphOffer, GraphWanted, GraphPiece, GraphKept,
     Register, Registered, Beat, Culprit, Culprits, Forgive, Forgiven, Leave, Failing,
     Hello, Welcome, Want, Cancel, Ping, Pong, EpochQuery, EpochAnswer, NameQuery,

@@ -32,6 +32,7 @@ __all__ = [
     "Lease",
     "Part",
     "PartGradient",
+    "RoundPlace",
     "Seal",
     "SharedSlots",
     "Ticket",
@@ -97,6 +98,14 @@ class Cursor(Part):
     number: int = wire(COUNT)
     group: int = wire(WORLD)
     plan_digest: str = wire(NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlace(Part):
+    """A place between two rounds of a world: those before it start at a smaller number, or in an earlier epoch."""
+
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True)

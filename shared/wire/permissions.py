@@ -33,6 +33,7 @@ TO_COORDINATOR: Mapping[type[m.Message], frozenset[Role]] = {
     m.Detach: _TRAINER,
     m.Outcomes: _TRAINER,
     m.Results: _TRAINER,
+    m.StandsStill: _TRAINER,
     m.GraphOffer: _TRAINER,
     m.GraphPiece: _TRAINER,
     m.GraphWanted: _WORKER,

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -19,6 +21,22 @@ from trainer_client.checkpoint_folder import CheckpointFolder
 
 QUEUE = 'mode = "queue"\nlease_timeout = "60 s"'
 JOB = 'heartbeat_timeout = "1 s"'
+#: Nobody comes to the end of an epoch.
+ENDLESS = """
+[job]
+name = "tones"
+seed = 7
+listen = "tcp://127.0.0.1:*"
+heartbeat_timeout = "10 s"
+
+[streams.train]
+source = "synthetic"
+kind = "tokens"
+samples = 4_000_000
+length = "tokens"
+budget = "500 steps"
+shapes = 4
+"""
 #: Nobody is given up for silence meanwhile, however busy the machine is.
 PATIENT = 'heartbeat_timeout = "10 s"'
 
@@ -148,6 +166,33 @@ def test_whoever_finishes_or_waits_for_others_is_told_too(tmp_path):
             feed.close()
             assert command.wait(100) == 0
         assert told == ["ended"]
+
+
+def go_in_step(loaders, rank, gate, told):
+    """The steps of a rank that has some batches read ahead of them, and waits for the other in each."""
+    steps = []
+    with trainer_client.connect(loaders.endpoint, rank=rank, world=2) as feed:
+        read = feed.open()
+        waiting = deque(next(read) for _ in range(3 * rank))
+        while True:
+            with suppress(EndedError):
+                waiting.append(next(read))
+            if not waiting:
+                return steps
+            gate.wait(100)
+            steps.append(waiting.popleft().number // 2)
+            told.set()
+
+
+def test_ranks_in_step_all_end_with_the_same_one_however_far_they_have_read(tmp_path):
+    (job := tmp_path / "job.toml").write_text(ENDLESS)
+    told, gate = threading.Event(), threading.Barrier(2)
+    with running(job, workers=1) as loaders, ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(go_in_step, loaders, rank, gate, told) for rank in range(2)]
+        assert told.wait(100)
+        with ending(job, "--drain", "300"):
+            steps = [rank.result(100) for rank in ranks]
+    assert steps[0] == steps[1] == list(range(len(steps[0])))
 
 
 def test_fit_ends_with_what_it_trained_on_saved(tmp_path, capsys, mode):

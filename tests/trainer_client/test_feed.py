@@ -179,7 +179,7 @@ class TestWhetherServed:
 
     def test_the_end_of_the_job_is_raised(self):
         with Ends() as ends:
-            ends.answers[m.Progress] = lambda _: [m.JobEnds(drains=True)]
+            ends.answers[m.Progress] = lambda _: [m.JobEnds(drains=True, last=None)]
             with trainer_client.connect(ends.endpoint) as feed:
                 wait_until(lambda: feed._session.ended, "the feed was told")
                 with pytest.raises(EndedError, match="the job was ended"):

@@ -25,9 +25,10 @@ from trainer_client.core.asking.bad_rows import BadRows
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
-from trainer_client.core.end_lease import EndLease
 from trainer_client.core.failures import job_ended, nobody_left, other_plan, refused_by_all, world_over
-from trainer_client.core.leases import HeldLeases, LeasedUpcoming
+from trainer_client.core.job_end import JobEnd
+from trainer_client.core.leasing.end_lease import EndLease
+from trainer_client.core.leasing.held_leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.results import OpenResults
 from trainer_client.core.settings import CoreSettings, slots_for
 from trainer_client.core.slot_states import SlotStates
@@ -60,6 +61,7 @@ class AttachedStream:
         #: In queue mode.
         self.leases: HeldLeases | None = None
         self.end = EndLease(settings, attached, out)
+        self.job_end = JobEnd(settings, attached, out)
         self.upcoming = self._make_upcoming(settings, attached, start, prefetch, out)
         self.slots = SlotStates(slots)
         self.tickets = WorkerTickets(self.upcoming, self.slots, workers, out)
@@ -102,8 +104,6 @@ class Core:
         self._opened: e.Opened | None = None
         self._alone_since_s: float | None = None
         self._failed = False
-        #: Whether readers may go on to the end of what is leased, once the job was ended.
-        self._drains: bool | None = None
         #: The elastic world that we had a place in is over.
         self._is_out = False
         self._wakes = i.WakeFor(room=True, slots=False)
@@ -121,7 +121,7 @@ class Core:
         self.due_s = min(self.attachment.due_s, self._tick_s if self.stream is not None else float("inf"))
         if self.stream is not None:
             self.due_s = min(self.due_s, self.stream.connections.due_s(), self.stream.questions.due_s)
-            self.due_s = min(self.due_s, self.stream.results.due_s)
+            self.due_s = min(self.due_s, self.stream.results.due_s, self.stream.job_end.due_s)
             if self.stream.leases is not None:
                 self.due_s = min(self.due_s, self.stream.leases.due_s, self.stream.end.due_s)
         out = self._out[:]
@@ -143,6 +143,7 @@ class Core:
         self._extend(stream, now_s)
         stream.wants.decide(now_s)
         stream.results.tick(now_s)
+        stream.job_end.tick(now_s)
         self._watch_head(stream, now_s)
         wakes = i.WakeFor(room=2 * stream.tickets.unanswered < stream.wants.prefetch, slots=stream.wants.short_of_slots)
         if wakes != self._wakes:
@@ -271,7 +272,7 @@ class Core:
         elif isinstance(said, m.Aggregate):
             self.strays += self.stream is None or not self.stream.results.receive(said)
         elif isinstance(said, m.JobEnds):
-            self._on_job_ends(said)
+            self._on_job_ends(said, now_s)
         else:
             self.strays += not isinstance(said, m.Noted)
 
@@ -308,17 +309,13 @@ class Core:
             is_awaited = self.stream.leases.receive(said, now_s) or self.stream.end.receive(said, now_s)
             self.strays += not is_awaited
 
-    def _on_job_ends(self, said: m.JobEnds) -> None:
-        """It is said again and again, and may be said anew: not to drain any longer."""
+    def _on_job_ends(self, said: m.JobEnds, now_s: float) -> None:
         if self.stream is None:
             self.strays += 1
             return
-        drains = said.drains and self.stream.leases is not None and self._drains is not False
         if self.stream.leases is not None:
             self.stream.leases.drain()
-        if drains != self._drains:
-            self._drains = drains
-            self._out.append(i.EndReading(job_ended(), at_once=not drains))
+        self.stream.job_end.hear(said, now_s)
 
     def _on_coordinator_away(self, event: e.CoordinatorAway, now_s: float) -> None:
         self.attachment.try_soon(now_s)
@@ -425,7 +422,7 @@ class Core:
             self._alone_since_s = now_s
         alone_s = now_s - self._alone_since_s
         errors = [*refused.values()] or stream.connections.list.refusals()
-        quick = stream.wants.all_refuse(refused)
+        quick = stream.wants.all_refuse(refused) or stream.job_end.drains is False
         patience_s = stream.spec.heartbeat_timeout_s if quick else self._settings.lost_timeout_s
         if alone_s > patience_s and stream.connections.is_all_tried(now_s):
             self._fail(stream, errors)
@@ -433,7 +430,7 @@ class Core:
     def _fail(self, stream: AttachedStream, errors: list[StokerError]) -> None:
         self._failed = True
         tried, listed = stream.connections.tried()
-        if self._drains is not None:
+        if stream.job_end.drains is not None:
             self._out.append(i.Fail(job_ended()))
         elif errors:
             self._out.append(i.Fail(refused_by_all(errors[-1], len(errors), listed)))

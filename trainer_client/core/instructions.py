@@ -36,6 +36,7 @@ __all__ = [
     "Restart",
     "SendProgress",
     "Serve",
+    "StandStill",
     "TakeBack",
     "ToCoordinator",
     "ToWorker",
@@ -83,11 +84,20 @@ class AnswerEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class StandStill:
+    """The job comes to its end: hand out nothing more for now, and tell the coordinator how far that is."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndReading:
-    """The job comes to its end: whoever reads gets this error, `at_once` or where its batches end."""
+    """The job comes to its end: whoever reads gets this error, `at_once` or where its batches end. In lockstep that is
+    before the round `last` (its epoch and number); with `waits`, what all ranks do together is waited for until then.
+    """
 
     error: EndedError
     at_once: bool
+    last: tuple[int, int] | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +264,7 @@ Instruction = (
     | RenewCoordinator
     | AnswerAttach
     | AnswerEnd
+    | StandStill
     | EndReading
     | AnswerState
     | AnswerQuestion

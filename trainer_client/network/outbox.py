@@ -84,12 +84,14 @@ class Item:
 class Reader:
     """One reader, from `start` to the end of that epoch, and how far it has come."""
 
-    __slots__ = ("closed", "end", "first", "serial", "start", "taken")
+    __slots__ = ("begun", "closed", "end", "first", "passed", "serial", "start", "taken")
 
     def __init__(self, start: Position) -> None:
         self.serial = next(_SERIALS)
         self.start = start
         self.taken = 0
+        #: The first round, by epoch and number, of which it took no batch, and of which it did not take all of ours.
+        self.begun = self.passed = (start.epoch, start.number)
         #: In the sequence of upcoming batches: the number of its first one, and the number after its last one.
         self.first = 0
         self.end: int | None = None
@@ -104,9 +106,12 @@ class Reader:
         """The reader is served from this number on."""
         self.first, self.end = head - self.taken, None
 
-    def count(self, item: Item) -> None:
-        """The reader takes this one."""
+    def count(self, item: Item, replicas: int) -> None:
+        """The reader takes this one, which is for one of our `replicas`."""
         self.taken = item.seq + 1 - self.first
+        at = item.batch.position
+        self.begun = (at.epoch, at.number + 1)
+        self.passed = self.begun if item.batch.replica + 1 == replicas else (at.epoch, at.number)
         self.end = item.seq + 1 if item.batch.last else None
 
     def ends_before(self, item: Item) -> bool:
@@ -149,13 +154,19 @@ class Waiting:
 
 
 class Outbox:
-    """`wake` wakes the receive thread."""
+    """`wake` wakes the receive thread; a round has a batch for each of our `replicas`."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], replicas: int = 1) -> None:
         self.error: BaseException | None = None
         #: The job was ended: raised where batches end.
         self.ended: EndedError | None = None
+        #: What ranks do together will not come about any more.
+        self.parted = False
+        self._replicas = replicas
         self._ends_at_once = False
+        #: Nothing more is handed out, but for rounds before the last, by epoch and number, if it is known.
+        self._is_still = False
+        self._last: tuple[int, int] | None = None
         #: Epoch and number of the first batch that was not read yet; shown to people.
         self.read_to = (0, 0)
         #: What to wake the receive thread for. It also runs whenever a batch arrives, and sees the rest then anyway.
@@ -202,13 +213,21 @@ class Outbox:
             raise self.error
         if self._closed or reader.closed:
             raise _closed()
-        if self._ends_at_once and self.ended is not None:
+        if self.ended is not None and (self._ends_at_once or self._has_had_its_last(reader)):
             raise self.ended
         item = self._inbox.peek() if self._served is reader else None
-        if item is not None and not reader.ends_before(item) and reader.is_due(item):
+        if item is not None and not reader.ends_before(item) and reader.is_due(item) and self._may_go_out(item):
             self._pop(reader, item)
             return item
         return None
+
+    def _has_had_its_last(self, reader: Reader) -> bool:
+        """Whether the job ends before its next round; the end of an epoch is one for all ranks, and comes first."""
+        return self._last is not None and reader.passed >= self._last and not reader.ended
+
+    def _may_go_out(self, item: Item) -> bool:
+        at = item.batch.position
+        return not self._is_still or (self._last is not None and (at.epoch, at.number) < self._last)
 
     def _queue_up(self, reader: Reader) -> float:
         """Ask to be served, if it is time to; returns how long to wait at most before looking again."""
@@ -233,7 +252,7 @@ class Outbox:
     def _pop(self, reader: Reader, item: Item) -> None:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
         self.read_to = (item.batch.position.epoch, item.batch.number + 1)
-        reader.count(item)
+        reader.count(item, self._replicas)
         self._inbox.take()
         self._facts.append(Took(item.seq, item.slot))
         if self.wake_for_room or reader.ended:
@@ -246,6 +265,8 @@ class Outbox:
             while len(alike) < most and self._served is reader and not reader.ended:
                 item = self._inbox.peek()
                 if item is None or reader.ends_before(item) or item.header.shape != first.header.shape:
+                    break
+                if not self._may_go_out(item):
                     break
                 self._pop(reader, item)
                 alike.append(item)
@@ -285,10 +306,18 @@ class Outbox:
             self.error = self.error or error
             self._waiting.ring()
 
-    def end(self, error: EndedError, *, at_once: bool) -> None:
-        """No more batches come than are here; or none is to be taken any more."""
+    def stand_still(self) -> tuple[int, int]:
+        """Hand out nothing more until the end is known; the first round of which nothing was handed out."""
         with self._lock:
-            self.ended, self._ends_at_once = error, at_once
+            self._is_still = True
+            return self._wanted.begun if self._wanted is not None else (0, 0)
+
+    def end(
+        self, error: EndedError, *, at_once: bool, last: tuple[int, int] | None = None, parted: bool = True
+    ) -> None:
+        """No more batches come than are here, or before the round `last`; or none is to be taken any more."""
+        with self._lock:
+            self.ended, self._ends_at_once, self._last, self.parted = error, at_once, last, parted
             self._waiting.ring()
 
     def nudge(self) -> None:

@@ -94,7 +94,7 @@ class Receiver:
         self.log = Log("trainer", stream=core.stream, rank=core.ranks.rank)
         self.core = Core(core)
         self._waker = Waker()
-        self.outbox = Outbox(self._waker.wake)
+        self.outbox = Outbox(self._waker.wake, core.ranks.replicas)
         self._memory: SlotMemory | None = None
         self._serials = itertools.count(1)
         self._attaching: dict[int, Future[Attached]] = {}
@@ -202,7 +202,7 @@ class Receiver:
             with contextlib.suppress(FutureTimeoutError):
                 return answer.result(_LOOK_S)
             self.outbox.raise_if_over()
-            if of_all and self.outbox.ended is not None:
+            if of_all and self.outbox.ended is not None and self.outbox.parted:
                 raise self.outbox.ended
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
@@ -354,8 +354,15 @@ class Receiver:
         self._ends.pop(order.serial).set_result(order.is_ours)
 
     def _end_reading(self, order: i.EndReading) -> None:
-        self.log.info("job was ended", at_once=order.at_once)
-        self.outbox.end(order.error, at_once=order.at_once)
+        self.log.info("job was ended", at_once=order.at_once, last=order.last)
+        self.outbox.end(order.error, at_once=order.at_once, last=order.last, parted=not order.waits)
+
+    def _stand_still(self, _order: i.StandStill) -> None:
+        epoch, number = self.outbox.stand_still()
+        core = self.settings.core
+        self._coordinator.send(
+            m.StandsStill(stream=core.stream, incarnation=core.incarnation, epoch=epoch, number=number)
+        )
 
     def _answer_results(self, order: i.AnswerResults) -> None:
         whole, answer = self._results.get(order.answer.serial, (False, None))
@@ -415,6 +422,7 @@ class Receiver:
         i.AnswerEnd: _answer_end,
         i.AnswerResults: _answer_results,
         i.EndReading: _end_reading,
+        i.StandStill: _stand_still,
         i.MakeSlots: _make_slots,
         i.Offer: _offer,
         i.Serve: _serve,

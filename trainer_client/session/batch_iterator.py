@@ -84,7 +84,7 @@ class BatchIterator:
         while (item := self._receiver.outbox.take(self._reader)) is not None:
             if self._leases is None or self._leases.take(item):
                 return item
-        if self._receiver.outbox.ended is not None:
+        if self._leases is not None and self._receiver.outbox.ended is not None:
             raise self._receiver.outbox.ended
         raise StopIteration
 

@@ -1,4 +1,4 @@
-"""How trainers learn that their job is ended by order, and not by accident.
+"""How trainers learn that their job is ended by order, and not by accident, and ranks agree on their last round.
 
 Rules: pure; as for all messages.
 """
@@ -7,14 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.wire.bounds import Maybe, record
 from shared.wire.declared import Message
-from shared.wire.parts import FLAG, wire
+from shared.wire.parts import COUNT, EPOCH, FLAG, ID, NAME, RoundPlace, wire
 
-__all__ = ["JobEnds"]
+__all__ = ["JobEnds", "StandsStill"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnds(Message):
-    """The job ends: there are no more batches, except those that a trainer has leased if it `drains`."""
+    """The job ends: there are no more batches, except those that a trainer has leased if it `drains`, and the rounds
+    before `last` that ranks in lockstep agreed on.
+    """
 
     drains: bool = wire(FLAG)
+    last: RoundPlace | None = wire(Maybe(record(RoundPlace)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsStill(Message):
+    """A rank in lockstep has heard of the end: it hands out no round from this place on, until it is told the last."""
+
+    stream: str = wire(NAME)
+    incarnation: int = wire(ID)
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)

@@ -113,7 +113,7 @@ def test_one_whose_job_was_ended_says_so_until_its_trainers_have_left(serve, mon
     members = trainer.ask(attach()).members
     served.coordinator.end_job(drains=False)
     served.coordinator.stop()
-    ends = m.JobEnds(drains=False)
+    ends = m.JobEnds(drains=False, last=None)
     assert trainer.hear() == ends
     assert trainer.ask(progress(0, 1, 8, members=members)) == ends
     trainer.send(m.Detach(stream="train", rank=0, incarnation=1000))

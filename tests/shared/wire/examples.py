@@ -15,6 +15,7 @@ from shared.wire.parts import (
     Lease,
     Part,
     PartGradient,
+    RoundPlace,
     Seal,
     SharedSlots,
     Ticket,
@@ -111,7 +112,8 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Leases(serial=4, generation=2, leases=(Lease(2, 1232, 1), Lease(3, 0, 2)), unsettled=2, done=DONE),
     m.Recalled(),
-    m.JobEnds(drains=True),
+    m.JobEnds(drains=True, last=RoundPlace(2, 1241)),
+    m.StandsStill(stream="train", incarnation=7, epoch=2, number=1233),
     m.Results(
         stream="train",
         incarnation=7,

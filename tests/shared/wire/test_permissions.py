@@ -19,7 +19,8 @@ def said_by(role, table):
 
 def test_who_says_what_to_the_coordinator():
     assert said_by("trainer", TO_COORDINATOR) == {
-        *("Attach", "Progress", "Detach", "Outcomes", "Results", "GraphOffer", "GraphPiece", "Join", "StatusQuery")
+        *("Attach", "Progress", "Detach", "Outcomes", "Results", "StandsStill"),
+        *("GraphOffer", "GraphPiece", "Join", "StatusQuery"),
     }
     assert said_by("worker", TO_COORDINATOR) == {
         *("Register", "Beat", "Culprit", "Leave", "Failing", "GraphWanted", "Forgive", "StatusQuery")

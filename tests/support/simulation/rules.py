@@ -14,7 +14,7 @@ from loader_server.leases.table import LeaseTable
 from trainer_client.core.asking.answers import Answers
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.attachment import Attachment
-from trainer_client.core.leases import HeldLeases
+from trainer_client.core.leasing.held_leases import HeldLeases
 from trainer_client.core.upcoming import Upcoming
 from trainer_client.core.workers.connections import Connections
 from trainer_client.core.workers.worker_tickets import WorkerTickets
