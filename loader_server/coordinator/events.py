@@ -174,6 +174,10 @@ class ResultsKept:
     ended: str = ""
     #: These are no results, but what ranks agreed on.
     aside: bool = False
+    #: In queue mode: each trainer's own part, as incarnation, serial, rows and means, because more are to come.
+    parts: tuple[tuple[int, int, int, tuple[tuple[str, float | None], ...]], ...] = ()
+    #: Training went back to a checkpoint since.
+    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

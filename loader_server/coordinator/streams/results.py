@@ -3,8 +3,9 @@
 Rules: pure. Ranks in lockstep report for the same epoch and step, and the aggregate is whole once every rank of the
 world has reported. All get the same numbers, even those that ask again after a restart, because a whole aggregate is
 kept before it is told. A rank that reports again has trained again, and begins another aggregate. In queue mode there
-is no world: the aggregate grows with each report; in training, a slow trainer's older epoch does not replace a newer
-one. The end of a run is reported with the epoch and step of its last results, and stands beside them.
+is no world: the aggregate grows with each report, and its parts are kept, so that one that is told anew replaces its
+older self; in training, a slow trainer's older epoch does not replace a newer one. The end of a run is reported with
+the epoch and step of its last results, and stands beside them.
 """
 
 from __future__ import annotations
@@ -35,18 +36,17 @@ class _Told:
     peer: bytes
     ranks: range
     said: m.Results
-    #: The reports in it, by incarnation and serial: several, if it is a kept aggregate.
-    told: tuple[tuple[int, int], ...]
 
     def overlaps(self, other: _Told) -> bool:
         """Whether they have a rank in common."""
         return self.ranks.start < other.ranks.stop and other.ranks.start < self.ranks.stop
 
 
+_Means = tuple[tuple[str, float | None], ...]
+#: Incarnation, serial, rows and means of a trainer's part.
+_Part = tuple[int, int, int, _Means]
 #: Epoch, step, the world (None in queue mode), and whether it is the end of a run, or what ranks agree on.
 _Key = tuple[int, int, int | None, bool, bool]
-#: The reporter of what was kept before a restart; trainers' own incarnations are below 2**64.
-_KEPT = -1
 
 
 class StreamResults:
@@ -58,20 +58,30 @@ class StreamResults:
         self._agreed: ResultsKept | None = None
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
-        #: Whether the latest belongs to training that was abandoned for an earlier checkpoint.
-        self._is_left = False
 
     def recover(self, fact: ResultsKept) -> None:
         """Take in a fact from the journal."""
+        self._set(fact)
+        if not fact.aside:
+            self._open.clear()
+        if fact.parts:
+            parts = [_recovered(fact, *part) for part in fact.parts]
+            self._open[_key_of(parts[0].said, None)] = {one.said.incarnation: one for one in parts}
+
+    def _set(self, fact: ResultsKept) -> None:
         if fact.aside:
             self._agreed = fact
         else:
             self.latest = fact
 
-    def begin_anew(self) -> None:
-        """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again."""
+    def begin_anew(self) -> ResultsKept | None:
+        """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again; what in
+        queue mode is to be kept of this.
+        """
         self._open.clear()
-        self._is_left = True
+        if self.latest is not None:
+            self.latest = replace(self.latest, parts=(), is_left=True)
+        return self.latest
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
@@ -80,7 +90,7 @@ class StreamResults:
         for kept in (self.latest, self._agreed):
             if kept is not None and (said.incarnation, said.serial) in kept.told:
                 return [Send(peer, _answer(kept, said.serial))]
-        key, mine = _key_of(said, world), _Told(peer, ranks, said, ((said.incarnation, said.serial),))
+        key, mine = _key_of(said, world), _Told(peer, ranks, said)
         parts = self._parts(key)
         if world is None:
             return self._add_in_queue(mine, parts)
@@ -93,48 +103,35 @@ class StreamResults:
         return self._keep(parts.values(), hearers=parts.values())
 
     def _add_in_queue(self, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
-        if not parts and self._is_of_latest(mine.said):
-            parts[_KEPT] = self._kept_part()
         if len(parts) < _MOST_PARTS:
             parts[mine.said.incarnation] = mine
         if self._is_late(mine.said):
             return [Send(mine.peer, _answer(_together(parts.values()), mine.said.serial))]
-        return self._keep(parts.values(), hearers=[mine])
-
-    def _is_of_latest(self, said: m.Results) -> bool:
-        """Whether what was kept before a restart is of the same epoch, and not this trainer's alone."""
-        latest = self.latest
-        if latest is None or self._is_left or said.ended or (said.epoch, said.step) != (latest.epoch, latest.step):
-            return False
-        return bool(latest.rows) and any(incarnation != said.incarnation for incarnation, _ in latest.told)
-
-    def _kept_part(self) -> _Told:
-        kept = self.latest
-        assert kept is not None
-        said = m.Results(
-            stream=kept.stream, incarnation=0, serial=0, epoch=kept.epoch, step=kept.step, rows=kept.rows,
-            values=kept.values, ended="", aside=False,
-        )  # fmt: skip
-        return _Told(b"", range(0), said, kept.told)
+        kept = () if mine.said.ended else tuple(_part_of(one.said) for one in parts.values())
+        return self._keep(parts.values(), hearers=[mine], kept_parts=kept)
 
     def _is_late(self, said: m.Results) -> bool:
-        if self.latest is None or self._is_left or self._evaluation:
+        if self.latest is None or self.latest.is_left or self._evaluation:
             return False
         return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
 
-    def _keep(self, parts: Collection[_Told], *, hearers: Collection[_Told]) -> list[Instruction]:
-        kept = _together(parts)
+    def _keep(
+        self, parts: Collection[_Told], *, hearers: Collection[_Told], kept_parts: Collection[_Part] = ()
+    ) -> list[Instruction]:
+        kept = replace(_together(parts), parts=tuple(kept_parts))
         if not kept.aside:
-            kept, self._is_left = self._after_latest(kept), False
-        self.recover(kept)
+            kept = self._after_latest(kept)
+        self._set(kept)
         return [Keep(kept), *(Send(one.peer, _answer(kept, one.said.serial)) for one in hearers)]
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
         """The end of a run has no values: the last values stand, and so do their reporters."""
         if one.values or self.latest is None:
             return one
-        told = tuple(dict.fromkeys((*self.latest.told, *one.told)))
-        return replace(one, rows=self.latest.rows, values=self.latest.values, told=told)
+        last = self.latest
+        told = tuple(dict.fromkeys((*last.told, *one.told)))
+        parts = last.parts if (last.epoch, last.step) == (one.epoch, one.step) else ()
+        return replace(one, rows=last.rows, values=last.values, told=told, parts=parts)
 
     def _parts(self, key: _Key) -> dict[int, _Told]:
         if key not in self._open and len(self._open) >= _MOST_OPEN:
@@ -153,6 +150,18 @@ class StreamResults:
             "values": dict(latest.values),
             "ended": latest.ended,
         }
+
+
+def _part_of(said: m.Results) -> _Part:
+    return said.incarnation, said.serial, said.rows, said.values
+
+
+def _recovered(kept: ResultsKept, incarnation: int, serial: int, rows: int, values: _Means) -> _Told:
+    said = m.Results(
+        stream=kept.stream, incarnation=incarnation, serial=serial, epoch=kept.epoch, step=kept.step, rows=rows,
+        values=values, ended="", aside=False,
+    )  # fmt: skip
+    return _Told(b"", range(0), said)
 
 
 def _key_of(said: m.Results, world: int | None) -> _Key:
@@ -178,7 +187,7 @@ def _together(parts: Collection[_Told]) -> ResultsKept:
         first.step,
         sum(one.rows for one in told),
         tuple((name, _mean(of)) for name, of in means.items())[:_MOST_VALUES],
-        tuple(dict.fromkeys(pair for part in parts for pair in part.told)),
+        tuple((one.incarnation, one.serial) for one in told),
         next((one.ended for one in told if one.ended), ""),
         first.aside,
     )

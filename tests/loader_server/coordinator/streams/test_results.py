@@ -212,6 +212,36 @@ def test_after_a_restart_who_alone_told_an_epoch_is_not_counted_twice():
     assert answers(again, results(incarnation=1, serial=2, rows=1, loss=5.0)) == [(True, 1, (("loss", 5.0),))]
 
 
+def recovered(orders, *incarnations):
+    """A coordinator that was started again, with what the last orders kept."""
+    again = in_queue(*incarnations)
+    for one in orders:
+        if isinstance(one, Keep):
+            again.recover(one.fact)
+    return again
+
+
+def test_after_a_restart_who_tells_an_epoch_anew_is_not_counted_twice():
+    state = in_queue(1, 2)
+    said(state, results(incarnation=1, rows=1, loss=1.0))
+    again = recovered(state.handle(Received(b"", results(incarnation=2, rows=1, loss=3.0)), 0.0), 1, 2)
+    assert answers(again, results(incarnation=1, serial=2, rows=2, loss=6.0)) == [(True, 3, (("loss", 5.0),))]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_was_told_before_a_checkpoint_was_restored_is_in_no_later_mean(is_restarted):
+    state = in_queue(1, 2)
+    orders = state.handle(Received(b"", results(incarnation=2, epoch=2, rows=1, loss=3.0)), 0.0)
+    rewinds = attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),)))
+    orders += state.handle(Received(b"", rewinds), 0.0)
+    state = recovered(orders, 1, 2) if is_restarted else state
+    assert shown(state)["values"] == {"loss": 3.0}
+    for epoch in (1, 2):  # the first of them is older than what is shown
+        told = results(incarnation=1, epoch=epoch, serial=1 + epoch, rows=1, loss=float(epoch))
+        assert answers(state, told) == [(True, 1, (("loss", float(epoch)),))]
+        assert shown(state)["epoch"] == epoch
+
+
 def test_in_a_queue_a_slow_trainer_is_answered_and_the_newer_epoch_stays():
     state = in_queue(1, 2)
     said(state, results(incarnation=1, epoch=1, rows=1, loss=1.0))
