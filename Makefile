@@ -3,19 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-PACKAGES := shared loader_server trainer_client monitoring tests
+PACKAGES := shared loader_server trainer_client monitoring tests examples
 
 # Tests start hundreds of processes, each of which would have to compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint monitoring-test frameworks-test mutants dist clean
+.PHONY: demo test quick lint monitoring-test frameworks-test examples-test mutants dist clean
 
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
 # Tests wait more than they compute, so two cores have work for four at a time. A file's tests share loaders, so they stay together.
-test: $(STAMP) lint ## ruff, mypy and all tests
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10
+test: $(STAMP) lint ## ruff, mypy and all tests but those of the examples
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -n 4 --dist loadfile --no-loadscope-reorder --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
 	$(BIN)/python -m tests.quick -n 2
@@ -27,6 +27,9 @@ monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is 
 frameworks-test: $(STAMP) ## the feed into PyTorch and JAX, which are installed where that can be done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,jax]' || true
 	$(BIN)/python -m pytest tests/trainer_client/test_torch.py tests/trainer_client/test_jax.py tests/end_to_end/test_torch.py tests/trainer_client/runs/test_given_batches.py -rs
+
+examples-test: $(STAMP) ## each example as its page says
+	$(BIN)/python -m pytest tests/examples -rs
 
 mutants: $(STAMP) ## one-line mistakes put into the code: which of them does no test notice?
 	$(BIN)/python -m tests.mutants

@@ -21,6 +21,7 @@ PAGES = sorted(
     for pattern in (
         "*.md",
         "docs/*.md",
+        "examples/**/*.md",
         "monitoring/*.md",
         "shared/*.md",
         "loader_server/**/*.md",
@@ -39,7 +40,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _TARGET = re.compile(r"`make ([\w-]+)")
-_PATH = re.compile(r"`((?:shared|loader_server|trainer_client|monitoring|tests|docs)/[\w./-]*)`")
+_PATH = re.compile(r"`((?:shared|loader_server|trainer_client|monitoring|tests|docs|examples)/[\w./-]*)`")
 #: A row of a table that begins with a message.
 _MESSAGE = re.compile(r"^\| `([^`]+)`", re.MULTILINE)
 #: What stands for something else in a message as it is quoted: an ellipsis, a number.

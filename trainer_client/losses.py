@@ -77,13 +77,20 @@ def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, 
 
 def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:  # noqa: ANN401
     return tf.nn.ctc_loss(
-        labels=tf.cast(labels, tf.int32),
-        logits=tf.cast(logits, tf.float32),
-        label_length=label_length,
-        logit_length=logit_length,
+        labels=_of_any_shape(tf.cast(labels, tf.int32), (None, None)),
+        logits=_of_any_shape(tf.cast(logits, tf.float32), (None, None, logits.shape[-1])),
+        label_length=_of_any_shape(label_length, (None,)),
+        logit_length=_of_any_shape(logit_length, (None,)),
         logits_time_major=False,
         blank_index=0,
     )
+
+
+def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:  # noqa: ANN401 - tensors
+    """The same values, of sizes that TensorFlow does not know while it traces. It names the loops of `ctc_loss` by what
+    they compute, not by their sizes, so a second shape would find the first one's loops, and print that as errors.
+    """
+    return tf.compat.v1.placeholder_with_default(values, shape)
 
 
 def blank_after(logits: Any, logit_length: Any) -> Any:  # noqa: ANN401 - tensors

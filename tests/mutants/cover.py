@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Cover", "Measured", "Test", "files_of_tests", "is_fresh", "measure"]
 
 #: Tests of other things than the code, or ones that run it in other processes and take long.
-_LEFT_OUT = ("tests/benchmarks", "tests/faults", "tests/monitoring", "tests/mutants")
+_LEFT_OUT = ("tests/benchmarks", "tests/examples", "tests/faults", "tests/monitoring", "tests/mutants")
 _LIMITS = Limits(test_s=60, all_s=300)
 
 

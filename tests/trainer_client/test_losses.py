@@ -102,6 +102,14 @@ def test_the_compiled_ctc_is_the_same_as_with_lengths():
     np.testing.assert_allclose(gradient, want_gradient, atol=1e-6)
 
 
+def test_ctc_that_is_traced_for_several_shapes_makes_tensorflow_complain_of_none(capfd):
+    step = tf.function(lambda labels, logits: tf.gradients(CTC()(labels, logits), logits))
+    for rows, frames, labels in ((5, 12, 4), (3, 7, 2)):
+        step(tf.ones((rows, labels), tf.int32), tf.zeros((rows, frames, 5)))
+    assert step.experimental_get_tracing_count() == 2
+    assert "not compatible" not in capfd.readouterr().err
+
+
 def test_compiled_losses_train_as_if_masked_rows_were_not_there():
     random = np.random.default_rng(3)
     x, y = random.normal(size=(4, 3)).astype(np.float32), random.normal(size=(4, 1)).astype(np.float32)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refu
 from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterator
 
     from trainer_client.session.batch_iterator import BatchIterator
@@ -372,6 +374,22 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
 
     Shapes are then compiled before training starts, and one that does not fit into memory fails at once.
     """
-    for batch in masked_batches(session):
-        element = structure.of({key: tf.constant(array) for key, array in batch.items()})
-        step(element if structure.map is None else structure.map(element))
+    with _tracing_often():
+        for batch in masked_batches(session):
+            element = structure.of({key: tf.constant(array) for key, array in batch.items()})
+            step(element if structure.map is None else structure.map(element))
+
+
+@contextmanager
+def _tracing_often() -> Iterator[None]:
+    """TensorFlow warns after five calls that each trace a function; here that is what they are for."""
+    log = tf.get_logger()
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)

@@ -384,6 +384,20 @@ def test_warm_up_runs_each_shape_once_largest_first_with_masked_rows_only():
     assert feed.session.openings == 0
 
 
+def test_warm_up_traces_many_shapes_without_a_warning_and_leaves_other_warnings(caplog):
+    shapes = tuple(BucketShape(rows=rows, lengths={"audio": 8, "text": 2}) for rows in range(2, 8))
+    step = tf.function(tf.reduce_sum, reduce_retracing=False)
+    with caplog.at_level("WARNING", "tensorflow"):
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            FakeFeed(shapes=shapes).warm_up(step, inputs="audio")
+            assert step.experimental_get_tracing_count() == len(shapes)
+            tf.get_logger().warning("triggered tf.function retracing, afterwards")
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"triggered tf.function retracing, afterwards"}
+
+
 def test_the_package_alone_imports_no_tensorflow():
     code = (
         "import sys, trainer_client.tf.ctrl_c, trainer_client.tf.element_structure; print('tensorflow' in sys.modules)"
