@@ -107,18 +107,9 @@ LATER = {
     "E16": "later: training loop",
     "E20": "later: strategies",
     "T1": "later: strategies",
-    "T2": "later: strategies",
-    "T3": "later: strategies",
-    "T4": "later: strategies",
-    "T5": "later: strategies",
-    "T6": "later: strategies",
-    "T7": "later: strategies",
     "T8": "later: strategies",
-    "T9": "later: strategies",
     "T10": "later: metrics of the data path",
     "T11": "later: metrics of the data path",
-    "T13": "later: strategies",
-    "T14": "later: strategies",
 }
 
 #: Our own words for each fault.

@@ -88,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "job.toml").open("a") as job:
         job.write(
             '\n[streams.test]\nlike = "train"\nmode = "queue"\n[streams.again]\nlike = "train"\nevaluation = false\n'
+            '[streams.pairs]\nlike = "train"\nevaluation = false\n'
         )
     return folder
 
@@ -187,6 +188,49 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
     assert lines[-1].startswith(f"FINISHED: 3 epochs, {steps} steps, {3 * SAMPLES} samples, ")
     for left, right in zip(one[0], other[0], strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.heritage("T9")
+def test_two_towers_of_one_process_are_killed_go_on_and_are_judged_and_exported(folder: Path, endpoint: str) -> None:
+    checkpoints, exported = folder / "mirrored", folder / "mirrored-model"
+    towers = ("--strategy", "mirrored", "--replicas", "2", "--checkpoint", str(checkpoints), "--stream", "pairs")
+    target = ("--epochs", "2", "--validate", "dev", "--log-every", "1", "--export", str(exported))
+    killed = start(folder, endpoint, "train", *towers, *target, "--callbacks", "slow", "--save-every-steps", "1")
+    killed.wait_for_text(", step 3: ")
+    killed.send_signal(signal.SIGKILL)
+    ended(killed, -9)
+    done = saved(checkpoints)[1]["step"]
+    lines, _ = ended(start(folder, endpoint, "train", *towers, *target, "--all-reduce", "nccl"))
+    assert lines[:2] == [
+        "STRATEGY: mirrored: 2 replicas on CPU:0, CPU:1; gradients by cpu, because nccl needs all replicas on GPUs, "
+        "and they are on 2 x CPU",
+        f"STARTING: training pairs from epoch 0, step {done}, until 2 epochs",
+    ]
+    assert f", {2 * SAMPLES} samples, " in lines[-2]
+    assert any(line.startswith("dev at step ") for line in lines)
+    assert exported.is_dir()
+    alone = ("--checkpoint", str(checkpoints), "--param", "units=4")
+    lines, _ = ended(start(folder, endpoint, "evaluate", *alone, "--json"))
+    assert f'"step": {saved(checkpoints)[1]["step"]}' in lines[0]
+
+
+@pytest.mark.heritage("T3")
+@pytest.mark.heritage("T4")
+@pytest.mark.heritage("T5")
+def test_what_devices_cannot_do_is_refused_or_replaced_with_the_reason(folder: Path, endpoint: str) -> None:
+    towers = ("--checkpoint", str(folder / "none"), "--epochs", "1", "--strategy", "mirrored", "--replicas", "2")
+    ring = start(folder, endpoint, "train", *towers, "--all-reduce", "ring")
+    tree = start(folder, endpoint, "train", *towers, "--all-reduce", "hierarchical")
+    spread = ("--stream", "pairs", "--variables", "gpu", "--combine", "sum")
+    central = start(folder, endpoint, "train", *towers, "--steps", "2", "--strategy", "central", *spread)
+    lines, _ = ended(central)
+    assert lines[0] == (
+        "STRATEGY: central: 2 towers on CPU:0, CPU:1; variables on cpu, because no tower is on a GPU; gradients times 2"
+    )
+    assert "2 steps are reached" in lines[-1]
+    assert "got ring. TensorFlow has no ring within one process" in ended(ring, 1)[1]
+    assert "expected 8 devices or more, over which it copies in two groups, got 2" in ended(tree, 1)[1]
 
 
 @pytest.mark.heritage("E6")

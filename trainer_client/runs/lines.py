@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["exported_line", "finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
+__all__ = [
+    "exported_line",
+    "finished_line",
+    "judged_json",
+    "judged_line",
+    "spell_time",
+    "starting_line",
+    "strategy_line",
+]
 
 
 def starting_line(what: str) -> str:
@@ -38,6 +46,11 @@ def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     ways.
     """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
+
+
+def strategy_line(said: str) -> str:
+    """The strategy that was taken."""
+    return f"STRATEGY: {said}"
 
 
 def exported_line(path: Path) -> str:

@@ -1,17 +1,26 @@
-"""Which strategy a name means."""
+"""The strategy that the command line asks for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer_client.strategies.central import Central
+from trainer_client.strategies.devices import tower_devices
+from trainer_client.strategies.mirrored import Mirrored
 from trainer_client.strategies.single import Single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from trainer_client.strategies.options import StrategyOptions
     from trainer_client.strategies.placement import Placement
 
-__all__ = ["STRATEGIES"]
+__all__ = ["placement_of"]
 
-#: By the name that the command line has for them.
-STRATEGIES: dict[str, Callable[[], Placement]] = {"single": Single}
+
+def placement_of(options: StrategyOptions) -> Placement:
+    """It; the devices of this process are set up for it."""
+    sums = options.combine == "sum"
+    if options.name == "mirrored":
+        return Mirrored(tower_devices(options.replicas), options.all_reduce or "auto", sums=sums)
+    if options.name == "central":
+        return Central(tower_devices(options.replicas), options.variables or "auto", sums=sums)
+    return Single()

@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from trainer_client.feed import Feed
+    from trainer_client.training.step import TrainStep
 
 __all__ = ["Placement"]
 
 
 class Placement(Protocol):
     """One strategy."""
+
+    #: What was taken, to be told; nothing where there was nothing to choose.
+    said: str
+    #: This process's place among all replicas, as `connect` takes it; empty: as the environment says.
+    ranks: dict[str, int]
 
     def scope(self) -> AbstractContextManager[Any]:
         """Where the model's and the optimizer's variables are made."""
@@ -32,8 +38,21 @@ class Placement(Protocol):
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
         """What all elements have in common, for one graph for all shapes; None: each shape has a graph of its own."""
 
-    def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """One step's element, in which each replica has this one."""
+
+    def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """The step as a graph; with `any_shape`, one for all shapes, of which there may be any number."""
+
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """The model is built, and its optimizer is next: refuse trained variables of which replicas have no copies that
+        could be kept equal.
+        """
+
+    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """Refuse variables, the optimizer's too, that are not the same on all replicas; all processes call it at the
+        same step.
+        """
 
     @property
     def writes(self) -> bool:

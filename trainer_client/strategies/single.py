@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from trainer_client.strategies.worlds import refuse_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from trainer_client.feed import Feed
+    from trainer_client.training.step import TrainStep
 
 __all__ = ["Single"]
 
@@ -23,23 +25,22 @@ class Single:
 
     writes = True
 
+    def __init__(self) -> None:
+        self.said, self.ranks = "", dict[str, int]()
+
     def scope(self) -> AbstractContextManager[Any]:
         """As `Placement` has it."""
         return nullcontext()
 
     def refuse_other_world(self, feed: Feed) -> None:
         """As `Placement` has it."""
+        refuse_queue(feed, "single")
         session = feed._session  # noqa: SLF001 - both are halves of one face
-        if session.in_queue:
-            raise SettingsError(
-                expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where="--strategy single",
-                remedy="Train on another stream, or by model.fit with FeedCheckpoint, which takes leases.",
-            )  # fmt: skip
         if session.world != 1:
             raise SettingsError(
                 expected="a world of one rank", got=f"one of {session.world}", where="--strategy single",
-                remedy="Unset TF_CONFIG and JOB_NAME, and connect without world= and elastic=: each of these processes "
-                "would train a model of its own, because this loop exchanges no gradients.",
+                remedy="Take --strategy multi-worker; or unset TF_CONFIG and JOB_NAME, and connect without world= and "
+                "elastic=: each of these processes would train a model of its own, because they exchange no gradients.",
             )  # fmt: skip
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
@@ -51,7 +52,17 @@ class Single:
         """As `Placement` has it."""
         return elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
 
-    def compiled(self, step: Callable[[Any], Any], *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
+    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return element
+
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it."""
+
+    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        """As `Placement` has it: there is nothing that could differ."""
+
+    def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
         function: Callable[[Any], Any] = tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False)
         return function

@@ -55,16 +55,17 @@ FLUSH_TIMEOUT_S = 0.1
 _LOOKS = 2  # one full pass may be an `adapt`, but a second may be training; after a third it is late to warn
 
 
-def make(session: FeedSession, structure: ElementStructure) -> FeedDataset:
-    """The feed's dataset for one device."""
-    if session.replicas > 1:
+def make(session: FeedSession, structure: ElementStructure, *, in_rounds: bool = False) -> FeedDataset:
+    """The feed's dataset for one device; or, for a consumer that takes whole rounds, for the devices that it has."""
+    if session.replicas > 1 and not in_rounds:
         _warn(
             f"This feed occupies {session.replicas} ranks, and dataset() yields their batches one after another. "
             "Under a strategy use feed.distributed(strategy)."
         )
     _prepare(session)
     counting = _Counting(session)
-    counted = _ahead(_pipeline(Openings(session, structure, counting)), structure)
+    pipeline = _pipeline(Openings(session, structure, counting))
+    counted = _ahead(pipeline, structure, None if in_rounds else _accelerator())
     derived = _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
     return FeedDataset(counting, counted, derived)
 
@@ -130,9 +131,8 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
     return data
 
 
-def _ahead(data: tf.data.Dataset, structure: ElementStructure) -> tf.data.Dataset:
+def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None) -> tf.data.Dataset:
     """Prefetch only what TensorFlow has to work on; everything else waits ready in the feed's slots."""
-    device = _accelerator()
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
     if structure.map is not None or copies_batches():

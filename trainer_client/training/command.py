@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_client.runs.arguments import add_job, add_model, at_least, command_named, model_module, positive, whole
+from trainer_client.strategies.all_reduce import ALL_REDUCES
+from trainer_client.strategies.options import HEEDED, StrategyOptions
+from trainer_client.strategies.variable_devices import VARIABLES_ON
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +43,6 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32", help="of layers"
     )
     group.add_argument("--xla", action="store_true", help="compile the step with XLA, once for each shape")
-    group.add_argument("--strategy", choices=("single",), default="single", help="where to train: on one device")
     group.add_argument(
         "--seed", type=at_least(0), metavar="N", help="the same weights again on a CPU, from the same data"
     )
@@ -48,9 +50,29 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--stream", default="train", help="the stream to train on (train)")
     command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics on loopback; 0: any free port")
     command.add_argument("--metrics-targets", type=Path, metavar="FOLDER", help="tell Prometheus there where")
+    _add_strategy(command)
     _add_limits(command)
     _add_saving(command)
     return command
+
+
+_STRATEGIES = """\
+single: on one device (default); mirrored: on several devices of this process, each with all variables; central: the
+same with one copy of the variables"""
+
+
+def _add_strategy(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("where")
+    group.add_argument("--strategy", choices=tuple(HEEDED), default="single", help=_STRATEGIES)
+    group.add_argument("--replicas", type=whole, metavar="N", help="so many in this process (one for each GPU)")
+    group.add_argument(
+        "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; what is taken is said (auto)"
+    )
+    group.add_argument(
+        "--combine", choices=("mean", "sum"), help="gradients of the mean over all rows, or of that times the replicas"
+        " (mean)",
+    )  # fmt: skip
+    group.add_argument("--variables", choices=VARIABLES_ON, help="central: where variables lie (auto)")
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
@@ -88,6 +110,14 @@ def _train(options: argparse.Namespace) -> int:
     from trainer_client.runs.until import Until  # noqa: PLC0415 - so that --help is quick
     from trainer_client.training.train import TrainOrder, train  # noqa: PLC0415
 
+    strategy = StrategyOptions(
+        name=options.strategy,
+        replicas=options.replicas,
+        all_reduce=options.all_reduce,
+        combine=options.combine,
+        variables=options.variables,
+    )
+    strategy.refuse_unheeded()
     names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}
     order = TrainOrder(
         module=model_module(options, names),
@@ -95,7 +125,7 @@ def _train(options: argparse.Namespace) -> int:
         stream=options.stream,
         keys=options.keys,
         connect_timeout_s=options.timeout_seconds,
-        strategy=options.strategy,
+        strategy=strategy,
         judges=tuple(options.validate or ()),
         judge_every=options.validate_every,
         export=options.export,

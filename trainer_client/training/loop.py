@@ -125,6 +125,12 @@ class TrainingLoop:
         self._finish()
         return self.reason
 
+    def check_replicas(self) -> None:
+        """Raise an error if variables, the optimizer's too, are not the same on all replicas. It was looked up before
+        the first step; all processes have to call it at the same step.
+        """
+        self._placement.refuse_unequal(self._model)
+
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
@@ -221,10 +227,11 @@ class TrainingLoop:
     # --- beginning and ending ---
 
     def _begin(self) -> None:
-        with self._timed("warm_up"), self._placement.scope():
+        with self._timed("warm_up"):
             self._warm_up()
         self._saved.begin()
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
+        self.check_replicas()
         self._rows, self._saved_steps = self._session.trained_rows, there.steps
         self._model.stop_training = False
         self._progress.begin(f"training {self._session.stream}", there)
@@ -244,7 +251,7 @@ class TrainingLoop:
         self._trace_for_any_shape()
         state = self._model.non_trainable_variables
         before = [plain_value(variable) for variable in state]
-        for_each_shape(self._take_step)
+        for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
         assign_values(state, before)
 
     def _trace_for_any_shape(self) -> None:
@@ -259,10 +266,12 @@ class TrainingLoop:
 
     def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
         model = self._model
-        if not model.built:
-            model(self._step.inputs(element))
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        with self._placement.scope():
+            if not model.built:
+                model(self._step.inputs(element))
+            self._placement.prepare_optimizer(model)
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
 
     def _finish(self) -> None:
         self._callbacks.on_train_end()

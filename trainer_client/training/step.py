@@ -7,7 +7,7 @@ must not know feeds, epochs or files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,10 +18,23 @@ from trainer_client.losses import RowLoss, masked_mean, valid_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "TrainStep", "refuse_own_train_step"]
+__all__ = ["APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TrainStep", "refuse_own_train_step"]
 
 #: What became of a step.
 APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
+
+
+class Contribution(NamedTuple):
+    """What one replica computed of a step, or what all of them came to."""
+
+    loss: Any
+    rows: Any
+    #: The sum of the rows' weights.
+    weight: Any
+    #: Of the trainable variables; None where there is none.
+    gradients: list[Any]
+    #: What the forward pass made of the variables that it changes by itself.
+    statistics: list[Any]
 
 
 class TrainStep:
@@ -40,7 +53,17 @@ class TrainStep:
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
     def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
-        """Train on it."""
+        """Train on it, where there is no other replica."""
+        return self.settle(self.contribute(element))
+
+    def settle(self, part: Contribution) -> Any:  # noqa: ANN401 - tensors
+        """Change the variables by what all replicas came to, if that may be; the outcome."""
+        became = self.became(part)
+        tf.cond(self.may_apply(part, became), lambda: self.apply(part, became), lambda: None)
+        return tf.stack([part.loss, part.rows, became])
+
+    def contribute(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
+        """What one replica computes of a step. It changes no variable, but for seeds."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
         variables, statistics = self.model.trainable_variables, self._statistics()
@@ -49,24 +72,40 @@ class TrainStep:
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
             weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
             loss = self._loss_of(targets, outputs, weight)
-            scaled = self.optimizer.scale_loss(tf.add_n([loss, *self.model.losses]))
+            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+            scaled = self.optimizer.scale_loss(tf.add_n([loss, *(one / replicas for one in self.model.losses)]))
         gradients = tape.gradient(scaled, variables)
+        after = [tf.identity(one.value) for one in statistics]
+        _assign(statistics, before)
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
-        finite = _are_finite([loss, *gradients])
-        # One that scales the loss applies no gradients that are too large by itself, and scales less from then on.
-        apply = (rows > 0) & (tf.math.is_finite(loss) if self._scales else finite)
-        tf.cond(apply, lambda: self._apply(gradients, variables), lambda: None)
-        if statistics:
-            tf.cond((rows > 0) & finite, lambda: None, lambda: _assign(statistics, before))
-        became = tf.where(rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
-        return tf.stack([tf.cast(loss, tf.float32), rows, became])
+        weight = tf.reduce_sum(tf.cast(weight, tf.float32))
+        return Contribution(tf.cast(loss, tf.float32), rows, weight, gradients, after)
+
+    def became(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
+        """What becomes of a step with these gradients, which are those of all replicas."""
+        finite = _are_finite([part.loss, *part.gradients])
+        return tf.where(part.rows > 0, tf.where(finite, APPLIED, NOT_FINITE), NOTHING_TO_APPLY)
+
+    def may_apply(self, part: Contribution, became: Any) -> Any:  # noqa: ANN401 - tensors
+        """Whether to call `apply`. An optimizer that scales the loss applies no gradients that are too large by itself,
+        and scales less from then on.
+        """
+        return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
+
+    def apply(self, part: Contribution, became: Any) -> None:  # noqa: ANN401 - tensors
+        """Change the variables."""
+        self.optimizer.apply(part.gradients, self.model.trainable_variables)
+        for one, after in zip(self._statistics(), part.statistics, strict=True):
+            one.assign(tf.where(became == APPLIED, after, one.value))
 
     def _statistics(self) -> list[Any]:
-        """What the forward pass itself changes, such as means over batches; seeds, which are no floats, do go on."""
-        return [one for one in self.model.non_trainable_variables if tf.as_dtype(one.dtype).is_floating]
-
-    def _apply(self, gradients: Any, variables: Any) -> None:  # noqa: ANN401 - tensors
-        self.optimizer.apply(gradients, variables)
+        """What the forward pass itself changes, such as means over batches; not what was frozen, which may be large,
+        nor seeds, which are no floats and do go on.
+        """
+        layers = self.model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
+        frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
+        known = self.model.non_trainable_variables
+        return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
 
 
 def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no types

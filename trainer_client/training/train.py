@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from trainer_client.feed import connect
-from trainer_client.runs.lines import exported_line
+from trainer_client.runs.lines import exported_line, strategy_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer_client.feed import Feed
     from trainer_client.runs.model_module import ModelModule
+    from trainer_client.strategies.options import StrategyOptions
     from trainer_client.strategies.placement import Placement
     from trainer_client.training.loop import TrainingData
 
@@ -36,7 +37,7 @@ class TrainOrder:
     stream: str
     keys: str
     connect_timeout_s: float
-    strategy: str
+    strategy: StrategyOptions
     #: Streams to judge the model by after every `judge_every` epochs.
     judges: tuple[str, ...]
     judge_every: int
@@ -52,15 +53,15 @@ class TrainOrder:
 def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
     """Train until the target is reached."""
     with ExitStack() as stack:
-        feed = stack.enter_context(
-            _connect(order, order.stream, metrics_port=order.metrics_port, metrics_targets=order.metrics_targets)
-        )
+        placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
+        ranks = {} if placement is None else placement.ranks
+        metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
+        feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
         _refuse_evaluation(feed)
         judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges]
-        with quick_import():  # TensorFlow takes seconds
-            from trainer_client.strategies.by_name import STRATEGIES  # noqa: PLC0415
-            from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415
-        placement = STRATEGIES[order.strategy]()
+        placement = placement or _placement(order)
+        from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
+
         model = _model(order, placement)
         data = _data(order, feed, placement)
         callbacks = _callbacks(order, judges)
@@ -73,6 +74,16 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
 
 def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:  # noqa: ANN401 - of `connect`
     return connect(order.endpoint, stream=stream, keys=order.keys, connect_timeout_s=order.connect_timeout_s, **how)
+
+
+def _placement(order: TrainOrder) -> Placement:
+    with quick_import():  # TensorFlow takes seconds
+        from trainer_client.strategies.by_name import placement_of  # noqa: PLC0415 - as said
+        from trainer_client.training import loop  # noqa: F401, PLC0415 - as said
+    placement = placement_of(order.strategy)
+    if placement.said:
+        print(strategy_line(placement.said), flush=True)
+    return placement
 
 
 def _refuse_evaluation(feed: Feed) -> None:

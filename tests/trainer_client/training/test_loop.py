@@ -400,7 +400,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
         looped(tmp_path, Until(epochs=1), model=tiny_model())
     feed = FakeFeed()
     feed.session.world = 2
-    with pytest.raises(SettingsError, match=r"expected a world of one rank, got one of 2.*exchanges no gradients"):
+    with pytest.raises(SettingsError, match=r"expected a world of one rank, got one of 2.*exchange no gradients"):
         looped(tmp_path, Until(epochs=1), feed=feed)
     feed.session.in_queue = True
     with pytest.raises(SettingsError, match='expected mode = "lockstep", got fake, of mode = "queue"'):

@@ -1,0 +1,280 @@
+"""Any synchronous strategy gives the losses and weights of a plain run over the same samples."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+
+import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
+from shared.errors import DataError, SettingsError
+from tests.support.joined_feed import joined_feed, spread_feed
+
+import keras  # isort: skip - after the devices are set
+import tensorflow as tf  # isort: skip
+
+from trainer_client import Until  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.strategies.central import Central  # isort: skip
+from trainer_client.strategies.mirrored import Mirrored  # isort: skip
+from trainer_client.strategies.single import Single  # isort: skip
+from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
+
+FORM = {"inputs": {"audio": "audio", "text": "text"}, "targets": "tag", "weights": "weight"}
+STEPS = (6, 4)
+TOWERS = ("CPU:0", "CPU:1")
+
+
+class Spoken(keras.Model):
+    """A dense layer over sound and an embedding of text, whose gradients are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = keras.layers.Embedding(5, 3)
+        self.dense = keras.layers.Dense(1, kernel_regularizer="l2")
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_mean(inputs["audio"], 1) + tf.reduce_mean(self.words(inputs["text"]), 1))
+
+
+def per_row(tags, outputs):
+    return tf.square(tf.cos(tf.cast(tags, tf.float32)) - outputs[:, 0])
+
+
+class Losses(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(logs["loss"])
+
+
+def trained(folder, placement, feed, *, optimizer=None, model=Spoken, until=None, **settings):
+    """Losses of a run's steps, and the loop."""
+    keras.utils.set_random_seed(3)
+    with placement.scope():
+        made = model()
+        made.compile((optimizer or adam)(), per_row)
+    data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    losses = Losses()
+    settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)
+    loop = TrainingLoop(made, data, placement, settings, [losses])
+    loop.run()
+    return losses.seen, loop
+
+
+def adam():
+    return keras.optimizers.Adam(0.05, global_clipnorm=0.2)
+
+
+def saved(folder):
+    arrays, record = CheckpointFolder(folder, 3).read_last()
+    return [arrays[str(at)] for at in range(len(arrays))], record
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    losses, _ = trained(folder, Single(), joined_feed(2, epochs=STEPS))
+    assert len(losses) == 20
+    return losses, *saved(folder)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        lambda: Mirrored(TOWERS),
+        lambda: Mirrored(TOWERS, "cpu"),
+        lambda: Central(TOWERS),
+        lambda: Central(TOWERS, "balanced"),
+    ],
+    ids=["mirrored", "mirrored by cpu", "central", "central, balanced"],
+)
+def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_batches(tmp_path, plain, placement):
+    losses, arrays, record = plain
+    found, loop = trained(tmp_path, placement(), spread_feed(2, epochs=STEPS))
+    np.testing.assert_allclose(found, losses, rtol=1e-5, atol=1e-7)
+    others, told = saved(tmp_path)
+    for one, other in zip(arrays, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert {name: told[name] for name in ("epoch", "step")} == {name: record[name] for name in ("epoch", "step")}
+    assert loop._step.traces == 2, "once for all shapes, on each device"
+    assert loop._session.accounts.counts.retraces == 0
+
+
+@pytest.mark.heritage("T2")
+@pytest.mark.heritage("T13")
+def test_variables_lie_on_the_least_loaded_tower_or_on_the_cpu_and_an_optimizers_beside_them(tmp_path):
+    for asked, places in (("balanced", {"CPU:0", "CPU:1"}), ("cpu", {"CPU:0"}), ("gpu", {"CPU:0"})):
+        placement = Central(TOWERS, asked)
+        feed = spread_feed(2, epochs=STEPS)
+        _, loop = trained(tmp_path / asked, placement, feed, until=Until(steps=1))
+        model = loop._model
+        on = {each.path: each.value.device[-5:] for each in (*model.variables, *model.optimizer.variables)}
+        assert {on[each.path] for each in model.variables} == places
+        for each in model.trainable_variables:
+            beside = [path for path in on if path.startswith("adam") and each.path.replace("/", "_") in path]
+            assert [on[path] for path in beside] == [on[each.path]] * 2
+    assert placement.said.endswith("variables on cpu, because no tower is on a GPU")
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_with_sum_gradients_are_those_of_the_mean_times_the_replicas(tmp_path, placement):
+    for name, made, rate in (("mean", placement(TOWERS), 0.02), ("sum", placement(TOWERS, sums=True), 0.01)):
+        sgd = partial(keras.optimizers.SGD, rate)
+        trained(tmp_path / name, made, spread_feed(2, epochs=STEPS), optimizer=sgd, until=Until(steps=6))
+    (one, _), (other, _) = saved(tmp_path / "mean"), saved(tmp_path / "sum")
+    weights = len(Spoken().weights) or 3
+    for left, right in zip(one[:weights], other[:weights], strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+class Normal(keras.Model):
+    """Batch statistics, and dropout, which has a seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.normal = keras.layers.BatchNormalization(momentum=0.5)
+        self.drop = keras.layers.Dropout(0.3, seed=2)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs, training=False):
+        level = tf.reduce_mean(inputs["audio"], 1)
+        return self.dense(self.drop(self.normal(level, training=training), training=training))
+
+
+def each_replicas(placement, model):
+    """The values of each variable on each replica."""
+    of = placement._strategy.experimental_local_results
+    return [[one.numpy() for one in of(each.value)] for each in (*model.variables, *model.optimizer.variables)]
+
+
+@pytest.mark.heritage("T7")
+@pytest.mark.heritage("T14")
+def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
+    placement = Mirrored(TOWERS)
+    _, loop = trained(tmp_path, placement, spread_feed(2, epochs=STEPS), model=Normal, until=Until(steps=4))
+    values = each_replicas(placement, loop._model)
+    for one, other in values:
+        np.testing.assert_array_equal(one, other)
+    assert any(np.any(one != 0) for one, _ in values)
+    loop.check_replicas()
+    mean = loop._model.normal.moving_mean
+    assert np.any(mean.numpy() != 0)
+    first, second = placement._strategy.experimental_local_results(mean.value)
+    second.assign(first + 1)
+    with pytest.raises(DataError, match=r"others in the replicas of this process: normal/.*moving_mean"):
+        loop.check_replicas()
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_statistics_of_towers_weigh_as_many_rows_as_they_have(tmp_path, placement):
+    feed = spread_feed(2, epochs=(2,))
+    fill = feed.session.fill
+
+    def one_is_empty(arrays, epoch, number):
+        fill(arrays, epoch, number)
+        arrays["audio"][...] = 8 if number % 2 else 3
+        arrays["weight"][...] = number % 2
+
+    feed.session.fill = one_is_empty
+    _, loop = trained(tmp_path, placement(TOWERS), feed, model=Normal, until=Until(steps=1))
+    np.testing.assert_allclose(loop._model.normal.moving_mean.numpy(), 4.0)  # 0 and 8, by halves
+
+
+class Different(keras.Model):
+    """Multiplies by one variable on one device, and by another one elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.add_weight(shape=(3,), initializer="ones", name="first")
+        self.second = self.add_weight(shape=(3,), initializer="ones", name="second")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        level = tf.reduce_mean(inputs["audio"], 1)
+        return self.dense(level * (self.first if level.device.endswith("CPU:0") else self.second))
+
+
+@pytest.mark.heritage("T6")
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_towers_with_gradients_of_different_variables_are_refused_by_name(tmp_path, placement):
+    with pytest.raises(SettingsError) as raised:
+        trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), model=Different)
+    said = str(raised.value)
+    assert re.search(
+        r"in none: \S*first, \S*second, got tower 0 has one for \S*first; tower 1 has .* \S*second\.", said
+    )
+
+
+@pytest.mark.heritage("T14")
+def test_a_trained_variable_of_which_replicas_have_no_copy_is_refused_by_name(tmp_path):
+    outside = keras.layers.Dense(1, name="outside")
+    outside.build((None, 3))
+
+    class Made(Normal):
+        def __init__(self):
+            super().__init__()
+            self.dense = outside
+
+        def build(self, shapes):
+            self.normal.build((None, 3))
+
+    with pytest.raises(SettingsError, match=r"each replica has a copy, got outside/kernel, outside/bias.*make them in"):
+        trained(tmp_path, Mirrored(TOWERS), spread_feed(2, epochs=STEPS), model=Made)
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+@pytest.mark.parametrize("scales", [False, True])
+def test_gradients_that_are_not_finite_on_one_replica_are_applied_on_none(tmp_path, placement, scales):
+    feed = spread_feed(2, epochs=STEPS)
+    fill = feed.session.fill
+
+    def spoilt(arrays, epoch, number):
+        fill(arrays, epoch, number)
+        arrays["weight"][...] = 1
+        if number == 7:
+            arrays["audio"][...] = np.nan
+
+    feed.session.fill = spoilt
+    optimizer = (lambda: keras.optimizers.LossScaleOptimizer(adam(), initial_scale=8.0)) if scales else adam
+    with pytest.raises(DataError, match="batch 6 of epoch 0 of fake, step 3: expected finite"):
+        trained(tmp_path, placement(TOWERS), feed, optimizer=optimizer, retries=1, save_every_steps=1)
+    arrays, record = saved(tmp_path)
+    assert record["step"] == 3
+    assert all(np.isfinite(one).all() for one in arrays)
+    placed = placement(TOWERS)
+    feed.session.fill = fill
+    _, loop = trained(tmp_path, placed, spread_feed(2, epochs=STEPS), optimizer=optimizer, until=Until(steps=5))
+    assert int(loop._model.optimizer.iterations.numpy()) == 5
+    loop.check_replicas()
+
+
+def test_a_checkpoint_of_another_strategy_is_taken(tmp_path):
+    runs = [(Mirrored(TOWERS), 2), (Central(TOWERS), 2), (Mirrored(TOWERS), 2)]
+    for done, (placement, replicas) in enumerate(runs):
+        trained(tmp_path, placement, spread_feed(replicas, epochs=STEPS), until=Until(steps=2 + 2 * done))
+    whole = tmp_path / "whole"
+    trained(whole, Single(), joined_feed(2, epochs=STEPS), until=Until(steps=6))
+    for one, other in zip(saved(tmp_path)[0], saved(whole)[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_a_feed_of_other_ranks_is_refused_and_so_is_xla(tmp_path, placement):
+    with pytest.raises(SettingsError, match="expected a feed of 2 of 2 ranks, one for each replica, got one of 1 of 1"):
+        trained(tmp_path, placement(TOWERS), joined_feed(2, epochs=STEPS))
+    with pytest.raises(SettingsError, match="expected no --xla with several towers"):
+        trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), xla=True)
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_one_of_several_processes_is_refused(monkeypatch, placement):
+    monkeypatch.setenv("WORKER_HOSTS", "one:1,two:2")
+    monkeypatch.setenv("JOB_NAME", "worker")
+    monkeypatch.setenv("TASK_INDEX", "1")
+    with pytest.raises(SettingsError, match="expected one process, got one of 2, as the environment says"):
+        placement(TOWERS)

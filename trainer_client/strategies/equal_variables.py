@@ -1,0 +1,83 @@
+"""All replicas have the same variables, the optimizer's too: compared by digest, in this process and between processes.
+
+Rules: all processes call it at the same step. A variable that lies in one place is the same for all of its process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+import xxhash
+
+from shared.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["refuse_unequal", "refuse_unsynchronised"]
+
+#: So many are named in an error.
+_NAMED = 5
+
+
+def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:  # noqa: ANN401
+    """Refuse variables that differ between replicas; this is one process of so many."""
+    variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
+    digests = [[_digest(one) for one in strategy.experimental_local_results(each.value)] for each in variables]
+    _refuse_odd("the replicas of this process", variables, digests)
+    if processes > 1:
+        own = np.zeros((len(variables), processes), np.int64)
+        own[:, process] = [here[0] for here in digests]
+        _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
+
+
+def refuse_unsynchronised(model: Any) -> None:  # noqa: ANN401 - Keras has no types
+    """Refuse trained variables, and an optimizer's, of which replicas have no copies that could be kept equal."""
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    alone = [each.path for each in variables if not getattr(each.value, "is_distributed_variable", False)]
+    if alone:
+        raise SettingsError(
+            expected="variables of which each replica has a copy", got=_named(alone), where="--model",
+            remedy="They were made outside the strategy's scope, while the module was imported perhaps: make them in "
+            "model() and optimizer(), or in a layer's build().",
+        )  # fmt: skip
+
+
+def _differs_by_design(variable: Any) -> bool:  # noqa: ANN401 - of Keras
+    return bool(variable.value.synchronization == tf.VariableSynchronization.ON_READ)
+
+
+def _digest(value: Any) -> int:  # noqa: ANN401 - a variable
+    return int(np.uint64(xxhash.xxh3_64_intdigest(np.ascontiguousarray(value.numpy()).tobytes())).astype(np.int64))
+
+
+def _refuse_odd(who: str, variables: Sequence[Any], digests: Sequence[Sequence[int]]) -> None:
+    odd = [each.path for each, all_of_it in zip(variables, digests, strict=True) if len(set(all_of_it)) > 1]
+    if odd:
+        raise DataError(
+            expected="the same variables on all replicas", got=f"others in {who}: {_named(odd)}", where="--strategy",
+            remedy="Let all processes read the same checkpoint folder. If a layer or callback assigns variables, let "
+            "it assign the same on each replica.",
+        )  # fmt: skip
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sum over processes, of which each has one replica's say."""
+    others = strategy.extended.worker_devices[1:]
+
+    def summed(value: Any) -> Any:  # noqa: ANN401 - a tensor
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    left = iter([own, *(np.zeros_like(own) for _ in others)])
+    values = strategy.experimental_distribute_values_from_function(lambda _context: tf.constant(next(left)))
+    total: NDArray[np.int64] = strategy.experimental_local_results(strategy.run(summed, (values,)))[0].numpy()
+    return total

@@ -1,0 +1,46 @@
+"""A feed's batches in rounds: one batch for each replica of this process, on the replica's device.
+
+Rules: the batches of a round are consecutive ones of the plan, so they have one shape. It must not know what is done
+with them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from trainer_client.tf.dataset import make
+from trainer_client.tf.element_structure import ElementStructure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trainer_client.feed import Feed
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """From the cursor to the end of its epoch, each time that it is iterated; `together` makes one element of those of
+    all replicas here.
+    """
+
+    def __init__(
+        self, feed: Feed, keys: dict[str, Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
+    ) -> None:
+        session = feed._session  # noqa: SLF001 - both are halves of one face
+        self._data = make(session, ElementStructure(**keys), in_rounds=True)
+        self._devices, self._together = devices, together
+        self.element_spec = self._data.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._data)
+        while (first := next(batches, None)) is not None:
+            others = (next(batches) for _ in self._devices[1:])
+            yield self._together([_put(one, on) for one, on in zip((first, *others), self._devices, strict=True)])
+
+
+def _put(element: Any, device: str) -> Any:  # noqa: ANN401 - tensors
+    with tf.device(device):
+        return tf.nest.map_structure(tf.identity, element)

@@ -1,0 +1,78 @@
+"""Which variables have a gradient in which tower: they have to be the same, or towers would wait for each other's.
+
+Rules: what a graph is traced for has the gradients that it was traced with, so one look at each trace is enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Towers", "refuse_xla", "times_said"]
+
+
+class Towers:
+    """Those of this process, while a step is traced."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
+        self._model = model
+        #: For each tower, whether each variable has a gradient there.
+        self._having: list[list[bool]] = []
+
+    def begin(self) -> None:
+        """A step is traced anew."""
+        self._having = []
+
+    def note(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """One tower's gradients: which there are, and all of them, with zeros for those that there are not."""
+        having = [one is not None for one in gradients]
+        self._having.append(having)
+        whole = [
+            tf.zeros_like(variable.value) if one is None else one
+            for one, variable in zip(gradients, self._model.trainable_variables, strict=True)
+        ]
+        return tf.constant(having, tf.float32), whole
+
+    def refuse_different_here(self) -> None:
+        """Refuse towers of this process that have gradients for different variables."""
+        odd = [at for at, column in enumerate(zip(*self._having, strict=True)) if len(set(column)) > 1]
+        if odd:
+            self._refuse(odd)
+
+    def refuse_different(self, replicas: int, counts: Sequence[float]) -> None:
+        """Refuse gradients that so many replicas have, but not all."""
+        odd = [at for at, count in enumerate(counts) if count not in (0, replicas)]
+        if odd:
+            self._refuse(odd)
+
+    def _refuse(self, odd: Sequence[int]) -> None:
+        """Say for each tower here for which of these variables it has a gradient."""
+        names = {at: self._model.trainable_variables[at].path for at in odd}
+        said = [
+            f"tower {tower} has one for {', '.join(name for at, name in names.items() if having[at]) or 'none'}"
+            for tower, having in enumerate(self._having)
+        ]
+        raise SettingsError(
+            expected=f"gradients of the same variables in all towers, or in none: {', '.join(names.values())}",
+            got="; ".join(said), where="--model", remedy="Let the model compute the same on each replica.",
+        )  # fmt: skip
+
+
+def times_said(sums: bool, devices: Sequence[str]) -> str:  # noqa: FBT001 - as it is passed on
+    """What is told of gradients that are multiplied."""
+    return f"; gradients times {len(devices)}" if sums else ""
+
+
+def refuse_xla(*, xla: bool) -> None:
+    """Refuse to compile towers with XLA, which would have to hold all devices and what they exchange."""
+    if xla:
+        raise SettingsError(
+            expected="no --xla with several towers", got="--xla", where="--xla",
+            remedy="Leave it out, or compile parts of the model: keras layers and tf.function(jit_compile=True).",
+        )  # fmt: skip

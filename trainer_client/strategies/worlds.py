@@ -1,0 +1,47 @@
+"""Refuses feeds whose ranks are not the replicas of a strategy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from shared.errors import SettingsError
+from shared.roles import says_a_place
+from trainer_client.roles import role
+
+if TYPE_CHECKING:
+    from trainer_client.feed import Feed
+
+__all__ = ["refuse_cluster", "refuse_other_world", "refuse_queue"]
+
+
+def refuse_queue(feed: Feed, strategy: str) -> None:
+    """Refuse a stream whose batches are leased."""
+    session = feed._session  # noqa: SLF001 - both are halves of one face
+    if session.in_queue:
+        raise SettingsError(
+            expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where=f"--strategy {strategy}",
+            remedy="Train on another stream, or by model.fit with FeedCheckpoint, which takes leases.",
+        )  # fmt: skip
+
+
+def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) -> None:
+    """Refuse other ranks than these."""
+    session = feed._session  # noqa: SLF001 - as above
+    if (session.replicas, session.world) != (replicas, world):
+        raise SettingsError(
+            expected=f"a feed of {replicas} of {world} ranks, one for each replica",
+            got=f"one of {session.replicas} of {session.world}", where=f"--strategy {strategy}",
+            remedy="Connect with the placement's ranks: connect(..., **placement.ranks).",
+        )  # fmt: skip
+
+
+def refuse_cluster(strategy: str) -> None:
+    """Refuse to be one of several processes that would not exchange gradients."""
+    if says_a_place(os.environ) and role().world > 1:
+        raise SettingsError(
+            expected="one process", got=f"one of {role().world}, as the environment says",
+            where=f"--strategy {strategy}",
+            remedy="Take --strategy multi-worker, or unset TF_CONFIG and JOB_NAME: each of these processes would train "
+            "a model of its own.",
+        )  # fmt: skip
