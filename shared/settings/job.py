@@ -226,8 +226,7 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             remedy="Name one of these.",
         )
     merged: dict[str, Any] = {"evaluation": True}
-    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
-    for table in ({key: value for key, value in streams[model].items() if key != other_form}, own):
+    for table in (_inherited(streams[model], own), own):
         for key, value in table.items():
             both = isinstance(value, dict) and isinstance(merged.get(key), dict)
             merged[key] = {**merged[key], **value} if both else value
@@ -237,6 +236,24 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
         if "max_length" not in own and _is_curriculum(merged.get("max_length")):
             merged["max_length"] = merged["max_length"][max(merged["max_length"], key=int)]
     return merged
+
+
+def _inherited(model: Table, own: Table) -> Table:
+    """What a stream takes over: not the other form of sources, nor the tables of transforms that it does not have."""
+    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    gone = _transform_tables(model) - _transform_tables({**model, **own})
+    return {
+        key: value
+        for key, value in model.items()
+        if key != other_form and not (key in gone and isinstance(value, dict))
+    }
+
+
+def _transform_tables(stream: Table) -> set[str]:
+    """What tables of a stream's transforms may be called."""
+    names = stream.get("transforms", ())
+    known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return {part for name in known for part in (name, name.rpartition(":")[2])}
 
 
 def _is_curriculum(said: object) -> bool:

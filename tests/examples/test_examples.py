@@ -28,6 +28,9 @@ SERVED = "tcp://127.0.0.1:7400"
 MADE = ("data", "checkpoints", ".stoker", "__pycache__")
 
 
+WORDS = ("the", "small", "big", "quick", "old", "red", "cat", "dog", "bird", "fish", "mouse", "sees", "likes", "and")
+
+
 class Example:
     """A copy of an example whose loaders are served where there is room; it ends with the block that it is used in."""
 
@@ -38,9 +41,9 @@ class Example:
         self._loaders = ExitStack()
         shutil.copytree(EXAMPLES / name, self.folder, ignore=shutil.ignore_patterns(*MADE))
 
-    def run(self, heading: str) -> str:
-        """Run the commands under a heading; what they said. What the page quotes has to be there."""
-        commands = [one for one in self._shown if one.heading == heading]
+    def run(self, heading: str = "") -> str:
+        """Run the commands of the page, or those under a heading; what they said, with all that the page quotes."""
+        commands = [one for one in self._shown if heading in ("", one.heading)]
         assert commands, heading
         return "".join(self._checked(one) for one in commands)
 
@@ -88,9 +91,15 @@ class Example:
         self._loaders.close()
 
 
+def said_by(name: str, folder: Path) -> str:
+    """All that the commands of an example say."""
+    with closing(Example(name, folder)) as example:
+        return example.run()
+
+
 def values_of(name: str, said: str) -> list[float]:
     """Each number that is printed behind this name."""
-    return [float(one) for one in re.findall(rf"\b{name} (\d[\d.]*)", said)]
+    return [float(one) for one in re.findall(rf"\b{name}:? (\d[\d.]*)", said)]
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +113,19 @@ def test_the_recogniser_learns_by_our_loop_and_goes_on_by_fit(speech: Example) -
     edits = values_of("edits", speech.run("Keras"))
     assert edits[0] > 2
     assert max(edits[-3:]) < 0.5
+
+
+def test_the_keyword_spotter_learns_and_stops_early(tmp_path: Path) -> None:
+    said = said_by("keywords", tmp_path)
+    accuracies = values_of("val_accuracy", said)
+    assert max(accuracies[-3:]) > 0.75
+    assert len(accuracies) < 60
+
+
+def test_the_language_model_learns_whole_words(tmp_path: Path) -> None:
+    said = said_by("language_model", tmp_path)
+    judged = values_of("dev loss", said)
+    assert judged[0] > 0.6
+    assert judged[-1] < 0.5
+    written = said.splitlines()[-1].split()
+    assert sum(word in WORDS for word in written) > 5

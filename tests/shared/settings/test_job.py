@@ -89,6 +89,23 @@ def test_an_evaluation_takes_the_last_stage_of_the_curriculum_of_the_stream_that
     assert parse_job(wrong, "here").streams["b"]["max_length"] == {"two": "4 s"}, "to be refused with its reason"
 
 
+def test_of_transforms_that_a_stream_leaves_out_it_takes_over_no_tables():
+    model = (
+        '[job]\nname = "x"\n[streams.a]\ntransforms = ["my:loud", "noise", "logmel"]\n[streams.a.logmel]\nrate = 8000\n'
+        '[streams.a.loud]\nby = 3\n[streams.a.noise]\nlevel = 2\n[streams.b]\nlike = "a"\n'
+    )
+    every = {"logmel": {"rate": 8000}, "loud": {"by": 3}, "noise": {"level": 2}}
+
+    def tables_of_b(own):
+        return {key: value for key, value in parse_job(model + own, "here").streams["b"].items() if key in every}
+
+    assert tables_of_b("") == every
+    assert tables_of_b('transforms = ["logmel"]') == {"logmel": {"rate": 8000}}
+    own = 'transforms = ["logmel"]\n[streams.b.noise]\nlevel = 5'
+    assert tables_of_b(own)["noise"] == {"level": 5}, "to be refused, since it does nothing"
+    assert parse_job(model + "transforms = 5", "here").streams["b"]["transforms"] == 5
+
+
 @pytest.mark.parametrize("model", ['"tarin"', '"b"', '""', "5", "[1]", '"c"'])
 def test_like_names_a_stream_that_is_like_no_other(model):
     said = refused(f'[job]\nname="x"\n[streams.a]\n[streams.b]\nlike = {model}\n[streams.c]\nlike = "a"\n')
