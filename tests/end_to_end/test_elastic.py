@@ -51,6 +51,19 @@ def test_each_member_has_a_rank_of_its_own_and_nobody_says_which(loaders):
     assert sorted(told) == [(0, 3, 0), (1, 3, 0), (2, 3, 0)]
 
 
+def test_a_run_with_a_feed_of_ones_own_ends_in_all_ranks(loaders):
+    def train(_: int) -> str:
+        with trainer_client.connect(loaders.endpoint, elastic=(2, 2)) as feed:
+            run = trainer_client.Run(feed, trainer_client.Until(epochs="+1"))
+            for batch in run:
+                run.note(rows=batch.rows)
+        return run.reason
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(train, range(2))) == ["1 epochs are reached"] * 2
+    assert status.ask(loaders.endpoint)["streams"]["train"]["elastic"]["stage"] == "ended"
+
+
 def test_too_few_trainers_are_an_error_after_a_stated_time(loaders):
     with pytest.raises(LostError, match=r"at least 2 trainers within 3 s, got 1 of at least 2 trainers are there"):
         trainer_client.connect(loaders.endpoint, elastic=(2, 2), connect_timeout_s=3)

@@ -25,7 +25,7 @@ BEAT_S = TIMEOUT_S / 4
 def join(member: int, serial: int = 1, *, least: int = 2, most: int = 3, **other) -> m.Join:
     said = {
         "job": "digits", "stream": "train", "incarnation": 1000 * member + serial, "name": f"host:{member}",
-        "replicas": 1,
+        "replicas": 1, "behind": 0,
     }  # fmt: skip
     return m.Join(member=member, serial=serial, least=least, most=most, **{**said, **other})
 
@@ -43,6 +43,8 @@ class Member:
     begun: tuple[int, int] | None = None
     base: int = 0
     is_over: bool = False
+    #: The world that it waits behind.
+    behind: int = 0
 
     @property
     def incarnation(self) -> int:
@@ -123,7 +125,7 @@ class Run:
 
     def _join_anew(self, member: Member) -> None:
         member.serial += 1
-        member.attaches, member.is_over = 0, False
+        member.attaches, member.is_over, member.behind = 0, False, 0
         member.placed = member.restored = member.begun = None
         self.say(join(member.number, member.serial, least=self.least, most=self.most))
 
@@ -133,7 +135,7 @@ class Run:
         if member.is_over:
             self.leave(number)
         elif member.placed is None:
-            self.say(join(number, member.serial, least=self.least, most=self.most))
+            self.say(join(number, member.serial, least=self.least, most=self.most, behind=member.behind))
         elif member.begun is None:
             if member.restored is None:
                 member.restored, member.base = self.chain[-1][0], len(self.chain)
@@ -174,6 +176,8 @@ class Run:
         if isinstance(said, m.Placed) and said.serial == member.serial and member.placed is None:
             assert said.rank < said.world
             member.placed = said
+        elif isinstance(said, m.Gathering) and said.serial == member.serial:
+            member.behind = said.behind
         elif isinstance(said, m.WorldOver):
             member.is_over |= member.placed is not None and said.version == member.placed.version
         elif isinstance(said, m.NotAttached) and said.code == "changed":

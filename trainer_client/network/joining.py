@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import zmq
@@ -67,6 +67,7 @@ class Joining:
             replicas=self.replicas,
             least=self.least,
             most=self.most,
+            behind=0,
         )
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = CoordinatorClient(context, self.endpoint, self.keys)
@@ -117,7 +118,8 @@ class _Asking:
         self._silence.hear(now_s)
         if isinstance(said, m.Gathering) and said.serial == self._join.serial:
             self._again_s = now_s + said.retry_ms / 1000
-            if said.training:
+            self._join = replace(self._join, behind=said.behind)
+            if said.behind:
                 self._until_s = now_s + self._joining.timeout_s
             if said.reason != self._reason:
                 self._reason = said.reason

@@ -49,10 +49,11 @@ def run_elastic(
     while feed is not None:
         log = Log("trainer", rank=feed.rank, world=feed.world)
         log.info("a world begins")
+        feed._session.ends_later = True  # noqa: SLF001 - another half of the feed's face
         with feed, _End(feed, armed=new_process):
             try:
                 result = train(feed)
-                feed._session.end_together()  # noqa: SLF001 - another half of the feed's face
+                feed._session.end_together()  # noqa: SLF001 - as above
             except Exception as error:
                 if not _is_end_of_world(feed, error):
                     raise

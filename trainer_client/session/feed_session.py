@@ -47,6 +47,8 @@ class FeedSession:
         self.maker = BatchMaker(self.receiver)
         #: Of an elastic run: gives the session in the next world.
         self.join_next: Callable[[], FeedSession] | None = None
+        #: Whether somebody ends it together with all ranks, after whatever else its run does.
+        self.ends_later = False
         self._on_close: Callable[[FeedSession], None] | None = None
         self._metrics_server: MetricsServer | None = None
         try:
@@ -203,8 +205,10 @@ class FeedSession:
         return self._results.agree(value, epoch=epoch, step=step)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
-        """Tell the coordinator that a run ended in good order; an elastic one ends in `end_together`."""
+        """Tell the coordinator that a run ended in good order; an elastic one ends in all ranks, or in none."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step, together=self.is_elastic)
+        if self.is_elastic and not self.ends_later:
+            self.end_together()
 
     def end_together(self) -> None:
         """Wait until all ranks of the world have come to the end of their run."""

@@ -78,8 +78,6 @@ class ElasticWorld:
         #: By member.
         self._joiners: dict[int, _Joiner] = {}
         self._serials: dict[int, int] = {}
-        #: The joins that were answered with the end of the run, by member.
-        self._told_ended: dict[int, int] = {}
         #: By incarnation: where each member can be reached, when it was heard, where it says that it starts.
         self._peers: dict[int, bytes] = {}
         self._heard_s: dict[int, float] = {}
@@ -134,7 +132,7 @@ class ElasticWorld:
         return self.take_news()
 
     def _answer_without_a_place(self, join: m.Join, room: int, now_s: float) -> m.NotAttached | None:
-        if self._told_ended.get(join.member) == join.serial:
+        if self.stage is WorldStage.ENDED and 0 < join.behind <= self.version:
             return refusals.run_ended(join)
         if join.least * join.replicas > room:
             return refusals.no_room(join, room)
@@ -154,7 +152,7 @@ class ElasticWorld:
         return m.Gathering(
             serial=join.serial,
             reason=self._why_waiting(join, room, now_s),
-            training=self.stage is WorldStage.TRAINING,
+            behind=self.version if self.stage is WorldStage.TRAINING else 0,
             retry_ms=int(250 * self._timeout_s),
         )
 
@@ -246,7 +244,6 @@ class ElasticWorld:
         """The run came to its end in good order: members may leave, and spares are not needed any more."""
         if self.stage is WorldStage.TRAINING:
             self.stage = WorldStage.ENDED
-            self._told_ended = {one.join.member: one.join.serial for one in self._joiners.values()}
             self._out += [Send(one.peer, refusals.run_ended(one.join)) for one in self._joiners.values()]
             self._joiners.clear()
         return self.take_news()
@@ -334,7 +331,6 @@ class ElasticWorld:
         self._starts.clear()
         self._peers.clear()
         self._heard_s.clear()
-        self._told_ended.clear()
 
     def take_news(self) -> list[Instruction]:
         """What is to be done by now."""

@@ -45,7 +45,7 @@ class Worlds:
         if fixed:
             reason = f"trainers with fixed ranks are attached: {', '.join(sorted(fixed)[:8])}"
             retry_ms = int(250 * self._timeout_s)
-            return [Send(peer, m.Gathering(serial=join.serial, reason=reason, training=False, retry_ms=retry_ms))]
+            return [Send(peer, m.Gathering(serial=join.serial, reason=reason, behind=0, retry_ms=retry_ms))]
         world = self._worlds.setdefault(join.stream, ElasticWorld(join.stream, self._timeout_s))
         return self._settle(join.stream, world.join(peer, join, self._room(join.stream), now_s))
 

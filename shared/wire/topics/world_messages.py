@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.declared import Message
-from shared.wire.parts import COUNT, FLAG, ID, MS, NAME, PROSE, RANK, WORLD, wire
+from shared.wire.parts import COUNT, ID, MS, NAME, PROSE, RANK, WORLD, wire
 
 __all__ = ["Gathering", "Join", "Placed", "WorldOver"]
 
@@ -26,6 +26,7 @@ class Join(Message):
     replicas: int = wire(WORLD)
     least: int = wire(WORLD)
     most: int = wire(WORLD)
+    behind: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Gathering(Message):
 
     serial: int = wire(COUNT)
     reason: str = wire(PROSE)
-    training: bool = wire(FLAG)
+    behind: int = wire(COUNT)
     retry_ms: int = wire(MS)
 
 

@@ -99,6 +99,7 @@ def test_the_end_of_an_elastic_run_is_told_once_all_are_there_to_wait_for_each_o
         ends.answers[m.Results] = whole
         ends.answers[m.Join] = lambda said: [m.Placed(serial=said.serial, version=1, rank=0, world=1)]
         with trainer_client.connect(ends.endpoint, elastic=(1, 1)) as feed:
+            feed._session.ends_later = True
             feed._session.end_run("2 epochs are reached", epoch=2, step=9)
             feed.aggregate({"loss": 1.0}, rows=1)
             feed._session.end_together()

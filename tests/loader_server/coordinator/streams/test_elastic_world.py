@@ -56,9 +56,7 @@ class TestGathering:
         run.go_on(100)
         assert not run.worlds
         (answer,) = said(run.state, join(1, 1), run.now_s)
-        assert answer == m.Gathering(
-            serial=1, reason="1 of at least 2 trainers are there", training=False, retry_ms=500
-        )
+        assert answer == m.Gathering(serial=1, reason="1 of at least 2 trainers are there", behind=0, retry_ms=500)
 
     def test_one_that_is_silent_is_not_counted(self):
         run = Run()
@@ -360,6 +358,22 @@ class TestEnd:
         assert not run.members[2].is_over
         (answer,) = self.told(run, 2)
         assert answer.whole
+
+    @pytest.mark.parametrize("is_restarted", [False, True])
+    def test_a_spare_that_missed_the_end_of_the_run_goes_home_and_a_newcomer_waits_for_another_run(self, is_restarted):
+        run = gathered(2, most=2)
+        (waits,) = said(run.state, join(9, most=2), run.now_s)
+        assert waits.behind == 1
+        for number in (1, 2):
+            self.told(run, number)
+        if is_restarted:
+            run.restart_coordinator()
+        for _ in range(2):
+            (answer,) = said(run.state, join(9, most=2, behind=1), run.now_s)
+            assert (type(answer), answer.code) == (m.NotAttached, "ended")
+        for serial, behind in ((1, 0), (2, 2)):
+            (answer,) = said(run.state, join(8, serial, most=2, behind=behind), run.now_s)
+            assert (type(answer), answer.behind) == (m.Gathering, 0)
 
     def test_who_joins_a_job_that_is_ended_by_order_goes_home(self):
         run = gathered()
