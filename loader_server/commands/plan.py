@@ -102,7 +102,7 @@ def found(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
             expected="the name of a sample" + nearest(name, names),
             got=name,
             where=f"index of {stream.name}",
-            remedy="Names are as the source has them: for recordings, paths as the manifest has them.",
+            remedy=f'Names are as the source has them, such as "{source.name(0)}".',
         )
     answer = plan_report.find(stream.plan, sample, group, epoch)
     return {"name": name, **answer}

@@ -180,6 +180,7 @@ def test_sound_is_what_features_are_made_of(job: JobFile, capsys: Any) -> None:
         (("--batch", 99), "--batch: expected a batch from 0 to "),
         (("--wav", 99), "--wav: expected a row from 0 to "),
         (("--sample", "clips/0005.wav"), 'perhaps "clips/000'),
+        (("--sample", "s003"), 'Names are as the source has them, such as "clips/00000.wav".'),
         (("--epoch", -1), "expected a number from 0 on, got -1"),
     ],
 )
