@@ -24,9 +24,17 @@ class JobFolder:
         self.path = Path(path)
         try:
             toml = self.path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise SettingsError(
                 expected="a job file", got=str(error), where=str(path), remedy="Name an existing job.toml."
+            ) from None
+        except UnicodeDecodeError as error:
+            line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+            raise SettingsError(
+                expected="a job file in UTF-8",
+                got=f"the byte 0x{byte:02x}",
+                where=f"{path}, line {line}",
+                remedy="Save it as UTF-8.",
             ) from None
         self.job: Job = parse_job(toml, str(path))
         self.base = self.path.resolve().parent

@@ -411,6 +411,14 @@ def test_a_damaged_index_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureF
     assert command(capsys, "show", job)[0] == 0
 
 
+def test_a_job_file_that_is_not_utf8_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_bytes('[job]\nname = "häuser"\n'.encode("latin-1"))
+    code, said = command(capsys, "index", str(job))
+    assert code == 1
+    assert "job.toml, line 2: expected a job file in UTF-8, got the byte 0xe4. Save it as UTF-8." in said
+
+
 # --- remote ---
 
 
