@@ -13,12 +13,12 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(STAMP) ## the main job, from synthesis to a trained model; ends by itself
 	$(BIN)/loader-server demo
 
-# Tests wait more than they compute, so two cores have work for four at a time. A file's tests share loaders, so they stay together.
+# Tests wait more than they compute, so two cores have work for five at a time.
 test: $(STAMP) lint ## ruff, mypy and all tests but those of the examples
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -n 4 --dist loadfile --no-loadscope-reorder --durations=10
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
-	$(BIN)/python -m tests.quick -n 2
+	$(BIN)/python -m tests.quick -p tests.support.side_by_side --processes 2
 
 monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is installed where that can be done
 	command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; } || true

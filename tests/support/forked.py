@@ -9,11 +9,11 @@ imported, a new one is started after all.
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -42,40 +42,78 @@ _READ_AT_START = ("GLIBC_", "LD_", "MALLOC_", "NPY_", "OMP_", "OPENBLAS_", "PYTH
 _LOADERS = (
     *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
     *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
+    # What each process of a job would import again that reads recordings, as most jobs of tests do.
+    *("loader_server.sources.manifest", "loader_server.commands.statistics", "loader_server.worker.last_words"),
+    *("loader_server.transforms.audio.logmel", "loader_server.transforms.characters", "tests.support.transforms"),
+    *("soundfile", "soxr", "numpy.fft", "stringprep", "encodings.idna", "zmq.utils.garbage", "shared.malloc_tuning"),
 )
 _TRAINERS = ("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset")
 
 
 class _Nursery(nursery.Nursery):
-    """In an interpreter of its own, because this one has threads."""
+    """In an interpreter of its own, because this one has threads; by a socket that it listens to."""
 
-    def __init__(self, imported: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, opened: socket.socket) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forked", str(theirs.fileno()), *imported],
-                cwd=ROOT,
-                env={**environment, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self.pid = self._process.pid
-        atexit.register(self.close)
+        self._socket = opened
+        atexit.register(opened.close)
 
     def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
         with self._lock:
             return super().start(arguments, keep=keep)
 
+
+class Nurseries:
+    """An interpreter without TensorFlow and one with it; both fork themselves for each process that runs tests."""
+
+    def __init__(self, count: int) -> None:
+        self._opened = {tensorflow: _open(count, tensorflow=tensorflow) for tensorflow in (False, True)}
+
+    def adopt(self, number: int) -> None:
+        """In a forked process: use those with this number, which nobody else does."""
+        for tensorflow, (_, sockets) in self._opened.items():
+            for other, opened in enumerate(sockets):
+                if other == number:
+                    _NURSERIES[tensorflow] = _Nursery(opened)
+                else:
+                    opened.close()
+
     def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
+        """End them."""
+        for process, sockets in self._opened.values():
+            for opened in sockets:
+                opened.close()
+            process.wait()
 
 
-@functools.cache
-def _nursery(*, tensorflow: bool) -> _Nursery:
+#: By whether TensorFlow is imported in them.
+_NURSERIES: dict[bool, _Nursery] = {}
+
+
+def _open(count: int, *, tensorflow: bool) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
+    """Start the interpreter; it and the sockets that are listened to."""
     imported = ("tensorflow", *_LOADERS, *_TRAINERS) if tensorflow else _LOADERS
-    return _Nursery(imported, _environment(tensorflow=tensorflow))
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+    theirs = [pair[1].fileno() for pair in pairs]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.forked", ",".join(map(str, theirs)), *imported],
+        cwd=ROOT,
+        env={**_environment(tensorflow=tensorflow), "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        pass_fds=theirs,
+    )
+    for _, listened in pairs:
+        listened.close()
+    return process, [ours for ours, _ in pairs]
+
+
+def _nursery(*, tensorflow: bool) -> _Nursery:
+    if tensorflow not in _NURSERIES:
+        process, [opened] = _open(1, tensorflow=tensorflow)
+        _NURSERIES[tensorflow] = _Nursery(opened)
+        atexit.register(process.wait)
+        atexit.register(opened.close)  # the last one registered is called first
+    return _NURSERIES[tensorflow]
 
 
 def _environment(*, tensorflow: bool) -> dict[str, str]:
@@ -186,9 +224,38 @@ def _run(arguments: Sequence[str]) -> None:
         atexit._run_exitfuncs()
 
 
-if __name__ == "__main__":
+def _main(listened: Sequence[int], imported: Sequence[str]) -> None:
+    """Import these once somebody asks; then listen to each of these sockets, in a process of its own."""
+    if not _is_asked(listened):
+        return
     with quick_import(), lean_keras():
-        for name in sys.argv[2:]:
+        for name in imported:
             import_module(name)
     gc.freeze()  # so that collecting garbage does not write to pages that all share
-    nursery._serve(socket.socket(fileno=int(sys.argv[1])), _run, os.getppid())
+    siblings = [_fork_sibling(fd, listened) for fd in listened[1:]]
+    for fd in listened[1:]:
+        os.close(fd)
+    nursery._serve(socket.socket(fileno=listened[0]), _run, os.getppid())
+    for pid in siblings:
+        os.waitpid(pid, 0)
+
+
+def _is_asked(listened: Sequence[int]) -> bool:
+    """Wait until something comes by a socket; False if all hang up."""
+    ready = select.select(listened, [], [])[0]
+    return any(socket.socket(fileno=os.dup(fd)).recv(1, socket.MSG_PEEK) for fd in ready)
+
+
+def _fork_sibling(listened: int, all_listened: Sequence[int]) -> int:
+    owner = os.getpid()
+    pid = os.fork()
+    if not pid:
+        for fd in all_listened:
+            if fd != listened:
+                os.close(fd)
+        nursery._become(lambda: nursery._serve(socket.socket(fileno=listened), _run, owner))
+    return pid
+
+
+if __name__ == "__main__":
+    _main([int(fd) for fd in sys.argv[1].split(",")], sys.argv[2:])

@@ -134,6 +134,7 @@ class FeedPass:
         exit_guard.leave(self)
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # there is no Python loop to make a graph of
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: ANN401 - a structure of specs
     """A dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()

@@ -8,15 +8,18 @@ import tests.support.two_devices  # noqa: F401 - before anything starts TensorFl
 from shared.errors import SettingsError
 from shared.pipelines.parts import joined_values, parted, parts_of
 
-VALUES = {
-    "number": tf.constant([[1.5, 2.0]]),
-    "word": tf.constant("naïve"),
-    "words": tf.constant([["a", ""], ["ccc", "\x00\xff"]]),
-    "ragged": tf.ragged.constant([[[1, 2], []], [[3]]]),
-    "texts": tf.ragged.constant([["one", "two"], [], ["x"]]),
-    "sparse": tf.sparse.from_dense([[0, 7], [8, 0]]),
-    "marks": tf.sparse.from_dense(["", "b"]),
-}
+
+@pytest.fixture
+def values():
+    return {
+        "number": tf.constant([[1.5, 2.0]]),
+        "word": tf.constant("naïve"),
+        "words": tf.constant([["a", ""], ["ccc", "\x00\xff"]]),
+        "ragged": tf.ragged.constant([[[1, 2], []], [[3]]]),
+        "texts": tf.ragged.constant([["one", "two"], [], ["x"]]),
+        "sparse": tf.sparse.from_dense([[0, 7], [8, 0]]),
+        "marks": tf.sparse.from_dense(["", "b"]),
+    }
 
 
 def plain(value):
@@ -25,12 +28,12 @@ def plain(value):
     return value.to_list() if isinstance(value, tf.RaggedTensor) else np.asarray(value).tolist()
 
 
-def test_every_kind_of_value_comes_back_from_its_parts():
-    data = parted(tf.data.Dataset.from_tensors(VALUES), "here")
+def test_every_kind_of_value_comes_back_from_its_parts(values):
+    data = parted(tf.data.Dataset.from_tensors(values), "here")
     assert all(spec.dtype != tf.string for spec in data.element_spec.values())
     assert {"number", "words:bytes", "words:sizes", "texts:flat:bytes", "ragged:rows_1"} <= set(data.element_spec)
     (back,) = data.map(joined_values)
-    assert {key: plain(value) for key, value in back.items()} == {key: plain(one) for key, one in VALUES.items()}
+    assert {key: plain(value) for key, value in back.items()} == {key: plain(one) for key, one in values.items()}
 
 
 def test_what_has_no_parts_stays_as_it_is():
@@ -39,9 +42,9 @@ def test_what_has_no_parts_stays_as_it_is():
     assert parted(tf.data.Dataset.range(3), "here").element_spec.shape == ()
 
 
-def test_parts_without_rows_are_values_without_rows():
+def test_parts_without_rows_are_values_without_rows(values):
     """As where a shard has ended: zeros in every shape."""
-    parts = {name: part for key, one in VALUES.items() for name, part in parts_of(key, one).items()}
+    parts = {name: part for key, one in values.items() for name, part in parts_of(key, one).items()}
     empty = {
         name: tf.zeros_like(part)[:0] if part.shape.rank and not name.endswith(":dense") else tf.zeros_like(part)
         for name, part in parts.items()

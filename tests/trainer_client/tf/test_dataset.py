@@ -127,7 +127,7 @@ class TestSeveralAtATime:
 
 
 class TestMemory:
-    @pytest.mark.skipif(dataset.copies_batches(), reason="this TensorFlow copies what generators yield")
+    @pytest.mark.skipif("dataset.copies_batches()", reason="this TensorFlow copies what generators yield")
     def test_a_batch_enters_tensorflow_where_it_lies(self, feed):
         slots = [feed.session.free.get() for _ in range(feed.session.slots)]
         places = [(slot.ctypes.data, slot.ctypes.data + slot.nbytes) for slot in slots]
@@ -169,7 +169,7 @@ class TestMemory:
             pass
         assert feed.session.copies == 0
 
-    @pytest.mark.skipif(dataset.copies_batches(), reason="this TensorFlow copies, and that is done ahead")
+    @pytest.mark.skipif("dataset.copies_batches()", reason="this TensorFlow copies, and that is done ahead")
     def test_each_element_is_fetched_by_who_asks_for_it_and_none_ahead(self):
         feed, threads = FakeFeed(epochs=(60,), slots=64), set()
         iterator = iter(feed.dataset())

@@ -1,0 +1,220 @@
+"""Test modules side by side, in processes forked from the one that collected them: `pytest --processes 4`.
+
+Collecting imports TensorFlow and all that we have, which takes a process eight seconds; so it is done once. A module
+stays whole, because its tests share loaders; who is through with one takes the next in the order of collection. When a
+process dies, the test that it was at has failed, and another goes on with the rest of the module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import closing
+from io import StringIO
+from itertools import groupby
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.forked import Nurseries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+_NURSERIES: pytest.StashKey[Nurseries] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How many processes; with none, tests run in this one."""
+    parser.addoption("--processes", type=int, default=0, help="run test modules in so many forked processes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open nurseries while this process is small."""
+    count = config.getoption("processes")
+    if count and not config.option.collectonly:
+        config.stash[_NURSERIES] = Nurseries(count)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """Take the place of pytest's own loop, which runs one test after the other."""
+    nurseries = session.config.stash.get(_NURSERIES, None)
+    if nurseries is None:
+        return None
+    if session.testsfailed and not session.config.option.continue_on_collection_errors:
+        raise session.Interrupted(f"{session.testsfailed} errors while collecting")
+    if any(name.startswith("tf_") for name in _threads()):
+        raise session.Interrupted("a test module that is imported starts threads of TensorFlow, which no fork has")
+    with closing(nurseries):
+        _Conductor(session, nurseries).run()
+    return True
+
+
+def _threads() -> list[str]:
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+
+
+class _Player:
+    """A process that runs tests, as the conductor sees it."""
+
+    def __init__(self, number: int, pid: int, connection: Connection) -> None:
+        self.number, self.pid, self.connection = number, pid, connection
+        #: The tests of its module that it has not begun, and the one that it is at, by their place in the session.
+        self.rest = range(0)
+        self.at: int | None = None
+
+
+class _Conductor:
+    """Gives out modules and hears what became of their tests."""
+
+    def __init__(self, session: pytest.Session, nurseries: Nurseries) -> None:
+        self._session, self._nurseries = session, nurseries
+        self._modules = list(_modules(session))
+        self._players: list[_Player] = []
+        self._folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        """Go on until all modules are through, or too many tests have failed."""
+        try:
+            for number in range(self._session.config.getoption("processes")):
+                self._fork(number)
+            while self._players:
+                heard = wait([player.connection for player in self._players])
+                for player in [player for player in self._players if player.connection in heard]:
+                    self._hear(player)
+        finally:
+            for player in self._players:
+                os.kill(player.pid, signal.SIGKILL)
+                os.waitpid(player.pid, 0)
+        if self._session.shouldfail:
+            raise self._session.Failed(self._session.shouldfail)
+
+    def _fork(self, number: int) -> None:
+        ours, theirs = Pipe()
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            for player in self._players:
+                player.connection.close()
+            self._nurseries.adopt(number)
+            _play(self._session, theirs, self._folder / f"fork{number}")
+        theirs.close()
+        self._players.append(_Player(number, pid, ours))
+
+    def _hear(self, player: _Player) -> None:
+        try:
+            what, value = player.connection.recv()
+        except EOFError:
+            self._note_end(player)
+            return
+        hook = self._session.config.hook
+        if what == "next":
+            stop = self._session.shouldfail or self._session.shouldstop
+            player.rest = range(0) if stop or not self._modules else self._modules.pop(0)
+            player.connection.send(player.rest)
+        elif what == "begin":
+            player.at, player.rest = value, range(value + 1, player.rest.stop)
+            item = self._session.items[value]
+            hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        else:
+            report = hook.pytest_report_from_serializable(config=self._session.config, data=value)
+            hook.pytest_runtest_logreport(report=report)
+            if report.when == "teardown":
+                player.at = None
+
+    def _note_end(self, player: _Player) -> None:
+        self._players.remove(player)
+        status = os.waitstatus_to_exitcode(os.waitpid(player.pid, 0)[1])
+        if not status:
+            return
+        if player.at is not None:
+            item = self._session.items[player.at]
+            said = f"its process ended with {status} during this test"
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
+            self._session.config.hook.pytest_runtest_logreport(report=report)
+        if player.rest:
+            self._modules.insert(0, player.rest)
+        if player.at is None and not player.rest:
+            raise RuntimeError(f"a process that runs tests ended with {status} between two modules")
+        self._fork(player.number)
+
+
+def _modules(session: pytest.Session) -> Iterator[range]:
+    begin = 0
+    for _, items in groupby(session.items, key=lambda item: item.nodeid.split("::")[0]):
+        end = begin + len(list(items))
+        yield range(begin, end)
+        begin = end
+
+
+# --- in a forked process ---
+
+
+class _Teller:
+    """Passes on what becomes of each test."""
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config, self._connection = config, connection
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._connection.send(("report", data))
+
+
+def _play(session: pytest.Session, connection: Connection, folder: Any) -> None:
+    """Run what is given out; never return."""
+    code = 1
+    try:
+        _settle(session.config, connection, folder)
+        _run_modules(session, connection)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _settle(config: pytest.Config, connection: Connection, folder: Any) -> None:
+    """Have what two processes cannot share: the file that output is captured in, and the folder for tests' files."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    assert reporter is not None
+    reporter._tw._file = StringIO()  # for the parent reports
+    config.pluginmanager.register(_Teller(config, connection))
+
+
+def _run_modules(session: pytest.Session, connection: Connection) -> None:
+    """One after the other; the last test of one is told what comes next, so that what both need stays."""
+    module = _next(connection)
+    while module:
+        following = module
+        for place in module:
+            connection.send(("begin", place))
+            is_last = place + 1 == module.stop
+            following = _next(connection) if is_last else module
+            upcoming = (following.start if following else None) if is_last else place + 1
+            nextitem = None if upcoming is None else session.items[upcoming]
+            item = session.items[place]
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        module = following
+
+
+def _next(connection: Connection) -> range:
+    connection.send(("next", None))
+    module: range = connection.recv()
+    return module
