@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted
-from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.arrays.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -155,6 +155,7 @@ class Hdf5Source(Source):
         """Take the index, if the files are those that it was made from."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
+        self._in_use = FilesInUse(self.files, indexed)
         self._tags = indexed.strings.get("tag")
 
     @property
@@ -164,7 +165,9 @@ class Hdf5Source(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all keys, one key after another."""
-        return map(self._read, map(self.checked, samples))
+        files = self.indexed.numbers["file"][self.all_checked(samples)]
+        self._in_use.refuse_changed(*(self.indexed.origin[file]["path"] for file in set(files.tolist())))
+        return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
         numbers = self.indexed.numbers

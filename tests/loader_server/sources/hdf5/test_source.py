@@ -212,3 +212,13 @@ def test_another_file_of_equal_size_is_refused(tmp_path):
     write_ragged(tmp_path / "a.h5", [one + 1 for one in ragged(8, 8)])
     with pytest.raises(DataError, match=r"The file has changed: run loader-server index"):
         open_source(spec_of("hdf5", tmp_path, paths=["a.h5"]))
+
+
+def test_a_file_that_is_written_over_while_it_is_in_use_is_refused(tmp_path):
+    write_ragged(tmp_path / "a.h5", ragged(3, 5))
+    write_ragged(tmp_path / "b.h5", [-sample for sample in ragged(3, 5)])
+    source, _ = indexed(tmp_path)
+    assert decoded(source, 1)["audio"].tolist() == ragged(3, 5)[1].tolist()
+    (tmp_path / "a.h5").write_bytes((tmp_path / "b.h5").read_bytes())
+    with pytest.raises(ReadError, match=r"a\.h5: expected the file that was indexed, got another one of"):
+        decoded(source, 1)
