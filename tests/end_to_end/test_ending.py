@@ -195,6 +195,26 @@ def test_ranks_in_step_all_end_with_the_same_one_however_far_they_have_read(tmp_
     assert steps[0] == steps[1] == list(range(len(steps[0])))
 
 
+def test_an_elastic_run_ends_in_all_of_its_ranks(tmp_path):
+    (job := tmp_path / "job.toml").write_text(ENDLESS)
+    told, gate = threading.Event(), threading.Barrier(2)
+
+    def train(feed):
+        run = Run(feed, Until(epochs=9))
+        for _ in run:
+            gate.wait(100)
+            told.set()
+        return run.reason, run.totals.steps
+
+    with running(job, workers=1) as loaders, ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(trainer_client.run_elastic, train, loaders.endpoint, elastic=(2, 2)) for _ in range(2)]
+        assert told.wait(100)
+        with ending(job, "--drain", "300"):
+            ends = [run.result(100) for run in runs]
+    assert ends[0] == ends[1]
+    assert ends[0][0] == "the job was ended"
+
+
 def test_fit_ends_with_what_it_trained_on_saved(tmp_path, capsys, mode):
     from tests.support.tiny_models import FORM, tiny_model  # noqa: PLC0415 - TensorFlow is for this test alone
 

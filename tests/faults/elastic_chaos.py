@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.commands import status
 from tests.support.forked import ROOT, ModuleProcess, start_module
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from trainer_client.checkpoint_folder import _read
@@ -97,14 +98,22 @@ def run(epochs: int, seed: int, hurts: int) -> dict[str, object]:
                 wait_until(lambda: all(seat.lines("step") for seat in seats), "all train")
                 for _ in range(hurts):
                     _hurt(loaders, seats, chance)
-                for seat in seats:
-                    assert seat.process is not None
-                    if seat.process.wait(300):
-                        raise AssertionError((folder / "errors.txt").read_text()[-3000:])
+                wait_until(lambda: _is_over(loaders, seats), "all are done", timeout_s=300)
+                if any(seat.process is not None and seat.process.poll() for seat in seats):
+                    raise AssertionError((folder / "errors.txt").read_text()[-3000:])
             finally:
                 for seat in seats:
                     seat.kill()
         return {"hurts": hurts, **check(folder, epochs), **_times(seats)}
+
+
+def _is_over(loaders: Loaders, seats: list[Seat]) -> bool:
+    """Whether all have ended; one that was killed at the very end, and started again, waits for others in vain."""
+    left = [seat for seat in seats if seat.process is not None and seat.process.poll() is None]
+    if not left or len(left) == len(seats):
+        return not left
+    world = status.ask(loaders.endpoint)["streams"]["train"]["elastic"]
+    return world["stage"] == "ended" and len(world["waiting"]) == len(left) < _LEAST
 
 
 def _hurt(loaders: Loaders, seats: list[Seat], chance: random.Random) -> None:
