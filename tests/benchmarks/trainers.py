@@ -1,11 +1,13 @@
-"""What our training loop costs, and how well the demo's model is fed by it.
+"""What our training loop costs, how well the demo's model is fed by it, and how fast PyTorch and JAX are fed.
 
-    python -m tests.benchmarks.trainers [--only loop,demo] [--json]
+    python -m tests.benchmarks.trainers [--only loop,demo,torch] [--json]
 
 loop: CPU of the loop over that of a bare `for x in data` loop, for batches in memory and a step of some milliseconds;
-both take the same batches in turns, and the median of the pairs counts. demo: `trainer-client train` on the demo's job
-with two workers: seconds from the command to its first step, the share of time that it waited for data from the second
-line on, and steps that were traced in the midst of training. --json adds one JSON object as last line.
+both take the same batches in short turns, and the median of the pairs counts. demo: `trainer-client train` on the
+demo's job with two workers: seconds from the command to its first step, the share of time that it waited for data once
+each worker had begun (from the second epoch on), and how often a step was traced in the midst of training. torch:
+10 MB batches a second by each adapter, of a torch DataLoader's in the same rounds, where both packages are installed.
+--json adds one JSON object as last line.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server.demo import corpus
 from shared.quick_import import quick_import
+from tests.benchmarks.data_path import Consumer
+from tests.benchmarks.data_path_payloads import PAYLOADS, write_shapes
+from tests.benchmarks.data_path_stoker import make_job, planned_shapes
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import ROOT, running
 from trainer_client.runs.until import Until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["loop_overhead", "main"]
 
-_STEPS = 150
-_PAIRS = 7
+_STEPS = 30
+_TURNS = 41
 _WIDTH = 768
 
 _JOB = """
@@ -62,7 +66,7 @@ alphabet = "0123456789"
 """
 
 
-def loop_overhead(steps: int = _STEPS, pairs: int = _PAIRS) -> dict[str, float]:
+def loop_overhead(steps: int = _STEPS, turns: int = _TURNS) -> dict[str, float]:
     """CPU of our loop over that of a bare one, and of one bare step in milliseconds."""
     with quick_import():
         import keras  # noqa: PLC0415 - seconds
@@ -72,7 +76,7 @@ def loop_overhead(steps: int = _STEPS, pairs: int = _PAIRS) -> dict[str, float]:
         from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415
     keras.utils.set_random_seed(7)
     inputs = tf.random.normal((128, _WIDTH))
-    data = tf.data.Dataset.from_tensors((inputs, inputs[:, :1], tf.ones(128))).cache().repeat(steps)
+    data = tf.data.Dataset.from_tensors((inputs, inputs[:, :1], tf.ones(128))).cache().repeat()
     options = tf.data.Options()
     options.autotune.enabled = False  # as of a feed's: it takes CPU of its own
     data = data.with_options(options)
@@ -95,38 +99,46 @@ def loop_overhead(steps: int = _STEPS, pairs: int = _PAIRS) -> dict[str, float]:
         theirs.optimizer.apply(gradients, theirs.trainable_variables)
         return loss
 
-    def bare() -> None:
-        for x, y, weight in data:
-            loss = bare_step(x, y, weight)
-        loss.numpy()
+    class Turns:
+        """The loop's elements; each so many, a bare loop takes a turn of its own."""
 
-    def loop(folder: Path) -> TrainingLoop:
-        feed = FakeFeed(epochs=(steps,))
-        elements = TrainingData(feed=feed, elements=data, for_each_shape=lambda call: call(next(iter(data))))
-        settings = LoopSettings(until=Until(epochs=1), checkpoints=folder, tell_every=steps)
-        return TrainingLoop(ours, elements, Single(), settings)
+        element_spec = data.element_spec
 
+        def __init__(self) -> None:
+            self.ours_s: list[float] = []
+            self.bare_s: list[float] = []
+
+        def __iter__(self) -> Iterator[Any]:
+            in_ours, in_bare = iter(data), iter(data)
+            for _ in range(turns):
+                began_s = time.process_time()
+                for _ in range(steps):
+                    yield next(in_ours)
+                self.ours_s.append(time.process_time() - began_s)
+                began_s = time.process_time()
+                for _ in range(steps):
+                    loss = bare_step(*next(in_bare))
+                loss.numpy()
+                self.bare_s.append(time.process_time() - began_s)
+
+    elements = Turns()
     with tempfile.TemporaryDirectory() as folder:
-        bare()
-        ratios, bare_s = [], []
-        for pair in range(pairs):
-            ready = loop(Path(folder) / str(pair))
-            ready._begin()
-            ready._begin = lambda: None  # type: ignore[method-assign] # traced by now, as the bare step is
-            ready._save = lambda: None  # type: ignore[method-assign] # and a bare loop saves nothing
-            gc.collect()  # what tracing left is not the loop's
-            bare_s.append(_cpu_s(bare))
-            ratios.append(_cpu_s(ready.run) / bare_s[-1])
-    return {"loop_overhead": statistics.median(ratios) - 1, "bare_step_ms": statistics.median(bare_s) / steps * 1000}
+        fed = TrainingData(
+            feed=FakeFeed(epochs=(turns * steps,)),
+            elements=elements,
+            for_each_shape=lambda call: call(next(iter(data))),
+        )
+        settings = LoopSettings(until=Until(epochs=1), checkpoints=Path(folder), tell_every=100)
+        gc.freeze()  # collecting what the imports left is nobody's part
+        TrainingLoop(ours, fed, Single(), settings).run()
+    pairs = list(zip(elements.ours_s, elements.bare_s, strict=True))[1:]  # in the first turn the bare step is traced
+    return {
+        "loop_overhead": statistics.median(our_s / bare_s for our_s, bare_s in pairs) - 1,
+        "bare_step_ms": statistics.median(bare_s for _, bare_s in pairs) / steps * 1000,
+    }
 
 
-def _cpu_s(call: Callable[[], object]) -> float:
-    began_s = time.process_time()
-    call()
-    return time.process_time() - began_s
-
-
-def fed_demo(samples: int = 1500, epochs: int = 3) -> dict[str, Any]:
+def fed_demo(samples: int = 1500, epochs: int = 4) -> dict[str, Any]:
     """How long it takes to the first step, and what the demo's model waits for."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "digits"
@@ -140,31 +152,65 @@ def _trained(endpoint: str, folder: Path, epochs: int) -> dict[str, Any]:
     command += ["--checkpoint", str(folder / "checkpoints"), "--epochs", str(epochs), "--log-every", "1"]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     began_s, first_s, waits, losses = time.monotonic(), 0.0, [], []
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        (folder / "log").open("w+") as log,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
-            found = re.search(r"step (\d+): loss ([\d.]+), .* waiting ([\d.]+)%", line)
-            if found and found[1] == "1":
-                first_s = time.monotonic() - began_s
-            elif found:
-                waits.append(float(found[3]) / 100)
-                losses.append(float(found[2]))
+            found = re.search(r"epoch ([\d.]+), step (\d+): loss ([\d.]+), ([\d.]+) steps/s, waiting ([\d.]+)%", line)
+            if not found:
+                continue
+            first_s = first_s or time.monotonic() - began_s
+            losses.append(float(found[3]))
+            if float(found[1]) > 1:
+                step_s = 1 / float(found[4])
+                waits.append((step_s * float(found[5]) / 100, step_s))
+        process.wait()
+        log.seek(0)
+        retraces = log.read().count("a step was traced again")
     return {
         "first_step_s": first_s,
-        "data_wait_ratio": {"single": statistics.mean(waits)},
-        "median_data_wait_ratio": statistics.median(waits),
-        "steps": len(waits) + 1,
+        "data_wait_ratio": {"single": sum(wait for wait, _ in waits) / sum(step for _, step in waits)},
+        "median_data_wait_ratio": statistics.median(wait / step for wait, step in waits),
+        "retraces": retraces,
+        "steps": len(losses),
         "last_loss": losses[-1],
+    }
+
+
+def fed_by_adapters(rounds: int = 5, seconds: float = 1.0) -> dict[str, Any]:
+    """Batches a second of each adapter, of a torch DataLoader's: medians of the rounds' ratios."""
+    adapters = {"torch": "torch_tensors", "jax": "jax_arrays"}
+    payload = PAYLOADS["features_10mb"]
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        for path in adapters.values():
+            job = make_job(where / path, payload.stream)
+        write_shapes(where / "shapes.json", [{key: planned_shapes(job, 1)[0][key] for key in payload.keys}])
+        paths = (*adapters.values(), "torch")
+        consumers = {path: Consumer(path, payload.name, where) for path in paths}
+        try:
+            there = {path: one for path, one in consumers.items() if not one.skipped}
+            found = [{path: one.run(seconds)["batches_per_s"] for path, one in there.items()} for _ in range(rounds)]
+        finally:
+            for consumer in consumers.values():
+                consumer.close()
+    return {
+        f"{name}_ratio_to_dataloader": statistics.median(one[path] / one["torch"] for one in found)
+        if path in there and "torch" in there
+        else None
+        for name, path in adapters.items()
     }
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="loop,demo", help="parts, such as loop")
+    parser.add_argument("--only", default="loop,demo,torch", help="parts, such as loop")
     parser.add_argument("--json", action="store_true", help="one JSON object as last line")
     options = parser.parse_args()
-    parts: dict[str, Callable[[], dict[str, Any]]] = {"loop": loop_overhead, "demo": partial(fed_demo)}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"loop": loop_overhead, "demo": fed_demo, "torch": fed_by_adapters}
     found: dict[str, Any] = {}
     for part in options.only.split(","):
         found |= parts[part]()

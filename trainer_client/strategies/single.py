@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from trainer_client.strategies.worlds import refuse_queue
+from trainer_client.tf.dataset import make
+from trainer_client.tf.element_structure import ElementStructure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,8 +47,7 @@ class Single:
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """As `Placement` has it."""
-        elements: Iterable[Any] = feed.dataset(**keys)
-        return elements
+        return make(feed._session, ElementStructure(**keys), ahead=True)  # noqa: SLF001 - both are halves of one face
 
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - as above
         """As `Placement` has it."""

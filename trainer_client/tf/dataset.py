@@ -7,8 +7,9 @@ Rules it keeps:
 - In lockstep, reading does not move the cursor. A pass over the feed's own dataset that was consumed to its end counts
   as trained on, if nobody counted meanwhile: at once if the consumer is Python, else when the dataset is next iterated.
   What was read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, or `adapt`).
-- An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it: each additional thread
-  costs as much as a small batch, and batches that are ready wait in the feed's slots anyway.
+- An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it or our training loop
+  asks: each additional thread costs as much as a small batch, and batches that are ready wait in the feed's slots
+  anyway. Of the demo's model another thread takes half of the wait for data, for no CPU time that can be measured.
 
 It must not know sockets, slots or plans: it sees a session only.
 """
@@ -55,8 +56,12 @@ FLUSH_TIMEOUT_S = 0.1
 _LOOKS = 2  # one full pass may be an `adapt`, but a second may be training; after a third it is late to warn
 
 
-def make(session: FeedSession, structure: ElementStructure, *, in_rounds: bool = False) -> FeedDataset:
-    """The feed's dataset for one device; or, for a consumer that takes whole rounds, for the devices that it has."""
+def make(
+    session: FeedSession, structure: ElementStructure, *, in_rounds: bool = False, ahead: bool = False
+) -> FeedDataset:
+    """The feed's dataset for one device; or, for a consumer that takes whole rounds, for the devices that it has. With
+    `ahead`, a thread fetches elements while a step computes.
+    """
     if session.replicas > 1 and not in_rounds:
         _warn(
             f"This feed occupies {session.replicas} ranks, and dataset() yields their batches one after another. "
@@ -65,7 +70,7 @@ def make(session: FeedSession, structure: ElementStructure, *, in_rounds: bool =
     _prepare(session)
     counting = _Counting(session)
     pipeline = _pipeline(Openings(session, structure, counting))
-    counted = _ahead(pipeline, structure, None if in_rounds else _accelerator())
+    counted = _ahead(pipeline, structure, None if in_rounds else _accelerator(), always=ahead)
     derived = _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
     return FeedDataset(counting, counted, derived)
 
@@ -131,11 +136,11 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
     return data
 
 
-def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None) -> tf.data.Dataset:
-    """Prefetch only what TensorFlow has to work on; everything else waits ready in the feed's slots."""
+def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
+    """Prefetch only what TensorFlow has to work on, if not always; everything else waits ready in the feed's slots."""
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
-    if structure.map is not None or copies_batches():
+    if always or structure.map is not None or copies_batches():
         return data.prefetch(PREFETCH)
     return data
 

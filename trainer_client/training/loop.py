@@ -150,9 +150,11 @@ class TrainingLoop:
             element = self._wait_next(iterator)
             if element is None:
                 return
-            self._callbacks.on_train_batch_begin(batch)
+            if self._callbacks.callbacks:  # Keras converts logs for nobody, too
+                self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
-            self._callbacks.on_train_batch_end(batch, {"loss": loss})
+            if self._callbacks.callbacks:
+                self._callbacks.on_train_batch_end(batch, {"loss": loss})
             batch += 1
             self._look_up(loss)
 
