@@ -39,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What these name is read when an interpreter starts, or when numpy or TensorFlow is imported.
 _READ_AT_START = ("GLIBC_", "LD_", "MALLOC_", "NPY_", "OMP_", "OPENBLAS_", "PYTHON", "CUDA_", "KERAS_", "TF_")
 
+_READ_LATER = {"PYTHONPATH", "TF_CONFIG"}
+
 _LOADERS = (
     *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
     *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
@@ -186,7 +188,7 @@ def start_module(
 
 
 def _may_be_forked(folder: Path, environment: Mapping[str, str], forked_with: Mapping[str, str]) -> bool:
-    names = {name for name in {*environment, *forked_with} if name.startswith(_READ_AT_START)} - {"PYTHONPATH"}
+    names = {name for name in {*environment, *forked_with} if name.startswith(_READ_AT_START)} - _READ_LATER
     same = all(environment.get(name) == forked_with.get(name) for name in names)
     return same and not (folder / "sitecustomize.py").exists()
 

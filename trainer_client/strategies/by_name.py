@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trainer_client.strategies.central import Central
 from trainer_client.strategies.devices import tower_devices
 from trainer_client.strategies.mirrored import Mirrored
+from trainer_client.strategies.multi_worker import MultiWorker
 from trainer_client.strategies.single import Single
 
 if TYPE_CHECKING:
@@ -23,4 +24,6 @@ def placement_of(options: StrategyOptions) -> Placement:
         return Mirrored(tower_devices(options.replicas), options.all_reduce or "auto", sums=sums)
     if options.name == "central":
         return Central(tower_devices(options.replicas), options.variables or "auto", sums=sums)
+    if options.name == "multi-worker":
+        return MultiWorker(options.all_reduce or "auto", sums=sums)
     return Single()

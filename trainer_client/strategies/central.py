@@ -31,18 +31,20 @@ class Central:
     """
 
     writes = True
+    agrees_to_stop = False
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
         refuse_cluster("central")
+        self._times = float(len(devices)) if sums else 1.0
         places, taken = places_of_variables(variables, devices)
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
+        self.judging = {"rank": 0}
         self.said = (
-            f"central: {len(devices)} towers on {', '.join(devices)}; variables on {taken}{times_said(sums, devices)}"
+            f"central: {len(devices)} towers on {', '.join(devices)}; variables on {taken}{times_said(self._times)}"
         )
         self._devices = devices
         self._is_model_built = False
         self._places = LeastLoaded(places)
-        self._times = float(len(devices)) if sums else 1.0
 
     def scope(self) -> AbstractContextManager[Any]:
         """As `Placement` has it."""
@@ -78,6 +80,10 @@ class Central:
     def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
         """As `Placement` has it: optimizers put their variables beside the model's."""
         self._is_model_built = model.built
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it."""
+        return asked
 
     def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
         """As `Placement` has it: there is one copy."""

@@ -75,9 +75,13 @@ def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDA
     others = strategy.extended.worker_devices[1:]
 
     def summed(value: Any) -> Any:  # noqa: ANN401 - a tensor
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator] # TensorFlow has no types
+    def summed_of_all(values: Any) -> Any:  # noqa: ANN401 - tensors
+        return strategy.run(summed, (values,))
 
     left = iter([own, *(np.zeros_like(own) for _ in others)])
     values = strategy.experimental_distribute_values_from_function(lambda _context: tf.constant(next(left)))
-    total: NDArray[np.int64] = strategy.experimental_local_results(strategy.run(summed, (values,)))[0].numpy()
+    total: NDArray[np.int64] = strategy.experimental_local_results(summed_of_all(values))[0].numpy()
     return total

@@ -30,7 +30,8 @@ class Mirrored(Replicated):
         strategy = tf.distribute.MirroredStrategy(list(devices), _operations(taken.name))
         super().__init__(strategy, sums=sums)
         where = f"{len(devices)} replicas on {', '.join(devices)}"
-        self.said = f"mirrored: {where}; gradients by {taken}{times_said(sums, devices)}"
+        self.said = f"mirrored: {where}; gradients by {taken}{times_said(self._times)}"
+        self.judging = {"rank": 0}
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
 
     def refuse_other_world(self, feed: Feed) -> None:

@@ -26,6 +26,9 @@ class Placement(Protocol):
     #: This process's place among all replicas, as `connect` takes it; empty: as the environment says.
     ranks: dict[str, int]
 
+    #: Its place among those that judge by evaluation streams, as `connect` takes it too.
+    judging: dict[str, int]
+
     def scope(self) -> AbstractContextManager[Any]:
         """Where the model's and the optimizer's variables are made."""
 
@@ -53,6 +56,15 @@ class Placement(Protocol):
         """Refuse variables, the optimizer's too, that are not the same on all replicas; all processes call it at the
         same step.
         """
+
+    def heeds(self, *, asked: bool) -> bool:
+        """Whether to stop now, this process having been asked to or not: all processes of a run do after the same
+        step.
+        """
+
+    @property
+    def agrees_to_stop(self) -> bool:
+        """Whether steps go on until all processes know that one of them is asked to stop."""
 
     @property
     def writes(self) -> bool:

@@ -10,6 +10,8 @@ Rules:
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +33,31 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.training.step import TrainStep
 
-__all__ = ["Replicated"]
+__all__ = ["Replicated", "ToStop"]
+
+
+@dataclass
+class ToStop:
+    """Whether this process is asked to stop, and whether any was when the last step was taken."""
+
+    asked: bool = False
+    by_any: bool = False
 
 
 class Replicated:
     """Training under a strategy of TensorFlow's; with `sums`, gradients are multiplied by the number of replicas."""
 
     writes = True
+    agrees_to_stop = False
     #: As `Placement` has them.
     said: str
     ranks: dict[str, int]
+    judging: dict[str, int]
 
     def __init__(self, strategy: tf.distribute.Strategy, *, sums: bool) -> None:
         self._strategy = strategy
         self._times = self._world() if sums else 1
+        self.to_stop = ToStop()
 
     def scope(self) -> AbstractContextManager[Any]:
         """As `Placement` has it."""
@@ -71,7 +84,8 @@ class Replicated:
     def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
         """As `Placement` has it."""
         replicas, world = self.ranks["replicas"], self.ranks["world"]
-        refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
+        with self.exchanging():
+            refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
     def _of_replicas(self, elements: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
         """One element for each replica here."""
@@ -88,23 +102,32 @@ class Replicated:
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
         function = tf.function(partial(self._train, step, towers), reduce_retracing=any_shape, autograph=False)
-        return _WatchedStep(function, lambda: step.traces, partial(towers.refuse_different, self._world()))
+        return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
 
-    def _train(self, step: TrainStep, towers: Towers, element: Any) -> Any:  # noqa: ANN401 - tensors
-        """One step of all replicas: what came of it, and how many of them have each gradient."""
+    def exchanging(self) -> AbstractContextManager[Any]:
+        """While all replicas exchange something."""
+        return nullcontext()
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it."""
+        return asked
+
+    def _train(self, step: TrainStep, towers: Towers, element: Any, asked: Any) -> Any:  # noqa: ANN401 - tensors
+        """One step of all replicas: what came of it, how many of them have each gradient and are asked to stop."""
         strategy = self._strategy
         towers.begin()
 
-        def compute(element: Any) -> tuple[Contribution, Any, Any, Any]:  # noqa: ANN401 - tensors
-            part, having = self._summed(step.contribute(element), towers)
+        def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:  # noqa: ANN401 - tensors
+            part, counts = self._summed(step.contribute(element), towers, asked)
+            having = counts[:-1]
             became = step.became(part)
             alike = tf.reduce_all((having == 0) | (having == self._world()))
-            return part, became, step.may_apply(part, became) & alike, having
+            return part, became, step.may_apply(part, became) & alike, counts
 
-        part, became, may_apply, having = strategy.run(compute, (element,))
+        part, became, may_apply, counts = strategy.run(compute, (element, asked))
         towers.refuse_different_here()
         tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
-        return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(having)
+        return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
 
     def _world(self) -> int:
         return int(self._strategy.num_replicas_in_sync)
@@ -113,11 +136,14 @@ class Replicated:
         """The first replica's value here, which all have."""
         return self._strategy.experimental_local_results(value)[0]
 
-    def _summed(self, part: Contribution, towers: Towers) -> tuple[Contribution, Any]:
-        """What all replicas came to, and how many of them have each gradient; statistics are means over rows."""
+    def _summed(self, part: Contribution, towers: Towers, asked: Any) -> tuple[Contribution, Any]:  # noqa: ANN401
+        """What all replicas came to, and how many of them have each gradient and are asked to stop; statistics are
+        means over rows.
+        """
         of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
         having, gradients = towers.note(part.gradients)
-        loss, rows, weight, having, *sums = _sum_of_all([*part[:3], having, *gradients, *of_rows])
+        counts = tf.concat([having, [asked]], 0)
+        loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
         gradients, of_rows = sums[: len(gradients)], sums[len(gradients) :]
         statistics = [
             tf.cast(tf.math.divide_no_nan(total, rows), one.dtype)
@@ -127,23 +153,31 @@ class Replicated:
             None if was is None else _times(one, self._times)
             for one, was in zip(gradients, part.gradients, strict=True)
         ]
-        return Contribution(loss, rows, weight, own, statistics), having
+        return Contribution(loss, rows, weight, own, statistics), counts
 
 
 class _WatchedStep:
-    """A step as a graph, of whose outcome the gradients' counts are looked at whenever it was traced."""
+    """A step as a graph, in which replicas tell each other whether they are asked to stop; the gradients' counts are
+    looked at whenever it was traced.
+    """
 
-    def __init__(self, function: Any, traces: Callable[[], int], look: Callable[[Any], None]) -> None:  # noqa: ANN401
-        #: As of a `tf.function`.
-        self.get_concrete_function = function.get_concrete_function
-        self._function, self._traces, self._look = function, traces, look
+    def __init__(self, function: Any, step: TrainStep, look: Callable[[Any], None], placement: Replicated) -> None:  # noqa: ANN401
+        self._function, self._step, self._look, self._placement = function, step, look, placement
         self._looked_at = 0
 
+    def get_concrete_function(self, element: Any) -> None:  # noqa: ANN401 - specs
+        """Trace it, as a `tf.function` would."""
+        self._function.get_concrete_function(element, tf.TensorSpec((), tf.float32))
+
     def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
-        outcome, having = self._function(element)
-        if self._traces() > self._looked_at:
-            self._look(having.numpy())
-            self._looked_at = self._traces()
+        to_stop = self._placement.to_stop
+        with self._placement.exchanging():
+            outcome, counts = self._function(element, tf.constant(to_stop.asked, tf.float32))
+            *having, asked = counts.numpy()
+        to_stop.by_any = bool(asked)
+        if self._step.traces > self._looked_at:
+            self._look(having)
+            self._looked_at = self._step.traces
         return outcome
 
 

@@ -26,9 +26,10 @@ class Single:
     """One process, one device."""
 
     writes = True
+    agrees_to_stop = False
 
     def __init__(self) -> None:
-        self.said, self.ranks = "", dict[str, int]()
+        self.said, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
 
     def scope(self) -> AbstractContextManager[Any]:
         """As `Placement` has it."""
@@ -59,6 +60,10 @@ class Single:
 
     def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
         """As `Placement` has it."""
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it."""
+        return asked
 
     def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
         """As `Placement` has it: there is nothing that could differ."""

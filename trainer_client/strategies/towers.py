@@ -64,9 +64,9 @@ class Towers:
         )  # fmt: skip
 
 
-def times_said(sums: bool, devices: Sequence[str]) -> str:  # noqa: FBT001 - as it is passed on
-    """What is told of gradients that are multiplied."""
-    return f"; gradients times {len(devices)}" if sums else ""
+def times_said(times: float) -> str:
+    """What is told of gradients that are multiplied by this."""
+    return "" if times == 1 else f"; gradients times {times:.0f}"
 
 
 def refuse_xla(*, xla: bool) -> None:

@@ -26,6 +26,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -97,7 +98,7 @@ class _Watcher:
         if self._previous != -1:
             with suppress(OSError):
                 os.write(self._previous, numbers)
-        if interrupted:
+        if interrupted and not _is_held(numbers):
             self._interrupt()
         for feed in list(self._feeds):
             feed.nudge()
@@ -168,26 +169,25 @@ def _raise_on_return_to(frame: FrameType) -> None:
 
 
 class Interruption:
-    """Whether somebody asked to stop."""
+    """Whether somebody asked to stop; with `reads_on`, feeds are stopped by a second signal only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_on: bool = False) -> None:
         self.is_asked = False
-
-    def raise_if_asked(self) -> None:
-        """Stop here."""
-        if self.is_asked:
-            raise KeyboardInterrupt
+        self.reads_on = reads_on
+        #: How often each signal came.
+        self.heard: Counter[int] = Counter()
 
 
 _deferring: list[Interruption] = []
 
 
 @contextmanager
-def deferred() -> Iterator[Interruption]:
+def deferred(*, reads_on: bool = False) -> Iterator[Interruption]:
     """While the block lasts, a first Ctrl-C raises KeyboardInterrupt only where a feed is read, or where the block asks
-    what is yielded: so it can leave nothing half done. A second one is raised wherever it is.
+    what is yielded: so it can leave nothing half done. A second one is raised wherever it is. With `reads_on`, feeds
+    are read on after the first.
     """
-    interruption, before = Interruption(), signal.getsignal(signal.SIGINT)
+    interruption, before = Interruption(reads_on=reads_on), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not _decides(before):
         yield interruption
         return
@@ -198,6 +198,14 @@ def deferred() -> Iterator[Interruption]:
     finally:
         _deferring.remove(interruption)
         signal.signal(signal.SIGINT, before)
+
+
+def _is_held(numbers: bytes) -> bool:
+    """Whether feeds are read on in spite of these signals, because they are the first."""
+    holding = [one for one in _deferring if one.reads_on]
+    for one in holding:
+        one.heard.update(number for number in numbers if _interrupts(bytes([number])))
+    return any(max(one.heard.values()) == 1 for one in holding)  # a SIGTERM raises a SIGINT
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -58,7 +58,7 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 _STRATEGIES = """\
 single: on one device (default); mirrored: on several devices of this process, each with all variables; central: the
-same with one copy of the variables"""
+same with one copy of the variables; multi-worker: in several processes, as TF_CONFIG says, each with all variables"""
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:

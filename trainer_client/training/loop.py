@@ -107,7 +107,7 @@ class TrainingLoop:
 
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
-        with ctrl_c.deferred() as interruption:
+        with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
             self._begin()
             try:
                 while not self.reason:
@@ -140,13 +140,14 @@ class TrainingLoop:
         self._is_ending_epoch = self._session.cursor.at.epoch > epoch
         if self._is_ending_epoch:
             self._end_epoch(epoch)
-        interruption.raise_if_asked()
+        if self._is_stopping(interruption):
+            raise KeyboardInterrupt
 
     def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
         """To the epoch's end and no further: an epoch that is over is judged, whatever interrupted its last step."""
         iterator = iter(self._data.elements)
         batch = 0
-        while not (self.reason or self._is_ending_epoch or interruption.is_asked):
+        while not (self.reason or self._is_ending_epoch or self._is_stopping(interruption)):
             element = self._wait_next(iterator)
             if element is None:
                 return
@@ -157,6 +158,9 @@ class TrainingLoop:
                 self._callbacks.on_train_batch_end(batch, {"loss": loss})
             batch += 1
             self._look_up(loss)
+
+    def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
+        return self._placement.heeds(asked=interruption.is_asked)
 
     def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
         began_s = time.perf_counter()
@@ -213,7 +217,8 @@ class TrainingLoop:
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()
         if noted.rows:
-            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=totals.steps)
+            rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so that one tells them
+            self._session.share_results(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
         for callback in self._callbacks.callbacks:  # the list itself would give them a copy of the logs
             callback.on_epoch_end(epoch, logs)
         if JOB_ENDED in self._params:  # the epoch is not judged

@@ -58,8 +58,8 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
         feed = stack.enter_context(_connect(order, order.stream, **ranks, **metrics))
         _refuse_evaluation(feed)
-        judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges]
         placement = placement or _placement(order)
+        judges = [stack.enter_context(_connect(order, name, **placement.judging)) for name in order.judges]
         from trainer_client.training.loop import LoopSettings, TrainingLoop  # noqa: PLC0415 - it needs TensorFlow
 
         model = _model(order, placement)
@@ -112,6 +112,7 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
     from trainer_client.training.loop import TrainingData  # noqa: PLC0415 - as above
 
     if feed._session.producers:  # noqa: SLF001 - as above
+        _refuse_pipeline_of_several(order)
         elements = feed.pipeline(order.module.require("dataset_pipeline"))
         return TrainingData(feed=feed, elements=elements, for_each_shape=None)
     keys = order.module.feed_keys()
@@ -120,6 +121,14 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
         elements=placement.data(feed, keys),
         for_each_shape=partial(feed.warm_up, **keys),
     )
+
+
+def _refuse_pipeline_of_several(order: TrainOrder) -> None:
+    if order.strategy.name != "single":
+        raise SettingsError(
+            expected="a stream whose batches have planned shapes", got=f"{order.stream}, which is a pipeline",
+            where=f"--strategy {order.strategy.name}", remedy="Train on another stream, or with --strategy single.",
+        )  # fmt: skip
 
 
 def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -10,69 +12,19 @@ import pytest
 
 import tests.support.two_devices  # noqa: F401 - before TensorFlow is used
 from shared.errors import DataError, SettingsError
+from tests.support.counting_model import start_workers
 from tests.support.joined_feed import joined_feed, spread_feed
 
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
+from tests.support.strategy_runs import STEPS, Spoken, adam, saved, trained  # isort: skip
 from trainer_client import Until  # isort: skip
-from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.strategies.central import Central  # isort: skip
 from trainer_client.strategies.mirrored import Mirrored  # isort: skip
 from trainer_client.strategies.single import Single  # isort: skip
-from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 
-FORM = {"inputs": {"audio": "audio", "text": "text"}, "targets": "tag", "weights": "weight"}
-STEPS = (6, 4)
 TOWERS = ("CPU:0", "CPU:1")
-
-
-class Spoken(keras.Model):
-    """A dense layer over sound and an embedding of text, whose gradients are sparse."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = keras.layers.Embedding(5, 3)
-        self.dense = keras.layers.Dense(1, kernel_regularizer="l2")
-
-    def call(self, inputs):
-        return self.dense(tf.reduce_mean(inputs["audio"], 1) + tf.reduce_mean(self.words(inputs["text"]), 1))
-
-
-def per_row(tags, outputs):
-    return tf.square(tf.cos(tf.cast(tags, tf.float32)) - outputs[:, 0])
-
-
-class Losses(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(logs["loss"])
-
-
-def trained(folder, placement, feed, *, optimizer=None, model=Spoken, until=None, **settings):
-    """Losses of a run's steps, and the loop."""
-    keras.utils.set_random_seed(3)
-    with placement.scope():
-        made = model()
-        made.compile((optimizer or adam)(), per_row)
-    data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
-    losses = Losses()
-    settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)
-    loop = TrainingLoop(made, data, placement, settings, [losses])
-    loop.run()
-    return losses.seen, loop
-
-
-def adam():
-    return keras.optimizers.Adam(0.05, global_clipnorm=0.2)
-
-
-def saved(folder):
-    arrays, record = CheckpointFolder(folder, 3).read_last()
-    return [arrays[str(at)] for at in range(len(arrays))], record
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +55,27 @@ def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_
     assert {name: told[name] for name in ("epoch", "step")} == {name: record[name] for name in ("epoch", "step")}
     assert loop._step.traces == 2, "once for all shapes, on each device"
     assert loop._session.accounts.counts.retraces == 0
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain):
+    losses, arrays, _ = plain
+    with ExitStack() as stack:
+        for one in start_workers(stack, tmp_path, 2, module="tests.support.strategy_runs"):
+            code, _, complained = one.ended(180)
+            assert code == 0, complained
+    first, second = (json.loads((tmp_path / f"came-{at}.json").read_text()) for at in range(2))
+    np.testing.assert_allclose(first["losses"], losses, rtol=1e-5, atol=1e-7)
+    assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
+    for one, other in zip(arrays, first["variables"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert (first["written"], second["written"]) == (3, 0), "the chief alone writes"
+    for came in (first, second):
+        assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
+        assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
+        assert re.search(r"in none: \S*first, \S*second", came["different"])
+    assert re.search(r"got tower 0 has one for \S*first\.", first["different"])
+    assert re.search(r"got tower 0 has one for \S*second\.", second["different"])
 
 
 @pytest.mark.heritage("T2")

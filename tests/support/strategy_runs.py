@@ -1,0 +1,142 @@
+"""Short runs of the training loop under any strategy, over feeds in memory; as a program, those of one process of a
+cluster: `python -m tests.support.strategy_runs` writes what came of them into the current folder.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from shared.errors import StokerError
+from tests.support.joined_feed import spread_feed
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+
+from trainer_client import Until  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.strategies.multi_worker import MultiWorker  # isort: skip
+from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
+
+__all__ = ["FORM", "STEPS", "Spoken", "adam", "saved", "trained"]
+
+FORM = {"inputs": {"audio": "audio", "text": "text"}, "targets": "tag", "weights": "weight"}
+STEPS = (6, 4)
+
+
+class Spoken(keras.Model):
+    """A dense layer over sound and an embedding of text, whose gradients are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = keras.layers.Embedding(5, 3)
+        self.dense = keras.layers.Dense(1, kernel_regularizer="l2")
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_mean(inputs["audio"], 1) + tf.reduce_mean(self.words(inputs["text"]), 1))
+
+
+def per_row(tags, outputs):
+    return tf.square(tf.cos(tf.cast(tags, tf.float32)) - outputs[:, 0])
+
+
+class Losses(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(logs["loss"])
+
+
+def trained(folder, placement, feed, *, optimizer=None, model=Spoken, until=None, **settings):
+    """Losses of a run's steps, and the loop."""
+    keras.utils.set_random_seed(3)
+    with placement.scope():
+        made = model()
+        made.compile((optimizer or adam)(), per_row)
+    data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    losses = Losses()
+    settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)
+    loop = TrainingLoop(made, data, placement, settings, [losses])
+    loop.run()
+    return losses.seen, loop
+
+
+def adam():
+    return keras.optimizers.Adam(0.05, global_clipnorm=0.2)
+
+
+def saved(folder):
+    arrays, record = CheckpointFolder(folder, 3).read_last()
+    return [arrays[str(at)] for at in range(len(arrays))], record
+
+
+# --- one process of a cluster ---
+
+
+def _run(folder: Path) -> None:
+    placement = MultiWorker()
+    rank, world = placement.ranks["rank"], placement.ranks["world"]
+    feed = partial(spread_feed, 1, epochs=STEPS, rank=rank, world=world)
+    came: dict[str, object] = {}
+    with TemporaryDirectory() as own:
+        losses, loop = trained(Path(own), placement, feed())
+        variables = [*loop._model.variables, *loop._model.optimizer.variables]
+        came |= {"losses": losses, "variables": [each.numpy().tolist() for each in variables]}
+        came["written"] = len(list(Path(own).glob("*.npz")))
+        if rank:
+            loop._model.variables[0].assign(loop._model.variables[0] + 1)
+        came["unequal"] = _refusal(loop.check_replicas)
+        came["different"] = _refusal(partial(_trained, placement, feed(), partial(OneOfTwo, rank)))
+        poisoned = feed()
+        if rank:
+            _poison(poisoned)
+        came["not finite"] = _refusal(partial(_trained, placement, poisoned, Spoken))
+    (folder / f"came-{rank}.json").write_text(json.dumps(came))
+
+
+def _trained(placement, feed, model):
+    with TemporaryDirectory() as folder:
+        trained(Path(folder), placement, feed, model=model, retries=1)
+
+
+def _refusal(act):
+    try:
+        act()
+    except StokerError as error:
+        return str(error)
+    return None
+
+
+class OneOfTwo(keras.Model):
+    """Trains one variable in one process, and another in others."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+        self.parts = [self.add_weight(shape=(3,), initializer="ones", name=name) for name in ("first", "second")]
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_mean(inputs["audio"], 1) * self.parts[self.rank])
+
+
+def _poison(feed):
+    fill = feed.session.fill
+
+    def poisoned(arrays, epoch, number):
+        fill(arrays, epoch, number)
+        arrays["weight"][...] = 1
+        if number == 2:
+            arrays["audio"][...] = np.nan
+
+    feed.session.fill = poisoned
+
+
+if __name__ == "__main__":
+    _run(Path.cwd())

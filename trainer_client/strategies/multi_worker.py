@@ -1,0 +1,117 @@
+"""Replicas in several processes, which exchange gradients by collective operations.
+
+Rules: a process's place is its role in the environment. What one process is told, to stop for example, all heed after
+the same step, because whoever stepped on alone would wait for the others for ever.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import LostError, SettingsError
+from trainer_client.roles import role
+from trainer_client.strategies.all_reduce import between_processes
+from trainer_client.strategies.replicated import Replicated
+from trainer_client.strategies.towers import times_said
+from trainer_client.strategies.worlds import refuse_other_world, refuse_queue
+from trainer_client.tf.cluster import cluster_resolver
+from trainer_client.tf.dataset import ranks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from shared.roles import Role
+    from trainer_client.feed import Feed
+    from trainer_client.strategies.all_reduce import AllReduce
+
+__all__ = ["MultiWorker"]
+
+
+class MultiWorker(Replicated):
+    """One process of a cluster, with a replica for each GPU here, or one; with `sums`, gradients are the mean's over
+    all rows, times the replicas.
+    """
+
+    agrees_to_stop = True
+
+    def __init__(self, all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:
+        place = role()
+        _refuse_alone(place)
+        kinds = ["GPU"] * len(tf.config.list_physical_devices("GPU")) or ["CPU"]
+        taken = between_processes(all_reduce, kinds)
+        how = tf.distribute.experimental.CommunicationImplementation(taken.name.upper())
+        super().__init__(
+            tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver(place), tf.distribute.experimental.CommunicationOptions(implementation=how)
+            ),
+            sums=sums,
+        )
+        _take_sigterm_back()
+        ranks = ranks_of(self._strategy)
+        self.writes = place.is_master
+        self.ranks = {"rank": ranks.rank, "replicas": ranks.replicas, "world": ranks.world}
+        self.judging = {"rank": place.rank, "world": place.world}
+        where = f"process {place.rank} of {place.world}, {ranks.replicas} of {ranks.world} replicas"
+        self.said = f"multi-worker: {where}; gradients by {taken}{times_said(self._times)}"
+
+    def exchanging(self) -> AbstractContextManager[Any]:
+        """As `Replicated` has it: a process that died is named as what it is."""
+        return _naming_the_lost(self.ranks["world"] // self.ranks["replicas"])
+
+    def heeds(self, *, asked: bool) -> bool:
+        """As `Placement` has it: what was said in the last step, which all know."""
+        self.to_stop.asked = asked
+        return self.to_stop.by_any
+
+    def refuse_other_world(self, feed: Feed) -> None:
+        """As `Placement` has it."""
+        refuse_queue(feed, "multi-worker")
+        refuse_other_world(feed, "multi-worker", replicas=self.ranks["replicas"], world=self.ranks["world"])
+
+
+#: What an exchange raises when a partner is gone.
+_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+
+
+@contextmanager
+def _naming_the_lost(processes: int) -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not isinstance(error, _GONE) and "Collective ops is aborted" not in error.message:
+            raise
+        said = [line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))]
+        raise LostError(
+            expected=f"all {processes} processes in the exchange of gradients",
+            got=" ".join(said) or error.message.splitlines()[-1], where="--strategy multi-worker",
+            remedy="Start all of them again: they go on from the newest checkpoint.",
+        ) from error  # fmt: skip
+
+
+def _take_sigterm_back() -> None:
+    """TensorFlow's server puts a handler of its own in the place of Python's, which then never hears a SIGTERM."""
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _refuse_alone(place: Role) -> None:
+    if place.is_ps or place.is_evaluator or place.world < 2:
+        raise SettingsError(
+            expected="a worker of a cluster with two or more", got=f"{place.kind} {place.index} of {place.world}",
+            where="--strategy multi-worker",
+            remedy="Say in TF_CONFIG, or in JOB_NAME, TASK_INDEX and WORKER_HOSTS, who the workers are and which of "
+            "them this one is. Parameter servers and evaluators take no part.",
+        )  # fmt: skip
