@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shared.keys import ClientKeys, ServerKeys
 
 __all__ = [
+    "MAX_PAYLOAD",
     "Waker",
     "Watched",
     "bind_router",
@@ -77,10 +78,14 @@ class Watched:
     up: bool
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None) -> zmq.Socket[bytes]:
-    """A ROUTER that serves `endpoint`; `LAST_ENDPOINT` says which port it got."""
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None, most: int = MAX_REQUEST
+) -> zmq.Socket[bytes]:
+    """A ROUTER that serves `endpoint`, and takes frames of so many bytes at `most`; `LAST_ENDPOINT` says which port it
+    got.
+    """
     router = _make_router(context, endpoint)
-    router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST)
+    router.setsockopt(zmq.MAXMSGSIZE, most)
     if keys is not None:
         keys.serve(router)
     try:

@@ -37,9 +37,9 @@ from loader_server.coordinator.settings import CoordinatorSettings, Counts
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
 from loader_server.machine.doors import Doors
-from loader_server.machine.guard import Guard
 from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
+from shared.guard import Guard
 from shared.logs import Log
 from shared.sockets import Waker, bind_router, read_waiting, send_now
 from shared.wire.codec import VersionError, decode, encode, encode_refusal

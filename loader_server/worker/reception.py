@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import BuildThread, Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.send_buffers import SendBuffers
-    from loader_server.machine.guard import Guard
     from loader_server.stream import Stream
     from loader_server.wants.budget import Budget
     from loader_server.worker.sender import Sender
+    from shared.guard import Guard
     from shared.logs import Log
     from shared.settings.job import JobSettings
     from shared.wire.messages import Message

@@ -18,6 +18,7 @@ __all__ = [
     "finished_line",
     "judged_json",
     "judged_line",
+    "serving_line",
     "spell_time",
     "starting_line",
     "strategy_line",
@@ -27,6 +28,11 @@ __all__ = [
 def starting_line(what: str) -> str:
     """The line of a run that begins to do `what`."""
     return f"STARTING: {what}"
+
+
+def serving_line(server: int, servers: int, endpoint: str) -> str:
+    """The line of a parameter server that is there."""
+    return f"SERVING: share {server + 1} of {servers} at {endpoint}"
 
 
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ Rules, each with the interleaving behind it:
 - The others have a batch's gradients before the first is asked: a worker that dies leaves no step half applied.
 - Gradients wait under their batch: the next ones of a quick worker may come before the order to apply the last.
 - A batch that is applied is applied no more, whoever brings it: its worker may have died before it could say so.
+- Values that are pulled have all that their trainer has pushed: a server that is behind answers when it is not.
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
 - A trainer that was silent for long is forgotten, and what waits of it; if it comes back, it begins anew.
 - A server that missed an order serves nothing any more: all go back to the last checkpoint.
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
     from shared.wire.declared import Message
 
-__all__ = ["Adopt", "Answer", "Apply", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell"]
+__all__ = ["Adopt", "Answer", "Apply", "ApplyHeld", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell"]
 
 #: A trainer that was silent for so long is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
+#: How often others hear of a version, though nothing happens: one that missed an order notices it then.
+_AGREE_EVERY_S = 2.0
 #: At the end of a run, trainers that were silent for so long are not waited for.
-_GONE_S = 60.0
+_GONE_S = 15.0
 
 #: Gradients of one trainer for one batch.
 Key = tuple[int, Lease]
@@ -62,7 +65,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply these gradients, which came along or are held."""
+    """Apply the gradients that came along."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyHeld:
+    """Apply these gradients, which are held."""
 
     key: Key
 
@@ -88,7 +98,7 @@ class Tell:
     message: Message
 
 
-Instruction = Answer | Adopt | Hold | Apply | Drop | Cut | Tell
+Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | Cut | Tell
 
 
 class ServerState:
@@ -108,12 +118,14 @@ class ServerState:
         self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
         #: When each trainer was last heard.
         self._heard_s: dict[int, float] = {}
-        self._now_s = 0.0
+        self._now_s = self._agreed_s = 0.0
         self._held: dict[Key, None] = {}
         #: The last cut, and what was applied by then.
         self._cut: tuple[int, int, DoneSet | None] | None = None
         #: Who waits for which cut.
         self._waits: dict[int, tuple[bytes, m.Save]] = {}
+        #: Which trainers wait for values that are not there yet.
+        self._pulls: dict[int, tuple[bytes, m.Pull]] = {}
 
     # --- what trainers say ---
 
@@ -146,12 +158,16 @@ class ServerState:
         self._cut = None
         dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
         self._waits.clear()
+        self._pulls.clear()
         self._end_at_most()
         return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
 
     def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
         if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
             return [self._taken(asker, said.serial, "moved")]
+        if said.at_least > self.version:
+            self._pulls[said.trainer] = (asker, said)
+            return []
         values = m.Values(serial=said.serial, version=self.version, done=None, nbytes=0)
         return [Answer(asker, values, values=True)]
 
@@ -226,6 +242,9 @@ class ServerState:
         for trainer in silent:
             del self._heard_s[trainer]
         orders: list[Instruction] = [Tell(self._order("forget", trainer=trainer)) for trainer in silent]
+        if now_s - self._agreed_s > _AGREE_EVERY_S:
+            self._agreed_s = now_s
+            orders.append(Tell(self._order("agree")))
         if self._is_finishing and not self._heard_s and not self.has_ended:
             self.has_ended = True
             orders.append(Tell(self._order("end")))
@@ -246,7 +265,7 @@ class ServerState:
         if said.what == "forget":
             self._heard_s.pop(said.trainer, None)
             return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
-        self.has_ended = True
+        self.has_ended |= said.what == "end"
         return []
 
     def _apply_held(self, said: m.Order) -> list[Instruction]:
@@ -256,7 +275,11 @@ class ServerState:
             return self._lose()
         del self._held[key]
         self.version += 1
-        return [Apply(key), Drop(key)]
+        return [ApplyHeld(key), Drop(key), *self._answer_pulls()]
+
+    def _answer_pulls(self) -> list[Instruction]:
+        waits, self._pulls = self._pulls, {}
+        return [answer for asker, said in waits.values() for answer in self._pull(asker, said)]
 
     def _take_cut(self, number: int) -> list[Instruction]:
         self._cut = (number, self.version, None)
@@ -266,7 +289,7 @@ class ServerState:
     def _lose(self) -> list[Instruction]:
         """An order was missed: nobody knows what these variables are."""
         self.generation = 0
-        return [Drop(key) for key in self._take_held(lambda _key: True)]
+        return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
 
     # --- parts of answers ---
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.wire.messages import Attached
+    from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
     from trainer_client.network.outbox import Item
     from trainer_client.network.receiver import Receiver
@@ -71,6 +72,17 @@ class LeaseAccount:
             self._taken.remove(batch)
             self._settled += 1
             self._tell(batch, done=done, costs_try=costs_try)
+
+    def in_hand(self) -> Lease:
+        """The lease of the oldest batch that was taken and is not settled."""
+        lease = self._taken[0].lease
+        assert lease is not None
+        return lease
+
+    def give_back(self) -> None:
+        """The batch in hand was not trained on, through no fault of its own."""
+        self._counted += 1
+        self.settle(self._taken[0], done=False, costs_try=False)
 
     def settle_read(self) -> None:
         """The next batch is asked for: all that were read before are done, unless the user said otherwise."""

@@ -22,6 +22,7 @@ HEEDED: dict[str, frozenset[str]] = {
     "mirrored": frozenset({"replicas", "all_reduce", "combine"}),
     "multi-worker": frozenset({"all_reduce", "combine"}),
     "central": frozenset({"replicas", "variables", "combine"}),
+    "parameter-server": frozenset({"staleness", "pull_every", "server_memory"}),
 }
 
 
@@ -35,10 +36,16 @@ class StrategyOptions:
     all_reduce: AllReduce | None = None
     combine: Literal["mean", "sum"] | None = None
     variables: VariablesOn | None = None
+    #: Gradients are refused if more batches than these were applied since their values.
+    staleness: int | None = None
+    #: Steps from one pull to the next.
+    pull_every: int | None = None
+    #: How many MiB a parameter server may hold.
+    server_memory: float | None = None
 
     def refuse_unheeded(self) -> None:
         """Refuse what this strategy would not heed."""
-        for option in ("replicas", "all_reduce", "combine", "variables"):
+        for option in sorted(frozenset().union(*HEEDED.values())):
             if getattr(self, option) is not None and option not in HEEDED[self.name]:
                 heeding = ", ".join(name for name, heeded in HEEDED.items() if option in heeded)
                 flag = "--" + option.replace("_", "-")

@@ -58,7 +58,8 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 _STRATEGIES = """\
 single: on one device (default); mirrored: on several devices of this process, each with all variables; central: the
-same with one copy of the variables; multi-worker: in several processes, as TF_CONFIG says, each with all variables"""
+same with one copy of the variables; multi-worker: in several processes, as TF_CONFIG says, each with all variables;
+parameter-server: in several processes, of which servers hold the variables, and workers share a stream in queue mode"""
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:
@@ -73,6 +74,14 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
         " (mean)",
     )  # fmt: skip
     group.add_argument("--variables", choices=VARIABLES_ON, help="central: where variables lie (auto)")
+    group.add_argument(
+        "--staleness", type=at_least(0), metavar="N",
+        help="parameter-server: refuse gradients if more batches were applied since their variables were pulled (8)",
+    )  # fmt: skip
+    group.add_argument("--pull-every", type=whole, metavar="N", help="parameter-server: steps from pull to pull (1)")
+    group.add_argument(
+        "--server-memory", type=positive, metavar="MIB", help="parameter-server: what each may hold, in MiB (any)"
+    )
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
@@ -116,6 +125,9 @@ def _train(options: argparse.Namespace) -> int:
         all_reduce=options.all_reduce,
         combine=options.combine,
         variables=options.variables,
+        staleness=options.staleness,
+        pull_every=options.pull_every,
+        server_memory=options.server_memory,
     )
     strategy.refuse_unheeded()
     names = {piece: getattr(options, piece) for piece in ("loss", "optimizer", "eval_metrics", "callbacks")}

@@ -14,6 +14,7 @@ from trainer_client.runs.until import RunTotals
 from trainer_client.tf.models.variables import assign_values, plain_value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trainer_client.early_stop import EarlyStop
@@ -50,10 +51,21 @@ class SavedRun:
         """Commit one checkpoint, whole or not at all. All processes read their variables, because reading may need
         all; one of them writes.
         """
+        self.commit(model, session.cursor.state(), totals, noted, early_stop)
+
+    def commit(
+        self,
+        model: Any,  # noqa: ANN401 - as above
+        feed: Mapping[str, Any],
+        totals: RunTotals,
+        noted: NotedMeans,
+        early_stop: EarlyStop | None,
+    ) -> None:
+        """The same, with a cursor that was taken with the variables."""
         arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
         record = {
             "epoch": totals.epochs,
-            "feed": session.cursor.state(),
+            "feed": feed,
             "step": totals.steps,
             "model_variables": len(model.variables),
             "run": totals.state(),
@@ -83,6 +95,15 @@ class SavedRun:
             early_stop.restore(record.get("early_stop", {}))
         done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}
         return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
+
+    def read(self, model: Any) -> RunTotals | None:  # noqa: ANN401 - as above
+        """The newest checkpoint's variables alone, and its totals; None without one."""
+        found = self._folder.read_last()
+        if found is None:
+            return None
+        arrays, record = found
+        assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
+        return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record["epoch"]})
 
 
 def _variables(model: Any) -> list[Any]:  # noqa: ANN401 - as above

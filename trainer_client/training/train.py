@@ -52,6 +52,9 @@ class TrainOrder:
 
 def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the loop
     """Train until the target is reached."""
+    if order.strategy.name == "parameter-server":
+        _train_with_servers(order, settings)
+        return
     with ExitStack() as stack:
         placement = None if order.strategy.name == "single" else _placement(order)  # which says the ranks
         ranks = {} if placement is None else placement.ranks
@@ -69,6 +72,36 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
         loop = TrainingLoop(model, data, placement, LoopSettings(**settings), callbacks)
         loop.run()
         if order.export is not None and placement.writes:
+            _export(order.export, model, data)
+
+
+def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
+    """The same as one of several workers, or as a parameter server."""
+    from trainer_client.servers import command as servers  # noqa: PLC0415 - only where there are any
+
+    place = servers.role_with_servers()
+    if place.is_ps:
+        servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"))
+        return
+    until = settings["until"]
+    with ExitStack() as stack:
+        metrics = {"metrics_port": order.metrics_port, "metrics_targets": order.metrics_targets}
+        feed = stack.enter_context(_connect(order, order.stream, rank=0, epochs=servers.epochs_of(until), **metrics))
+        _refuse_evaluation(feed)
+        judges = [stack.enter_context(_connect(order, name, rank=0)) for name in order.judges if place.is_master]
+        with quick_import():  # TensorFlow takes seconds
+            from trainer_client.servers.served_loop import ServedLoop  # noqa: PLC0415 - as said
+            from trainer_client.strategies.single import Single  # noqa: PLC0415 - as said
+            from trainer_client.training.loop import LoopSettings  # noqa: PLC0415 - as said
+        model = _model(order, Single())
+        data = _data(order, feed, Single())
+        callbacks = _callbacks(order, judges) if place.is_master else []
+        order.module.refuse_unknown_parameters()
+        connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
+        stack.callback(connections.close)
+        worker = servers.worker_settings(place, order.strategy, until)
+        ServedLoop(model, data, connections, worker, LoopSettings(**settings), callbacks).run()
+        if order.export is not None and place.is_master:
             _export(order.export, model, data)
 
 

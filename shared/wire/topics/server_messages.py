@@ -69,6 +69,7 @@ class Pull(Message):
     serial: int = wire(COUNT)
     trainer: int = wire(ID)
     generation: int = wire(ID)
+    at_least: int = wire(COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ class Order(Message):
     """The first server tells the others what to do, in order."""
 
     generation: int = wire(ID)
-    what: str = wire(OneOf(("apply", "cut", "forget", "end")))
+    what: str = wire(OneOf(("apply", "cut", "forget", "agree", "end")))
     version: int = wire(COUNT)
     trainer: int = wire(ID)
     lease: Lease | None = wire(Maybe(record(Lease)))

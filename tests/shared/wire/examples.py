@@ -247,7 +247,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     servers.ServeShare(
         serial=2, generation=2**62, version=17, staleness=8, most=0, parts=(PART,), done=DONE, nbytes=9600
     ),
-    servers.Pull(serial=3, trainer=2**63 + 1, generation=2**62),
+    servers.Pull(serial=3, trainer=2**63 + 1, generation=2**62, at_least=17),
     servers.Push(
         serial=4,
         trainer=2**63 + 1,

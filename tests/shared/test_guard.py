@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.utils.monitor
 
-from loader_server.machine.guard import Guard
+from shared.guard import Guard
 from shared.keys import ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_sealed_router, connect_dealer, connect_sealed_dealer
 from shared.wire.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery

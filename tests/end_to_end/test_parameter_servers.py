@@ -1,0 +1,169 @@
+"""`--strategy parameter-server` as its users meet it: servers and workers in processes of their own, killed or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loader_server.commands import status
+from tests.support.loaders import running, wait_until, write_job
+from tests.support.served_cluster import ServedCluster
+from trainer_client.checkpoint_folder import CheckpointFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODULE = """
+import os
+import time
+
+import keras
+import tensorflow as tf
+
+
+def paced(level):
+    time.sleep(float(os.environ.get("STEP_S", "0")))
+    return level
+
+
+class MeanLevel(keras.layers.Layer):
+    def call(self, audio):
+        level = keras.ops.mean(audio, axis=1)
+        return tf.ensure_shape(tf.numpy_function(paced, [level], tf.float32), level.shape)
+
+
+class Words(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(20_000, 4, name="words")
+
+    def build(self, shape):
+        self.table.build(None)
+
+    def call(self, tag):
+        return self.table(tag % 20_000)
+
+
+def model():
+    audio, tag = keras.Input((None, 40)), keras.Input((), dtype="int64")
+    both = keras.layers.Concatenate()([MeanLevel()(audio), Words()(keras.ops.maximum(tag, 0))])
+    return keras.Model({"audio": audio, "tag": tag}, keras.layers.Dense(1)(keras.layers.Dense(8)(both)))
+
+
+loss = "mse"
+
+
+def optimizer():
+    return keras.optimizers.Adam(0.02)
+
+
+feed_keys = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weights": "weight"}
+"""
+SAMPLES = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("servers")
+    streams = "".join(f'\n[streams.queue{at}]\nlike = "train"\nmode = "queue"\nevaluation = false\n' for at in range(2))
+    write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s")
+    with (folder / "job.toml").open("a") as job:
+        job.write(streams)
+    (folder / "shared_model.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint(folder: Path) -> Iterator[str]:
+    with running(folder / "job.toml", workers=1) as loaders:
+        yield loaders.endpoint
+
+
+def cluster(
+    folder: Path, endpoint: str, stream: str, *arguments: str, servers: int, environment: dict[str, str] | None = None
+) -> ServedCluster:
+    return ServedCluster(
+        folder, "--model", "shared_model", "--feed", endpoint, "--stream", stream, "--checkpoint", str(folder / stream),
+        *arguments, servers=servers, workers=2, environment=environment or {},
+    )  # fmt: skip
+
+
+def saved(folder: Path) -> tuple[list[Any], dict[str, Any]]:
+    found = CheckpointFolder(folder, 3).read_last()
+    assert found is not None
+    return [found[0][str(at)] for at in range(len(found[0]))], found[1]
+
+
+def table(endpoint: str, stream: str) -> dict[str, Any]:
+    found = status.ask(endpoint)["streams"][stream]
+    return {"batches": found["batches"], **found["queue"]["train"]}
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(line.rpartition("loss ")[2].split(",")[0]) for line in lines if "is over" in line and "loss" in line]
+
+
+def steps_of(lines: list[str]) -> int:
+    """What a worker says that it took."""
+    (last,) = (line for line in lines if line.startswith("FINISHED: "))
+    return int(last.split(" steps")[0].rpartition(" ")[2])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.heritage("E14")
+@pytest.mark.heritage("E16")
+def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_ended(folder: Path, endpoint: str) -> None:
+    with cluster(folder, endpoint, "queue0", "--pull-every", "2", "--server-memory", "2", servers=1) as processes:
+        for kind in ("ps", "worker"):
+            processes.start(kind, 0, "--steps", "10")
+        first = processes.ended()
+        assert first["worker 0"][0] == "STARTING: training queue0 from epoch 0, step 0, until 10 steps"
+        assert first["worker 0"][-1].endswith(": 10 steps are reached")
+        assert saved(folder / "queue0")[1]["step"] == 10
+        processes.running.clear()
+        for kind, index in (("ps", 0), ("worker", 0), ("worker", 1)):
+            processes.start(
+                kind, index, "--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras")
+            )
+        said = processes.ended()
+    assert said["ps 0"][0].startswith("SERVING: share 1 of 1 at tcp://127.0.0.1:")
+    assert said["worker 0"][0] == "STARTING: training queue0 from epoch 0, step 10, until 3 epochs"
+    found = losses(said["worker 0"])
+    assert found[-1] < found[0]
+    record, queue = saved(folder / "queue0")[1], table(endpoint, "queue0")
+    assert record["step"] == 3 * queue["batches"]
+    assert (queue["epoch"], queue["failed"], queue["dead"]) == (3, 0, 0)
+    assert queue["returned"] > 0, "every second step of a worker came too late"
+    taken = [steps_of(said["worker 0"]) - 10, steps_of(said["worker 1"])]
+    assert sum(taken) == record["step"] - 10
+    assert min(taken) > 0
+    assert (folder / "exported.keras").stat().st_size > 1000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.heritage("E20")
+def test_a_worker_that_is_killed_and_a_server_that_loses_its_share_cost_no_batch_and_repeat_none(
+    folder: Path, endpoint: str
+) -> None:
+    """The model has each batch once: as many steps as batches, whoever took them, also after all went back. The table
+    is larger than what one server is given.
+    """
+    arguments = ("--epochs", "6", "--save-every-steps", "5", "--staleness", "20", "--server-memory", "0.8")
+    with cluster(folder, endpoint, "queue1", *arguments, servers=2, environment={"STEP_S": "0.05"}) as processes:
+        processes.start_all()
+        checkpoints = CheckpointFolder(folder / "queue1", 3)
+        wait_until(lambda: checkpoints.newest() >= "00000003.npz", "something is trained and committed", 100)
+        processes.kill("worker 1")
+        processes.start("worker", 1)
+        before = checkpoints.newest()
+        wait_until(lambda: checkpoints.newest() > before, "it goes on", 100)
+        processes.kill("ps 1")
+        processes.start("ps", 1)
+        said = processes.ended()
+    assert said["worker 0"][-1].endswith(": 6 epochs are reached")
+    found = losses(said["worker 0"])
+    assert found[-1] < found[0]
+    record, queue = saved(folder / "queue1")[1], table(endpoint, "queue1")
+    assert (record["step"], queue["epoch"], queue["dead"]) == (6 * queue["batches"], 6, 0)

@@ -1,0 +1,73 @@
+"""A cluster of parameter servers and workers, all of them `trainer-client train` with the same arguments."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from socket import socket
+from typing import TYPE_CHECKING
+
+from tests.support.programs import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+__all__ = ["ServedCluster"]
+
+
+def _free_host() -> str:
+    with socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+class ServedCluster:
+    """Its processes, by what they are; worker 0 is the chief."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, servers: int, workers: int, environment: Mapping[str, str]
+    ) -> None:
+        self._folder = folder
+        self._arguments = ("train", *arguments, "--strategy", "parameter-server")
+        self._cluster = {
+            "ps": [_free_host() for _ in range(servers)], "worker": [_free_host() for _ in range(workers)],
+        }  # fmt: skip
+        self._environment = environment
+        self._stack = ExitStack()
+        self.running: dict[str, Program] = {}
+
+    def start(self, kind: str, index: int, *arguments: str) -> Program:
+        """Start one, or start it again; with arguments that it alone has."""
+        task = {"cluster": self._cluster, "task": {"type": kind, "index": index}}
+        program = Program(self._folder, *self._arguments, *arguments, TF_CONFIG=json.dumps(task), **self._environment)
+        self.running[f"{kind} {index}"] = program
+        return self._stack.enter_context(program)
+
+    def start_all(self) -> None:
+        """Start whatever is not running."""
+        for kind, hosts in self._cluster.items():
+            for index in range(len(hosts)):
+                if f"{kind} {index}" not in self.running:
+                    self.start(kind, index)
+
+    def kill(self, name: str) -> None:
+        """End one by force."""
+        self.running.pop(name).kill()
+
+    def ended(self, code: int = 0) -> dict[str, list[str]]:
+        """What each has said, once all of them have ended with this code."""
+        said = {}
+        for name, program in self.running.items():
+            got, lines, complained = program.ended(180)
+            assert got == code, (name, lines, complained)
+            said[name] = lines.splitlines()
+        return said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

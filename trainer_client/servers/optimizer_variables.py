@@ -1,0 +1,52 @@
+"""An optimizer's variables by what they belong to: those of each variable that it trains, and those of none.
+
+Rules: optimizers make a variable's state by `add_variable_from_reference`, whatever their kind, so watching that tells
+which belong to which. The order is one that does not depend on which other variables are trained.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["OptimizerVariables"]
+
+
+class OptimizerVariables:
+    """Builds an optimizer for these variables."""
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:  # noqa: ANN401 - Keras has no types
+        if optimizer.built:
+            raise SettingsError(
+                expected="an optimizer that is not built", got="one that is", where="--model, optimizer",
+                remedy="Return a new one, and leave build() to the training loop.",
+            )  # fmt: skip
+        #: Of each variable, in the order in which the optimizer made them.
+        self.of_each: list[list[Any]] = [[] for _ in variables]
+        places = {id(one): at for at, one in enumerate(variables)}
+        make = optimizer.add_variable_from_reference
+
+        def watched(reference_variable: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+            made = make(reference_variable, *arguments, **named)
+            if id(reference_variable) in places:
+                self.of_each[places[id(reference_variable)]].append(made)
+            return made
+
+        optimizer.add_variable_from_reference = watched
+        optimizer.build(list(variables))
+        optimizer.add_variable_from_reference = make
+        theirs = {id(one) for state in self.of_each for one in state}
+        #: Of no variable: how many steps were taken, for example.
+        self.common = [one for one in optimizer.variables if id(one) not in theirs]
+
+    def copies(self) -> int:
+        """How many values there are for each number of a variable, its own included."""
+        return 1 + max((len(state) for state in self.of_each), default=0)
+
+    def can_be_cut(self, at: int, shape: tuple[int, ...]) -> bool:
+        """Whether the state of this variable has its shape, so that rows can be updated apart."""
+        return all(tuple(one.shape) == shape for one in self.of_each[at])

@@ -1,0 +1,350 @@
+"""The training loop of one worker whose variables parameter servers hold: lease, pull, compute, push.
+
+Rules:
+- A batch is done once its gradients are applied. If they are refused it is given back, which costs it nothing.
+- The chief commits: variables of all servers and the batches that are applied to them, of one cut. If servers lost
+  theirs, it gives all of them the last checkpoint and takes the queue back to it; everybody else waits for that.
+- A chief that begins while servers serve goes on with what they have.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from shared.errors import DataError, EndedError, SettingsError
+from shared.logs import Log
+from shared.wire.parts import DoneSet, EpochDone
+from trainer_client.runs.noted import NotedMeans
+from trainer_client.runs.run import JOB_ENDED, progress_of
+from trainer_client.runs.until import RunTotals
+from trainer_client.servers.applied import merged
+from trainer_client.servers.collected_gradients import CollectedGradients
+from trainer_client.servers.served_model import MovedError, ServedModel
+from trainer_client.tf import ctrl_c
+from trainer_client.tf.models.variables import assign_values, plain_value
+from trainer_client.training.saved_run import SavedRun
+from trainer_client.training.step import APPLIED, NOT_FINITE, TrainStep, refuse_own_train_step
+from trainer_client.training.teller import Teller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trainer_client.servers.served_model import SharesSettings
+    from trainer_client.servers.server_connections import ServerConnections
+    from trainer_client.training.loop import LoopSettings, TrainingData
+
+__all__ = ["ServedLoop", "ServedSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSettings:
+    """What is peculiar to one worker of those that share servers."""
+
+    #: Whether it gives servers their shares, commits checkpoints and ends the run.
+    is_chief: bool
+    #: Steps from one pull to the next.
+    pull_every: int
+    shares: SharesSettings
+    #: How long to wait for the chief.
+    patience_s: float = 600.0
+
+
+class ServedLoop:
+    """Trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
+        self,
+        model: Any,  # noqa: ANN401 - Keras has no types
+        data: TrainingData,
+        servers: ServerConnections,
+        worker: ServedSettings,
+        settings: LoopSettings,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        refuse_own_train_step(model)
+        if settings.xla:
+            raise SettingsError(
+                expected="a step without XLA", got="--xla", where="--strategy parameter-server",
+                remedy="Leave it out: rows of tables have no fixed number.",
+            )  # fmt: skip
+        _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
+        self._session = session = data.feed._session  # noqa: SLF001 - as above
+        self._model, self._data, self._servers, self._worker, self._settings = model, data, servers, worker, settings
+        self._step = TrainStep(model, model.loss, model.optimizer)
+        self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
+        self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
+        self._callbacks.set_params(self._params)
+        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=worker.is_chief)
+        self._progress = progress_of(settings.until, session)
+        self._teller = Teller(session, settings.summaries, is_quiet=not worker.is_chief)
+        self._noted = NotedMeans()
+        self._log = Log("trainer", stream=session.stream)
+        self._is_joined = False
+        #: Steps since the last pull; None: pull before the next.
+        self._since_pull: int | None = None
+        self._rows = self._saved_at = 0
+        self._saved_at_s = time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why training is over; nothing while it goes on."""
+        return self._progress.reason
+
+    def run(self) -> str:
+        """Train until the target is reached, or training ends early; why."""
+        self._warm_up()
+        try:
+            with ctrl_c.deferred() as interruption:
+                self._train(interruption)
+            self._finish()
+        finally:
+            self._teller.close()
+            self._served.quit()  # the last word: servers end then, and what they said before has been heard
+        return self.reason
+
+    def _train(self, interruption: ctrl_c.Interruption) -> None:
+        try:
+            self._begin()
+            while not self.reason:
+                self._train_epoch(interruption)
+                if interruption.is_asked:
+                    raise KeyboardInterrupt
+            self._save()
+        except EndedError:
+            self._progress.stop(JOB_ENDED)
+            self._save()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+
+    # --- steps ---
+
+    def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
+        epoch = self._session.cursor.at.epoch
+        self._callbacks.on_epoch_begin(epoch)
+        iterator, batch = iter(self._data.elements), 0
+        while not (self.reason or interruption.is_asked):
+            if not self._is_joined and self._join():
+                return  # the queue was taken back, and what is read is no longer ours
+            element = self._wait_next(iterator)
+            if element is None:
+                self._end_epoch(epoch)
+                return
+            self._callbacks.on_train_batch_begin(batch)
+            loss = self._train_on(element)
+            self._callbacks.on_train_batch_end(batch, {"loss": loss})
+            batch += 1
+            self._look_up(loss)
+
+    def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
+        began_s = time.perf_counter()
+        element = next(iterator, None)
+        if element is not None:
+            self._session.count_step_wait(time.perf_counter() - began_s)
+        return element
+
+    def _train_on(self, element: Any) -> float:  # noqa: ANN401 - tensors
+        """One step, counted once it is applied; its loss."""
+        session, began_s = self._session, time.perf_counter()
+        loss, rows, is_in = self._try(element)
+        assert session.leases is not None
+        if is_in:
+            session.cursor.count(1)
+            trained, self._rows = session.trained_rows - self._rows, session.trained_rows
+            self._noted.add({"loss": loss}, rows)
+            self._progress.count(epochs=session.cursor.at.epoch, steps=1, samples=trained)
+        else:
+            session.leases.give_back()
+            self._since_pull = None
+        self._progress.stop(self._served.over)
+        session.count_phase("step", time.perf_counter() - began_s)
+        return loss
+
+    def _try(self, element: Any) -> tuple[float, int, bool]:  # noqa: ANN401 - as above
+        """Loss, valid rows, and whether the batch is in the model."""
+        loss, rows = float("nan"), 0
+        assert self._session.leases is not None
+        lease = self._session.leases.in_hand()
+        try:
+            if self._since_pull is None or self._since_pull >= self._worker.pull_every:
+                self._served.pull()
+                self._since_pull = 0
+            loss, rows, became = self._computed(element)
+            self._since_pull += 1
+            return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
+        except MovedError:
+            self._is_joined = False
+            return loss, rows, False
+
+    def _computed(self, element: Any) -> tuple[float, int, float]:  # noqa: ANN401 - as above
+        """Loss, valid rows and what became of a step whose gradients are finite, in however many tries."""
+        for attempt in range(1 + self._settings.retries):
+            loss, rows, became = self._take_step(element).numpy().tolist()
+            if became != NOT_FINITE:
+                return loss, int(rows), became
+            self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss)
+        raise DataError(
+            expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
+            where=f"a batch of epoch {self._session.cursor.at.epoch} of {self._session.stream}",
+            remedy="None of it is in the model. Lower the learning rate, or clip gradients (clipnorm=1.0).",
+        )  # fmt: skip
+
+    def _look_up(self, loss: float) -> None:
+        steps = self._progress.totals.steps
+        if self._step.traces > self._teller.traces:
+            self._teller.count_traces(self._step.traces)
+        if steps and steps % self._settings.tell_every == 0:
+            self._teller.tell_step(self._progress, loss)
+        if self._is_save_due():
+            self._save()
+        self._heed_callbacks()
+
+    def _heed_callbacks(self) -> None:
+        if JOB_ENDED in self._params:
+            self._progress.stop(JOB_ENDED)
+        if self._model.stop_training:
+            self._progress.stop("a callback stopped it")
+
+    def _end_epoch(self, epoch: int) -> None:
+        noted, self._noted = self._noted, NotedMeans()
+        logs: dict[str, Any] = noted.means()
+        self._progress.count(epochs=self._session.cursor.at.epoch)
+        if noted.rows:
+            self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
+        self._save()  # which brings the servers' values, so that these are judged
+        for callback in self._callbacks.callbacks:
+            callback.on_epoch_end(epoch, logs)
+        self._teller.tell_epoch(self._progress.totals, logs)
+        self._heed_callbacks()
+
+    # --- beginning and ending ---
+
+    def _begin(self) -> None:
+        self._saved.begin()
+        self._callbacks.on_train_begin()
+        self._model.stop_training = False
+        there = RunTotals(epochs=self._session.cursor.at.epoch)
+        if self._worker.is_chief:
+            there = self._begin_as_chief()
+        else:
+            self._served.wait_for_shares(self._worker.patience_s)
+        self._is_joined = True
+        there = replace(there, epochs=self._session.cursor.at.epoch)
+        self._rows = self._session.trained_rows
+        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.stop(self._served.over)
+        self._teller.begin(self._progress, self._step.traces)
+
+    def _begin_as_chief(self) -> RunTotals:
+        totals = self._saved.read(self._model)
+        if totals is not None and self._served.look() and not self._served.over:
+            self._log.info("goes on with what parameter servers have", version=self._served.version)
+            return replace(totals, steps=self._served.version)
+        return self._restore()
+
+    def _restore(self) -> RunTotals:
+        """Give all servers the last checkpoint, and take the queue back to it; the first one is written here."""
+        is_first = self._saved.read(self._model) is None
+        totals, _ = self._saved.restore(self._model, self._session, None)
+        self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
+        self._served.look()
+        self._since_pull, self._noted = None, NotedMeans()
+        if is_first:
+            self._save()
+        return totals
+
+    def _join(self) -> bool:
+        """Join servers that have moved; whether the queue was taken back for that."""
+        self._since_pull = None
+        if not self._worker.is_chief:
+            self._served.wait_for_shares(self._worker.patience_s)
+        is_restored = self._worker.is_chief and not self._served.look()
+        if is_restored:
+            self._log.warning("parameter servers lost their shares: all go back to the last checkpoint")
+            self._restore()
+        self._is_joined = True
+        self._progress.stop(self._served.over)
+        return is_restored
+
+    def _warm_up(self) -> None:
+        """Build the model, and trace its step for each shape; neither changes what it was before."""
+        for_each_shape = self._data.for_each_shape
+        if for_each_shape is None:
+            self._build(next(iter(self._data.elements)))
+        else:
+            for_each_shape(self._build)
+        model = self._model
+        self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
+        goes_on = self._worker.pull_every > 1
+        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
+        self._step.optimizer = self._kept
+        self._take_step = tf.function(self._step, reduce_retracing=True, autograph=False)
+        self._trace_for_any_shape()
+        if for_each_shape is not None:
+            before = [plain_value(one) for one in model.non_trainable_variables]
+            for_each_shape(self._take_step)
+            assign_values(model.non_trainable_variables, before)
+
+    def _trace_for_any_shape(self) -> None:
+        """One graph for all shapes, as the loop of one process has."""
+        try:
+            self._take_step.get_concrete_function(self._data.elements.element_spec)  # type: ignore[attr-defined] # of a tf.data.Dataset
+        except Exception as error:  # whatever the model raises where it needs a size
+            self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
+
+    def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
+        if not self._model.built:
+            self._model(self._step.inputs(element))
+
+    def _finish(self) -> None:
+        self._callbacks.on_train_end()
+        if self._worker.is_chief:
+            self._served.finish(self.reason)
+            self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
+        self._saved.finish()
+        self._progress.finish()
+
+    # --- saving ---
+
+    def _is_save_due(self) -> bool:
+        every_s, every = self._settings.save_every_s, self._settings.save_every_steps
+        by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
+        return self._is_joined and (by_time or (every is not None and self._served.version - self._saved_at >= every))
+
+    def _save(self) -> None:
+        """The chief commits what all have trained: variables of one cut, and the batches that are in them."""
+        if not self._worker.is_chief or self._served.generation == 0:
+            return
+        state, began_s = self._session.cursor.state(), time.perf_counter()
+        try:
+            done = self._served.save(int(state["epochs"][0][0]))
+        except MovedError:
+            self._is_joined = False
+            return
+        epochs = merged(_done_set(state), done).epochs
+        feed = state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
+        self._saved.commit(self._model, feed, replace(self._totals(), steps=self._served.version), self._noted, None)
+        self._since_pull = 0
+        self._saved_at, self._saved_at_s = self._served.version, time.monotonic()
+        self._session.count_phase("checkpoint", time.perf_counter() - began_s)
+
+    def _totals(self) -> RunTotals:
+        return replace(self._progress.totals, epochs=self._session.cursor.at.epoch)
+
+
+def _done_set(state: dict[str, Any]) -> DoneSet:
+    return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
+
+
+def _refuse_lockstep(session: Any) -> None:  # noqa: ANN401 - a feed's session
+    if not session.in_queue:
+        raise SettingsError(
+            expected='mode = "queue", as workers of unequal speed share batches',
+            got=f"{session.stream}, in lockstep", where="--strategy parameter-server",
+            remedy='Write mode = "queue" in the table of this stream in the job file.',
+        )  # fmt: skip

@@ -1,0 +1,132 @@
+"""A trainer's connections to all parameter servers: questions to several at once, asked until they are answered.
+
+Rules: used in the thread that waits. A question keeps its serial, so its answer is known whenever it comes, and asking
+twice does nothing twice. A server that says nothing for too long is lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from shared.errors import LostError, ProtocolError
+from shared.sockets import connect_dealer, read_waiting
+from shared.wire import messages as wire
+from shared.wire.codec import decode, encode
+from shared.wire.refusals import error_of
+from shared.wire.topics import server_messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shared.keys import ClientKeys
+
+__all__ = ["Reply", "ServerConnections"]
+
+#: How often to ask again: if the connection was not up, and if there is no answer, each time twice as late.
+_NOT_UP_S, _UNANSWERED_S = 0.05, 2.0
+
+#: An answer, and the frame that followed it.
+Reply = tuple[Any, memoryview]
+
+
+class ServerConnections:
+    """One DEALER for each server, in the order of their endpoints."""
+
+    def __init__(self, endpoints: Sequence[str], keys: ClientKeys | None, lost_timeout_s: float) -> None:
+        self.endpoints = tuple(endpoints)
+        self._lost_timeout_s = lost_timeout_s
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [connect_dealer(self._context, one, keys, secrets.token_bytes(16)) for one in endpoints]
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self.endpoints)
+
+    def ask_all(self, message: Any, frame: bytes = b"") -> list[Reply]:  # noqa: ANN401 - any of them
+        """Ask every server the same."""
+        return list(self.ask(dict.fromkeys(range(len(self)), (message, frame))).values())
+
+    def ask(self, questions: Mapping[int, tuple[Any, bytes]]) -> dict[int, Reply]:
+        """Ask some servers, by their number; all their answers, in the same order."""
+        asked = {}
+        for at, (message, frame) in questions.items():
+            self._serial += 1
+            asked[at] = _Question(self._sockets[at], replace(message, serial=self._serial), frame)
+        while waiting := {at: one for at, one in asked.items() if one.reply is None}:
+            now_s = time.monotonic()
+            for at, one in waiting.items():
+                if now_s - one.began_s > self._lost_timeout_s:
+                    raise self._lost(at)
+                one.send(now_s)
+            self._poller.poll(50)
+            for at, socket in enumerate(self._sockets):
+                for frames in read_waiting(socket):
+                    self._take_in(frames, asked.get(at))
+        return {at: one.reply for at, one in asked.items() if one.reply is not None}
+
+    @staticmethod
+    def _take_in(frames: list[zmq.Frame], asked: _Question | None) -> None:
+        try:
+            said = decode(frames[0].buffer)
+        except ProtocolError:
+            return
+        if isinstance(said, wire.Refused):
+            raise error_of(said, "parameter server")
+        if asked is not None and getattr(said, "serial", None) == asked.message.serial:
+            asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
+
+    def tell_all(self, message: Any) -> None:  # noqa: ANN401 - as above
+        """Say something that is not answered, to whoever is there."""
+        for socket in self._sockets:
+            try:
+                socket.send(encode(message), zmq.DONTWAIT)
+            except zmq.Again:
+                continue
+
+    def _lost(self, at: int) -> LostError:
+        return LostError(
+            expected=f"an answer of parameter server {at} within {self._lost_timeout_s:g} s", got="none",
+            where=self.endpoints[at], remedy="Start it again, with the same role: the chief gives it its share.",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Hang up; what was said last gets a moment to leave."""
+        for socket in self._sockets:
+            socket.close(linger=500)
+        self._context.term()
+
+
+class _Question:
+    """One question, until it is answered."""
+
+    def __init__(self, socket: zmq.Socket[bytes], message: Any, frame: bytes) -> None:  # noqa: ANN401 - as above
+        self.message = message
+        self.reply: Reply | None = None
+        self.began_s = time.monotonic()
+        self._socket = socket
+        self._frames = [encode(message), *([frame] if message_has_frame(message) else [])]
+        self._again_s, self._pause_s = 0.0, _UNANSWERED_S
+
+    def send(self, now_s: float) -> None:
+        """Send it if it is time to."""
+        if now_s < self._again_s:
+            return
+        try:
+            self._socket.send_multipart(self._frames, zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            self._again_s = now_s + _NOT_UP_S
+            return
+        self._again_s, self._pause_s = now_s + self._pause_s, 2 * self._pause_s
+
+
+def message_has_frame(message: Any) -> bool:  # noqa: ANN401 - as above
+    """Whether a frame follows it."""
+    return isinstance(message, m.ServeShare | m.Push)

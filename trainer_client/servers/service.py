@@ -1,0 +1,157 @@
+"""A parameter server's process: its socket, its share, and its orders to the other servers.
+
+Rules: one thread; what is decided stands in `server_state`. Nobody is waited for: what cannot be sent is asked for
+again, but for orders, which are kept until their connection is up. Gradients that are not of this share are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import zmq
+
+from shared.errors import ProtocolError
+from shared.guard import Guard
+from shared.logs import Log
+from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, read_waiting
+from shared.wire.codec import VersionError, decode, encode, encode_refusal
+from shared.wire.permissions import TO_PARAMETER_SERVER
+from shared.wire.refusals import refused
+from shared.wire.topics import server_messages as m
+from trainer_client.servers.server_state import Adopt, Answer, ServerState, Tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.keys import ClientKeys, ServerKeys
+    from shared.wire.declared import Message
+    from trainer_client.servers.server_state import Instruction
+    from trainer_client.servers.share_store import Gradients, ShareStore
+
+__all__ = ["ParameterServer"]
+
+_LOOK_MS = 200
+#: What was said last gets so long to leave.
+_LINGER_MS = 2000
+
+
+class ParameterServer:
+    """Serves at one endpoint; the first server knows the others' endpoints."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        store: ShareStore,
+        *,
+        is_first: bool,
+        others: Sequence[str] = (),
+        keys: tuple[ServerKeys, ClientKeys] | None = None,
+    ) -> None:
+        self.state = ServerState(is_first=is_first)
+        self._store = store
+        self._log = Log("parameter server", endpoint=endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard = Guard(self._context, keys[0] if keys else None, TO_PARAMETER_SERVER)
+        self._router = bind_router(self._context, endpoint, keys[0] if keys else None, MAX_PAYLOAD)
+        self._others = [
+            (connect_dealer(self._context, other, keys[1] if keys else None, secrets.token_bytes(16)), deque[bytes]())
+            for other in others
+        ]
+
+    def serve(self) -> None:
+        """Until the run is over and everybody knows."""
+        while not (self.state.has_ended and self._has_told()):
+            self._router.poll(_LOOK_MS)
+            now_s = time.monotonic()
+            self._guard.look(now_s)
+            for frames in read_waiting(self._router, 16):
+                self._take_in(frames, now_s)
+            self._carry_out(self.state.look(now_s))
+            self._send_orders()
+
+    def _take_in(self, frames: list[zmq.Frame], now_s: float) -> None:
+        asker, frame = frames[0].bytes, frames[1] if len(frames) > 1 else None
+        if frame is None:
+            return
+        try:
+            said = decode(frame.buffer)
+        except VersionError as error:
+            self._send(asker, encode_refusal(error))
+            return
+        except ProtocolError:
+            return
+        turned_away = self._guard.turn_away(self._guard.key_of(frame), said)
+        if turned_away is not None:
+            self._send(asker, encode(turned_away))
+            return
+        payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+        if getattr(said, "nbytes", 0) != payload.nbytes:
+            return
+        try:
+            gradients = self._gradients(said, payload)
+        except ProtocolError as error:
+            self._log.warning("gradients are refused", error=str(error))
+            self._send(asker, encode(_refusal(error)))
+            return
+        self._carry_out(self.state.handle(asker, said, now_s), payload, gradients)
+
+    def _gradients(self, said: Message, payload: memoryview) -> Gradients:
+        """What is decided is carried out, so gradients have to be sound before anything is."""
+        if isinstance(said, m.Push) and said.generation == self.state.generation:
+            return self._store.read(said.parts, payload)
+        return ()
+
+    # --- carrying out ---
+
+    def _carry_out(
+        self, instructions: list[Instruction], payload: memoryview | None = None, gradients: Gradients = ()
+    ) -> None:
+        for one in instructions:
+            match one:
+                case Answer():
+                    self._answer(one)
+                case Tell(message):
+                    for _, orders in self._others:
+                        orders.append(encode(message))
+                case Adopt(parts) if payload is not None:
+                    self._store.adopt(parts, payload)
+                    self._log.info("a share is served", parts=len(parts), version=self.state.version)
+                case _:
+                    self._store.carry_out(one, gradients)
+
+    def _answer(self, answer: Answer) -> None:
+        message = answer.message
+        if not isinstance(message, m.Values):
+            self._send(answer.to, encode(message))
+            return
+        frame = self._store.values() if answer.values else self._store.copied()
+        self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
+
+    def _send(self, to: bytes, *frames: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it is gone; it asks again if it comes back
+            self._router.send_multipart([to, *frames], zmq.DONTWAIT, copy=False)
+
+    def _send_orders(self) -> None:
+        for dealer, orders in self._others:
+            with contextlib.suppress(zmq.Again):
+                while orders:
+                    dealer.send(orders[0], zmq.DONTWAIT)
+                    orders.popleft()
+
+    def _has_told(self) -> bool:
+        return not any(orders for _, orders in self._others)
+
+    def close(self) -> None:
+        """Hang up."""
+        for socket in (self._router, *(dealer for dealer, _ in self._others)):
+            socket.close(linger=_LINGER_MS)
+        self._context.term()
+
+
+def _refusal(error: ProtocolError) -> Message:
+    return refused("share", error.expected, error.got, error.remedy)
