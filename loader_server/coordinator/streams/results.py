@@ -107,8 +107,9 @@ class StreamResults:
             parts[mine.said.incarnation] = mine
         if self._is_late(mine.said):
             return [Send(mine.peer, _answer(_together(parts.values()), mine.said.serial))]
-        kept = () if mine.said.ended else tuple(_part_of(one.said) for one in parts.values())
-        return self._keep(parts.values(), hearers=[mine], kept_parts=kept)
+        return self._keep(
+            parts.values(), hearers=[mine], kept_parts=tuple(_part_of(one.said) for one in parts.values())
+        )
 
     def _is_late(self, said: m.Results) -> bool:
         if self.latest is None or self.latest.is_left or self._evaluation:

@@ -79,3 +79,4 @@ def test_a_rank_whose_coordinator_is_gone_stops(out, last):
     for _ in range(2):
         end.tick(1.0 + 8 * TIMEOUT_S)
     assert told(out) == [(True, None, False)]
+    assert end.due_s == float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.coordinator.events import Excused, Keep, Received, Send, Ticked, Warn
+from loader_server.coordinator.events import EndOrdered, Excused, Keep, Received, Send, Ticked, Warn
 from loader_server.leases.facts import EpochOpened, NumberOut
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
@@ -222,3 +222,11 @@ def test_leases_of_which_facts_are_missing_are_named():
     state = queue()
     state.recover(EpochOpened("train", "train", 3, 100, 7, 2))
     assert state.incomplete() == ["train (train), epoch 3"]
+
+
+def test_nothing_is_leased_any_more_once_the_job_was_ended_by_order():
+    state = joined(1000)
+    (before,) = said(state, outcomes(wanted=2))
+    state.handle(EndOrdered(drains=True), 0.0)
+    (after,) = said(state, outcomes(serial=2, wanted=4))
+    assert (len(before.leases), after.leases) == (2, before.leases)
