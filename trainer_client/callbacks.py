@@ -14,18 +14,17 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from shared.errors import EndedError, SettingsError, WorldChangedError
 from trainer_client.checkpoint_folder import CheckpointFolder
 from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.runs.until import RunTotals
-from trainer_client.tf import ctrl_c
+from trainer_client.tf.counted_batches import CountedBatches, EpochTimes, StopWatch
 from trainer_client.tf.dataset import ranks_of
+from trainer_client.tf.models.fit_evaluation import FitEvaluation
 from trainer_client.tf.models.variables import assign_values, plain_value
 
 if TYPE_CHECKING:
@@ -39,21 +38,11 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.runs.progress import RunProgress
     from trainer_client.runs.until import Until
-    from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["EpochTimes", "FeedCheckpoint"]
 
 #: More epochs than anybody trains: something else ends the run.
 _UNLIMITED = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochTimes:
-    """How an epoch's time was spent: waiting for data, or computing."""
-
-    steps: int
-    wait_s: float
-    compute_s: float
 
 
 class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
@@ -102,8 +91,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._epoch = self._feed_epoch = 0
         self._unsaved = 0
         self._job_ended = False
-        self._watch = _StopWatch()
+        self._watch = StopWatch()
         self._train_function: Callable[..., Any] | None = None
+        self._evaluation: FitEvaluation | None = None
 
     @property
     def epochs(self) -> int:
@@ -134,7 +124,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Start the epoch's clock; by now `fit` has read where to begin."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
-        self._watch = _StopWatch()
+        self._watch = StopWatch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Commit the epoch; its times go into the logs as well."""
@@ -209,14 +199,21 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         left = getattr(function, "__self__", None)
         self._train_function = left._train_function if isinstance(left, FeedCheckpoint) else function  # noqa: SLF001
         self.model.train_function = self._train
+        self._evaluation = FitEvaluation(self.model, self._end_unjudged)
+        self._evaluation.install()
 
     def _unwrap(self) -> None:
         self.model.train_function = self._train_function
+        if self._evaluation is not None:
+            self._evaluation.remove()
+
+    def _end_unjudged(self) -> None:
+        self.model.stop_training = self.params[JOB_ENDED] = True
 
     def _train(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - logs, as the train function returns them
         """One execution of the train function, over batches that are counted as they are taken."""
         assert self._train_function is not None
-        taken = _CountedBatches(iterator, self._session, self._watch)
+        taken = CountedBatches(iterator, self._session, self._watch)
         try:
             first = self._take_first(taken)
             self._restore_pending(first)
@@ -240,7 +237,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.model.stop_training = self._job_ended = True
         self._save_inside()
 
-    def _take_first(self, taken: _CountedBatches) -> Any:  # noqa: ANN401 - an element
+    def _take_first(self, taken: CountedBatches) -> Any:  # noqa: ANN401 - an element
         try:
             self._session.check_world()
             return next(taken)
@@ -384,67 +381,3 @@ def _check_keras(version: str) -> None:
     """Before 3.7 a train function that is given a Python iterator would train on its first batch over and over."""
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
         raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")
-
-
-class _StopWatch:
-    """Adds up waiting; the rest of the time counts as computing."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.wait_s = 0.0
-        self._began_s = time.perf_counter()
-
-    def times(self) -> EpochTimes:
-        """The times so far."""
-        total_s = time.perf_counter() - self._began_s
-        return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
-
-
-class _CountedBatches:
-    """Times the wait for each batch, and counts it as trained on when the next is asked for, or at `finish`."""
-
-    def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: _StopWatch) -> None:
-        self.count = 0
-        #: Whether no more came because the job was ended.
-        self.ended = False
-        self._iterator = iterator
-        self._session = session
-        self._watch = watch
-        self._in_step = False
-        self._step_began_s = 0.0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401 - an element
-        self.finish()
-        began_s = time.perf_counter()
-        try:
-            batch = self._wait_next()
-        except EndedError:
-            self.ended = True
-            raise StopIteration from None
-        wait_s = time.perf_counter() - began_s
-        self._watch.wait_s += wait_s
-        self._session.count_step_wait(wait_s)
-        self._in_step, self._step_began_s = True, time.perf_counter()
-        return batch
-
-    def finish(self) -> None:
-        """The step that took the last batch is done."""
-        if self._in_step:
-            self._in_step = False
-            self.count += 1
-            self._watch.steps += 1
-            self._session.cursor.count(1)
-            self._session.count_phase("step", time.perf_counter() - self._step_began_s)
-
-    def _wait_next(self) -> Any:  # noqa: ANN401 - an element
-        try:
-            return next(self._iterator)
-        except (tf.errors.OpError, RuntimeError):
-            ctrl_c.raise_pending()
-            error = self._session.error or self._session.ended
-            if error is None:
-                raise
-            raise error from None

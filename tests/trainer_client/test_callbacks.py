@@ -279,6 +279,31 @@ class TestEndedJob:
         assert [record["step"], record["run"]["steps"], record["feed"]["number"]] == [3, 3, 3]
         assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")
 
+    @pytest.mark.parametrize("judges", [False, True])
+    def test_ended_while_fit_evaluates_by_itself_the_epoch_has_no_values_of_that(self, tmp_path, capsys, judges):
+        feed, dev = FakeFeed(epochs=EPOCHS), FakeFeed(epochs=(3,))
+        how = {"early_stop": EarlyStop(NoProgress(9))} if judges else {}
+        checkpoint = FeedCheckpoint(feed, tmp_path, every=2, until=Until(epochs=9), **how)
+        ends = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: epoch and dev.session.interrupt(ended())
+        )
+        model, data = tiny_model(), {"validation_data": dev.dataset(**FORM)}
+        history = model.fit(feed.dataset(**FORM), epochs=9, verbose=0, callbacks=[checkpoint, ends], **data).history
+        assert (len(history["loss"]), len(history["val_loss"])) == (2, 1)
+        assert capsys.readouterr().out.splitlines()[-1].endswith(": the job was ended")
+        _, record = CheckpointFolder(tmp_path, 1).read_last()
+        assert (record["epoch"], record["step"]) == ((1, 9) if judges else (2, 11)), "what is not judged is not saved"
+        with pytest.raises(tf.errors.OpError, match="the coordinator's word"):
+            model.evaluate(dev.dataset(**FORM), verbose=0)
+
+    def test_another_error_of_what_fit_evaluates_leaves_it(self, tmp_path):
+        feed, dev = FakeFeed(epochs=EPOCHS), FakeFeed(epochs=(3,), fail_at=(0, 1))
+        with pytest.raises(tf.errors.OpError):
+            tiny_model().fit(
+                feed.dataset(**FORM), verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)],
+                validation_data=dev.dataset(**FORM),
+            )  # fmt: skip
+
 
 class TestTargets:
     @pytest.mark.heritage("D7")

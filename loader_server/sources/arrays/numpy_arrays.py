@@ -13,7 +13,7 @@ import numpy as np
 
 from loader_server.sources.arrays.gathering import joined_parts, parted, write_padded
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
-from loader_server.sources.arrays.same_files import noted_origin, refuse_other_files
+from loader_server.sources.arrays.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
 from shared.settings.values import setting, texts
@@ -108,6 +108,7 @@ class NumpySource(Source):
         """Map the arrays, if they are those that were indexed."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
+        self._in_use = FilesInUse(self.files, indexed)
         self._rows = indexed.numbers["row"]
         self._known = "; ".join(f"{one['path']}, {one['bytes']} bytes, {one['digest']}" for one in indexed.origin)
         self._lengths = self.lengths
@@ -115,12 +116,14 @@ class NumpySource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all keys, one key after another."""
         columns = self._columns
+        self._in_use.refuse_changed()
         for sample in samples:
             row = int(self._rows[self.checked(sample)])
             yield joined_parts([_values_of(column, row).tobytes() for column in columns])
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         """The same, but only the stretch's bytes of keys that are cut."""
+        self._in_use.refuse_changed()
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
             values = ((column.key, _values_of(column, row)) for column in self._columns)
@@ -160,6 +163,7 @@ class NumpySource(Source):
             else:
                 starts = column.offsets[rows].astype(np.int64)
             write_padded(values, starts, lengths, out[key])
+        self._in_use.refuse_changed()
 
     def name(self, sample: int) -> str:
         """The paths as the job file names them, and the row."""

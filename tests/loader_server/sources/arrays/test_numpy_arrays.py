@@ -13,7 +13,7 @@ from loader_server.job_file import JobFile
 from loader_server.sources.arrays.numpy_arrays import NumpySource
 from loader_server.sources.index.folder import open_index
 from loader_server.stream import Stream
-from shared.errors import DataError
+from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
@@ -187,3 +187,21 @@ def test_data_of_the_same_size_that_are_others_are_refused_and_a_copy_is_not(tmp
     np.save(path, np.arange(300_000) + 1)
     with pytest.raises(DataError, match=r"another one of the same size.*run loader-server index"):
         open_source(spec)
+
+
+def test_arrays_that_are_written_over_while_they_are_in_use_are_refused(tmp_path: Path) -> None:
+    source = indexed(saved(tmp_path, **RAGGED))
+    out = {"values": np.empty((1, 3), np.int32), "values_length": np.empty(1, np.int32)}
+    source.gather(np.array([2]), out)
+    assert out["values"].tolist() == [[2, 3, 4]]
+    path = tmp_path / "data/values.npy"
+    written = np.load(path, mmap_mode="r+")
+    written[:] = 9
+    written.flush()
+    os.utime(path, ns=(1, 1))
+    for read in (lambda: source.gather(np.array([2]), out), lambda: decoded(source, 2)):
+        with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one"):
+            read()
+    path.unlink()
+    with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got No such file"):
+        decoded(source, 2)

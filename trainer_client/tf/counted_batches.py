@@ -1,0 +1,96 @@
+"""The batches that `fit` trains on: how long each was waited for, and that it counts once its step is done.
+
+Rules: a step is done when the next batch is asked for, or when the train function has returned. TensorFlow wraps what a
+feed raises, so the error is taken from the session. Keras is not needed here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import EndedError
+from trainer_client.tf import ctrl_c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_client.session.feed_session import FeedSession
+
+__all__ = ["CountedBatches", "EpochTimes", "StopWatch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTimes:
+    """How an epoch's time was spent: waiting for data, or computing."""
+
+    steps: int
+    wait_s: float
+    compute_s: float
+
+
+class StopWatch:
+    """Adds up waiting; the rest of the time counts as computing."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wait_s = 0.0
+        self._began_s = time.perf_counter()
+
+    def times(self) -> EpochTimes:
+        """The times so far."""
+        total_s = time.perf_counter() - self._began_s
+        return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
+
+
+class CountedBatches:
+    """Times the wait for each batch, and counts it as trained on when the next is asked for, or at `finish`."""
+
+    def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: StopWatch) -> None:
+        self.count = 0
+        #: Whether no more came because the job was ended.
+        self.ended = False
+        self._iterator = iterator
+        self._session = session
+        self._watch = watch
+        self._in_step = False
+        self._step_began_s = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - an element
+        self.finish()
+        began_s = time.perf_counter()
+        try:
+            batch = self._wait_next()
+        except EndedError:
+            self.ended = True
+            raise StopIteration from None
+        wait_s = time.perf_counter() - began_s
+        self._watch.wait_s += wait_s
+        self._session.count_step_wait(wait_s)
+        self._in_step, self._step_began_s = True, time.perf_counter()
+        return batch
+
+    def finish(self) -> None:
+        """The step that took the last batch is done."""
+        if self._in_step:
+            self._in_step = False
+            self.count += 1
+            self._watch.steps += 1
+            self._session.cursor.count(1)
+            self._session.count_phase("step", time.perf_counter() - self._step_began_s)
+
+    def _wait_next(self) -> Any:  # noqa: ANN401 - an element
+        try:
+            return next(self._iterator)
+        except (tf.errors.OpError, RuntimeError):
+            ctrl_c.raise_pending()
+            error = self._session.error or self._session.ended
+            if error is None:
+                raise
+            raise error from None

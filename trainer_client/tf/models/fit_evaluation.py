@@ -1,0 +1,52 @@
+"""The evaluation that `fit` makes by itself, of `validation_data=`, if the job is ended meanwhile.
+
+Rules: the epoch then has no values of it, rather than those of a part. TensorFlow passes on an error's words and not
+the error, so it is known by its name in them. An `evaluate` that a user calls raises the error as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from shared.errors import EndedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FitEvaluation"]
+
+_NAME = f"{EndedError.__module__}.{EndedError.__qualname__}:"
+#: With this Keras asks for the evaluation of an epoch.
+_OF_FIT = "_use_cached_eval_dataset"
+
+
+class FitEvaluation:
+    """In place of a model's `evaluate` from `install` to `remove`; calls `on_ended` if the job is."""
+
+    def __init__(self, model: Any, on_ended: Callable[[], None]) -> None:  # noqa: ANN401 - Keras has no types
+        self._model = model
+        self._on_ended = on_ended
+        self._evaluate: Callable[..., Any] = model.evaluate
+
+    def install(self) -> None:
+        """From now on; one that a `fit` which ended in an error left there goes."""
+        if isinstance(self._evaluate, FitEvaluation):
+            self._evaluate = self._evaluate._evaluate  # noqa: SLF001 - another of this class
+        self._model.evaluate = self
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        if self._model.evaluate is self:
+            self._model.evaluate = self._evaluate
+
+    def __call__(self, *data: Any, **how: Any) -> Any:  # noqa: ANN401 - as Keras calls it
+        """Evaluate; without values if the job is ended meanwhile."""
+        try:
+            return self._evaluate(*data, **how)
+        except (EndedError, tf.errors.OpError) as error:
+            if not how.get(_OF_FIT) or not (isinstance(error, EndedError) or _NAME in str(error)):
+                raise
+        self._on_ended()
+        return {}
