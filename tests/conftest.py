@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -66,3 +67,19 @@ def logging_as_it_was() -> Iterator[None]:
     before = (logger.handlers[:], logger.level, logger.propagate)
     yield
     logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def models_taken_back() -> Iterator[None]:
+    """A test's tiny models are lent to the next one."""
+    yield
+    if (models := sys.modules.get("tests.support.tiny_models")) is not None:
+        models.take_back()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_forgotten() -> Iterator[None]:
+    """Not to the next module."""
+    yield
+    if (models := sys.modules.get("tests.support.tiny_models")) is not None:
+        models.forget()

@@ -1,9 +1,15 @@
-"""Models for `fit` that are as small as they can be, and say what they were trained on."""
+"""Models for `fit` that are as small as they can be, and say what they were trained on.
+
+TensorFlow takes ten times as long to trace one as to train it for an epoch. So a module's tests are lent the same ones
+again, as they were before the first step; but those are built already, which a new one is not.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
+
+import numpy as np
 
 from shared.quick_import import quick_import
 
@@ -53,9 +59,47 @@ class StopAfter(keras.callbacks.Callback):
             raise Stopped
 
 
-def tiny_model(strategy: Any = None, steps_per_execution: int = 1, *, units: int = 1, record: bool = True) -> Recorder:
-    """A compiled recorder, with an optimizer that has state."""
-    with strategy.scope() if strategy is not None else contextlib.nullcontext():
-        model = Recorder(units, record=record)
-        model.compile(keras.optimizers.Adam(0.1), "mse", steps_per_execution=steps_per_execution)
+def tiny_model(
+    strategy: Any = None, steps_per_execution: int = 1, *, units: int = 1, record: bool = True, new: bool = False
+) -> Recorder:
+    """A compiled recorder, with an optimizer that has state; perhaps one that an earlier test has used."""
+    key = (strategy, steps_per_execution, units, record)
+    if not new and _SHELVED.get(key):
+        model = _SHELVED[key].pop()
+        _reset(model)
+    else:
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            model = Recorder(units, record=record)
+            model.compile(keras.optimizers.Adam(_RATE), "mse", steps_per_execution=steps_per_execution)
+    if not new:
+        _LENT.append((key, model))
     return model
+
+
+_RATE = 0.1
+_LENT: list[tuple[Any, Recorder]] = []
+#: By the arguments that they were made with.
+_SHELVED: dict[Any, list[Recorder]] = {}
+
+
+def take_back() -> None:
+    """A test has ended."""
+    for key, model in _LENT:
+        _SHELVED.setdefault(key, []).append(model)
+    _LENT.clear()
+
+
+def forget() -> None:
+    """A module has ended: the next one's features may be wider."""
+    _SHELVED.clear()
+
+
+def _reset(model: Recorder) -> None:
+    model.seen = []
+    model.stop_training = False
+    if not model.built:
+        return
+    model.dense.set_weights([np.ones_like(model.dense.kernel), np.zeros_like(model.dense.bias)])
+    model.drop.seed_generator.state.assign(keras.random.SeedGenerator(5).state)
+    for variable in model.optimizer.variables:
+        variable.assign(_RATE if variable is model.optimizer._learning_rate else np.zeros(variable.shape))

@@ -56,7 +56,7 @@ class TestResume:
         with pytest.raises(Stopped):
             fit(feed, [FeedCheckpoint(feed, tmp_path, every=2), StopAfter(stop_after)])
         feed = FakeFeed(epochs=EPOCHS)
-        resumed = fit(feed, [FeedCheckpoint(feed, tmp_path, every=2)])
+        resumed = fit(feed, [FeedCheckpoint(feed, tmp_path, every=2)], tiny_model(new=True))
         for want, got in zip(never_stopped, values(resumed), strict=True):
             np.testing.assert_array_equal(got, want)
 
@@ -78,7 +78,7 @@ class TestResume:
         feed = FakeFeed(epochs=EPOCHS)
         fit(feed, [FeedCheckpoint(feed, tmp_path)])
         with pytest.raises(SettingsError, match=r"expected a built model.*Call or build the model"):
-            fit(feed, [FeedCheckpoint(feed, tmp_path)])
+            fit(feed, [FeedCheckpoint(feed, tmp_path)], tiny_model(new=True))
 
     def test_saved_at_the_very_end_of_an_epoch_the_next_one_follows(self, tmp_path):
         feed = FakeFeed(epochs=EPOCHS)
