@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from trainer_client.strategies.worlds import refuse_queue
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 
@@ -37,7 +36,6 @@ class Single:
 
     def refuse_other_world(self, feed: Feed) -> None:
         """As `Placement` has it."""
-        refuse_queue(feed, "single")
         session = feed._session  # noqa: SLF001 - both are halves of one face
         if session.world != 1:
             raise SettingsError(

@@ -21,7 +21,7 @@ def refuse_queue(feed: Feed, strategy: str) -> None:
     if session.in_queue:
         raise SettingsError(
             expected='mode = "lockstep"', got=f'{session.stream}, of mode = "queue"', where=f"--strategy {strategy}",
-            remedy="Train on another stream, or by model.fit with FeedCheckpoint, which takes leases.",
+            remedy="Train on another stream, or with --strategy single, which takes leases.",
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,8 @@ class TrainingLoop:
                     self._save_if_whole()
             except EndedError:
                 self._progress.stop(JOB_ENDED)
-                self._save_if_whole()
+                with suppress(EndedError):  # in queue mode a coordinator that is gone says no more what is done
+                    self._save_if_whole()
             except KeyboardInterrupt:
                 self._save_if_whole()
                 raise
@@ -158,6 +159,8 @@ class TrainingLoop:
                 self._callbacks.on_train_batch_end(batch, {"loss": loss})
             batch += 1
             self._look_up(loss)
+        if self._session.in_queue and not self._is_within_epoch():
+            next(iterator, None)  # the end of the epoch, which is seen only by asking
 
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
         return self._placement.heeds(asked=interruption.is_asked)
@@ -200,9 +203,15 @@ class TrainingLoop:
             self._teller.count_traces(self._step.traces)
         if steps % self._settings.tell_every == 0:
             self._teller.tell_step(self._progress, loss)
-        if self._is_save_due(steps) and self._session.cursor.at.number:  # an epoch that is over is saved once judged
+        if self._is_save_due(steps) and self._is_within_epoch():  # an epoch that is over is saved once judged
             self._save()
         self._heed_callbacks()
+
+    def _is_within_epoch(self) -> bool:
+        cursor = self._session.cursor
+        if self._session.in_queue:
+            return cursor.epoch_of(cursor.state()) == cursor.at.epoch
+        return bool(cursor.at.number)
 
     def _heed_callbacks(self) -> None:
         if JOB_ENDED in self._params:
@@ -213,6 +222,8 @@ class TrainingLoop:
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
+        if self._session.in_queue:  # in lockstep its last step has told
+            self._progress.count(epochs=epoch + 1)
         totals, noted = self._progress.totals, self._noted
         self._noted = NotedMeans()
         logs: dict[str, Any] = noted.means()

@@ -415,9 +415,6 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     feed.session.world = 2
     with pytest.raises(SettingsError, match=r"expected a world of one rank, got one of 2.*exchange no gradients"):
         looped(tmp_path, Until(epochs=1), feed=feed)
-    feed.session.in_queue = True
-    with pytest.raises(SettingsError, match='expected mode = "lockstep", got fake, of mode = "queue"'):
-        looped(tmp_path, Until(epochs=1), feed=feed)
     two = [EarlyStop(NoProgress(3)), EarlyStop(NoProgress(2))]
     with pytest.raises(SettingsError, match="expected one EarlyStop at most, got 2"):
         looped(tmp_path, Until(epochs=1), callbacks=two)

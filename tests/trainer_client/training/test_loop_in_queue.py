@@ -1,0 +1,91 @@
+"""The training loop over leased batches: an epoch's end is seen only by asking, and checkpoints hold what is done."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.support.fake_feed import FakeCursor, FakeFeed
+from trainer_client.core.upcoming import Position
+
+import keras  # isort: skip
+
+from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
+from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
+from trainer_client.strategies.single import Single  # isort: skip
+from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
+
+FORM = {"inputs": "audio_length", "targets": "weight", "weights": "weight"}
+STEPS = (4, 3)
+
+
+class LeasedCursor(FakeCursor):
+    """Says which batches are done, as a lease account does: the epoch moves only once a reader has come to its end."""
+
+    done = 0
+
+    def begin_reading(self):
+        return Position(self.at.epoch, self.done, 1)
+
+    def count(self, rounds):
+        self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
+        self.done += rounds
+
+    def count_to_end(self, start):
+        self._go_to(self.at.epoch + 1, 0)
+        self.done = 0
+
+    def state(self):
+        is_over = self.done == self.session.batches(self.at.epoch)
+        return {"epoch": self.at.epoch + is_over, "number": 0 if is_over else self.done, "plan": "p"}
+
+    def restore(self, state):
+        self._go_to(state["epoch"], 0)
+        self.done = state["number"]
+
+    def rewind(self):
+        self.restore({"epoch": 0, "number": 0})
+
+
+def run(folder, until, *, in_queue=True, callbacks=()):
+    """Train from the folder's checkpoint on; what early stopping has seen."""
+    feed = FakeFeed(epochs=STEPS)
+    if in_queue:
+        feed.session.in_queue, feed.session.cursor = True, LeasedCursor(feed.session)
+        feed.session.epoch_rounds = lambda: None
+    model = keras.Sequential(
+        [keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+    )
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    settings = LoopSettings(until=until, checkpoints=folder, save_every_steps=1)
+    callbacks = [*callbacks, EarlyStop(NoProgress(9), monitor="loss")]
+    TrainingLoop(model, data, Single(), settings, callbacks).run()
+    arrays, record = CheckpointFolder(folder, 3).read_last()
+    return arrays, record
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6])
+def test_stopped_after_any_step_and_resumed_it_is_the_run_in_lockstep(tmp_path, stop):
+    want, whole = run(tmp_path / "lockstep", Until(epochs=2), in_queue=False)
+    _, there = run(tmp_path / "queue", Until(steps=stop))
+    assert (there["step"], there["epoch"], there["feed"]["epoch"]) == (stop, stop // 4, stop // 4)
+    assert len(there["early_stop"]["evaluated"]) == stop // 4, "an epoch that is over was judged"
+    got, record = run(tmp_path / "queue", Until(epochs=2))
+    assert (record["step"], record["epoch"], record["feed"]["epoch"]) == (7, 2, 2)
+    assert record["early_stop"]["evaluated"] == whole["early_stop"]["evaluated"]
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_an_epoch_that_is_over_is_not_saved_before_it_was_judged(tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Until(epochs=2), callbacks=[Interrupt()])
+    _, record = CheckpointFolder(tmp_path, 3).read_last()
+    assert (record["step"], record["feed"]) == (3, {"epoch": 0, "number": 3, "plan": "p"})
