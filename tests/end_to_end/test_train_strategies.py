@@ -44,15 +44,15 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     words = (
         "train", "--feed", endpoint, "--model", "counts", "--param", f"samples={SAMPLES}",
         "--checkpoint", str(checkpoints),
-        "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev",
+        "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev", "--validate-every", "3",
     )  # fmt: skip
     slowly = ("--param", "pause_s=0.2", "--save-every-steps", "1")
     with ExitStack() as stack:
         first, second = start_workers(stack, folder, 2, *words, *slowly)
         first.wait_for_text(", step 3: ")
         first.kill()
-        first.ended()
-        code, said, complained = second.ended()
+        first.ended(180)
+        code, said, complained = second.ended(180)
         assert code == 3, (said, complained)
         assert "expected all 2 processes in the exchange of gradients" in complained
         assert "Start all of them again: they go on from the newest checkpoint." in complained
@@ -60,15 +60,15 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
         first, second = start_workers(stack, folder, 2, *words, *slowly)
         first.wait_for_text(f", step {killed_at + 3}: ")
         second.send_signal(signal.SIGTERM)
-        code, said, complained = second.ended()
+        code, said, complained = second.ended(180)
         assert code == 143, (said, complained)
-        assert first.ended()[0] == 130, "it stops as well, after the same step"
+        assert first.ended(180)[0] == 130, "it stops as well, after the same step"
         seen, record = counted(checkpoints)
         assert record["step"] >= killed_at + 3
         assert seen.max() - seen.min() <= 1
         first, second = start_workers(stack, folder, 2, *words)
         for one in (first, second):
-            code, said, complained = one.ended()
+            code, said, complained = one.ended(180)
             assert code == 0, (said, complained)
     assert second.said().splitlines() == [
         "STRATEGY: multi-worker: process 1 of 2, 1 of 2 replicas; gradients by ring"
@@ -84,6 +84,6 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
 def test_a_process_without_others_is_refused(folder: Path, endpoint: str) -> None:
     words = ("--feed", endpoint, "--model", "counts", "--checkpoint", str(folder / "alone"), "--epochs", "1")
     with Program(folder, "train", *words, "--strategy", "multi-worker", JOB_NAME="worker", WORKER_HOSTS="one:1") as one:
-        code, _, complained = one.ended()
+        code, _, complained = one.ended(180)
     assert code == 1
     assert "expected a worker of a cluster with two or more, got worker 0 of 1" in complained

@@ -6,8 +6,9 @@ Each valid row's gradient has the sign that adds one to the sample's count, so a
 from __future__ import annotations
 
 import json
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.support.programs import Program
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -92,11 +94,14 @@ def start_workers(
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in found]
+    """Below those that systems give to whoever connects: one of these may be taken before a worker listens there."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 def counted(checkpoints: Path) -> tuple[NDArray[Any], dict[str, Any]]:

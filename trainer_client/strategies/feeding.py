@@ -30,7 +30,7 @@ class Rounds:
         self, feed: Feed, keys: dict[str, Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
         session = feed._session  # noqa: SLF001 - both are halves of one face
-        self._data = make(session, ElementStructure(**keys), in_rounds=True)
+        self._data = make(session, ElementStructure(**keys), in_rounds=True, ahead=True)
         self._devices, self._together = devices, together
         self.element_spec = self._data.element_spec
 
