@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer_client.strategies.central import Central
-from trainer_client.strategies.devices import tower_devices
 from trainer_client.strategies.mirrored import Mirrored
 from trainer_client.strategies.multi_worker import MultiWorker
 from trainer_client.strategies.single import Single
+from trainer_client.strategies.towers.devices import tower_devices
 
 if TYPE_CHECKING:
     from trainer_client.strategies.options import StrategyOptions

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from trainer_client.strategies.feeding import Rounds
-from trainer_client.strategies.towers import Towers, refuse_xla, times_said
-from trainer_client.strategies.variable_devices import LeastLoaded, VariablesOn, places_of_variables
+from trainer_client.strategies.choosing.variable_devices import LeastLoaded, VariablesOn, places_of_variables
+from trainer_client.strategies.towers.feeding import Rounds
+from trainer_client.strategies.towers.gradients import Towers, refuse_xla, times_said
 from trainer_client.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
 from trainer_client.training.step import Contribution
 

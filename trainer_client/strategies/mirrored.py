@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from trainer_client.strategies.all_reduce import within_process
-from trainer_client.strategies.devices import kinds_of
+from trainer_client.strategies.choosing.all_reduce import within_process
 from trainer_client.strategies.replicated import Replicated
-from trainer_client.strategies.towers import times_said
+from trainer_client.strategies.towers.devices import kinds_of
+from trainer_client.strategies.towers.gradients import times_said
 from trainer_client.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
 
 if TYPE_CHECKING:
     from trainer_client.feed import Feed
-    from trainer_client.strategies.all_reduce import AllReduce
+    from trainer_client.strategies.choosing.all_reduce import AllReduce
 
 __all__ = ["Mirrored"]
 

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from shared.errors import LostError, SettingsError
 from trainer_client.roles import role
-from trainer_client.strategies.all_reduce import between_processes
+from trainer_client.strategies.choosing.all_reduce import between_processes
 from trainer_client.strategies.replicated import Replicated
-from trainer_client.strategies.towers import times_said
+from trainer_client.strategies.towers.gradients import times_said
 from trainer_client.strategies.worlds import refuse_other_world, refuse_queue
 from trainer_client.tf.cluster import cluster_resolver
 from trainer_client.tf.dataset import ranks_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shared.roles import Role
     from trainer_client.feed import Feed
-    from trainer_client.strategies.all_reduce import AllReduce
+    from trainer_client.strategies.choosing.all_reduce import AllReduce
 
 __all__ = ["MultiWorker"]
 

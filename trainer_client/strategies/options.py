@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from trainer_client.strategies.all_reduce import AllReduce
-    from trainer_client.strategies.variable_devices import VariablesOn
+    from trainer_client.strategies.choosing.all_reduce import AllReduce
+    from trainer_client.strategies.choosing.variable_devices import VariablesOn
 
 __all__ = ["HEEDED", "StrategyOptions"]
 

@@ -21,9 +21,9 @@ import tensorflow as tf
 # Not public, but nothing public makes the spec of an element whose sizes are open.
 from tensorflow.python.distribute.values import PerReplicaSpec
 
-from trainer_client.strategies.equal_variables import refuse_unequal, refuse_unsynchronised
-from trainer_client.strategies.feeding import Rounds
-from trainer_client.strategies.towers import Towers, refuse_xla
+from trainer_client.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
+from trainer_client.strategies.towers.feeding import Rounds
+from trainer_client.strategies.towers.gradients import Towers, refuse_xla
 from trainer_client.training.step import Contribution
 
 if TYPE_CHECKING:

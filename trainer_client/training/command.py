@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_client.runs.arguments import add_job, add_model, at_least, command_named, model_module, positive, whole
-from trainer_client.strategies.all_reduce import ALL_REDUCES
+from trainer_client.strategies.choosing.all_reduce import ALL_REDUCES
+from trainer_client.strategies.choosing.variable_devices import VARIABLES_ON
 from trainer_client.strategies.options import HEEDED, StrategyOptions
-from trainer_client.strategies.variable_devices import VARIABLES_ON
 
 if TYPE_CHECKING:
     import argparse

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from trainer_client.strategies.variable_devices import VARIABLES_ON, LeastLoaded, places_of_variables
+from trainer_client.strategies.choosing.variable_devices import VARIABLES_ON, LeastLoaded, places_of_variables
 
 TOWERS = [tuple(f"{kind}:{number}" for number in range(count)) for kind in ("CPU", "GPU") for count in (1, 2, 3, 4, 8)]
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shared.errors import SettingsError
-from trainer_client.strategies.all_reduce import ALL_REDUCES, between_processes, within_process
+from trainer_client.strategies.choosing.all_reduce import ALL_REDUCES, between_processes, within_process
 
 MACHINES = [[], *([kind] * count for kind in ("CPU", "GPU") for count in (1, 2, 7, 8, 9)), ["CPU", "GPU"]]
 

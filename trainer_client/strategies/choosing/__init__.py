@@ -1,0 +1,1 @@
+"""What is taken, for what was asked and what is there."""

@@ -1,0 +1,1 @@
+"""What strategies of several towers have in common: their devices, their batches, their gradients, their variables."""
