@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,23 @@ def test_the_recogniser_learns_by_our_loop_and_goes_on_by_fit(speech: Example) -
     assert max(edits[-3:]) < 0.5
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_the_recogniser_learns_in_pytorch(speech: Example, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other in a loop are slow on a busy machine
+    judged = values_of("dev loss", speech.run("PyTorch"))
+    assert len(judged) == 10
+    assert judged[0] > 10
+    assert judged[-1] < 1
+
+
+@pytest.mark.skipif(find_spec("jax") is None or find_spec("optax") is None, reason="JAX or Optax is not installed")
+def test_the_recogniser_learns_in_jax(speech: Example) -> None:
+    judged = values_of("dev loss", speech.run("JAX"))
+    assert len(judged) == 10
+    assert judged[0] > 10
+    assert judged[-1] < 1
+
+
 def test_the_keyword_spotter_learns_and_stops_early(tmp_path: Path) -> None:
     said = said_by("keywords", tmp_path)
     accuracies = values_of("val_accuracy", said)
@@ -129,3 +147,11 @@ def test_the_language_model_learns_whole_words(tmp_path: Path) -> None:
     assert judged[-1] < 0.5
     written = said.splitlines()[-1].split()
     assert sum(word in WORDS for word in written) > 5
+
+
+def test_the_translator_learns(tmp_path: Path) -> None:
+    said = said_by("translation", tmp_path)
+    accuracies = values_of("val_accuracy", said)
+    assert accuracies[0] < 0.8
+    assert accuracies[-1] > 0.9
+    assert "undvierzig" in said.splitlines()[-1]
