@@ -11,6 +11,7 @@ form = {"inputs": "audio", "targets": "label", "weights": "weight"}
 
 model = keras.Sequential(
     [
+        keras.Input((None, 40)),  # frames of 40 bands
         keras.layers.Conv1D(48, 5, strides=2, activation="relu"),
         keras.layers.LayerNormalization(),
         keras.layers.Conv1D(48, 5, strides=2, activation="relu"),
