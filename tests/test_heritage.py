@@ -105,7 +105,6 @@ ROWS = {
 LATER = {
     "T1": "later: strategies",
     "T8": "later: strategies",
-    "T10": "later: metrics of the data path",
     "T11": "later: metrics of the data path",
 }
 

@@ -12,7 +12,8 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from tests.support.corpora import make_corpus, utterances
-from tests.support.loaders import running, write_job
+from tests.support.loaders import running, wait_until, write_job
+from tests.support.scraping import fetch_metrics, read_targets, total
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,28 @@ def test_an_epoch_ends_with_its_first_source_while_the_other_starts_over(tmp_pat
     more = [tag for tag in tags if tag >= 80]
     assert len(more) >= 60
     assert {more.count(tag) for tag in range(80, 100)} <= {3, 4, 5}
+
+
+@pytest.mark.heritage("T10")
+def test_batches_of_several_sources_come_from_other_processes_and_their_way_is_a_metric(tmp_path: Path) -> None:
+    job = _mixed(tmp_path, "weights = [1, 1]\ncycle = [false, true]")
+    ports = tmp_path / "ports"
+    with (
+        running(job) as loaders,
+        trainer_client.connect(loaders.endpoint, shared_memory=False, metrics_port=0, metrics_targets=ports) as feed,
+    ):
+        batches = iter(feed)
+        tags = next(batches)["tag"].tolist()
+        (target,) = read_targets(ports).values()
+        ready = lambda: total(fetch_metrics(target["address"]), "stoker_slots", state="offered")  # noqa: E731
+        wait_until(lambda: ready() > 1, "batches wait in their slots for the model")
+        for batch in batches:
+            tags += batch["tag"].tolist()
+        found = fetch_metrics(target["address"])
+    assert min(sum(0 <= tag < 80 for tag in tags), sum(tag >= 80 for tag in tags)) > 0
+    parts = {part: total(found, "stoker_data_wait_split_seconds_total", part=part) for part in ("build", "transfer")}
+    assert sum(parts.values()) == pytest.approx(total(found, "stoker_data_wait_seconds_sum"))
+    assert sum(parts.values()) > 0
 
 
 def test_a_weight_too_few_is_refused(tmp_path: Path) -> None:
