@@ -9,10 +9,12 @@ from socket import socket
 import numpy as np
 import pytest
 
-from shared.errors import LostError, SettingsError
+from shared.errors import LostError, RefusedError, SettingsError
+from shared.keys import ServerKeys, make_keys
 from shared.quick_import import quick_import
 from shared.wire.parts import DoneSet, EpochDone, Lease
 from tests.support.loaders import wait_until
+from trainer_client.servers.command import client_keys
 from trainer_client.servers.server_connections import ServerConnections
 from trainer_client.servers.service import ParameterServer
 
@@ -59,8 +61,8 @@ def free_endpoint():
 class Served:
     """Servers in threads."""
 
-    def __init__(self, many, make=make_optimizer):
-        self.make = make
+    def __init__(self, many, make=make_optimizer, keys=None):
+        self.make, self.keys = make, keys
         self.endpoints = [free_endpoint() for _ in range(many)]
         self.running = {}
         for at in reversed(range(many)):
@@ -68,7 +70,8 @@ class Served:
 
     def start(self, at):
         others = self.endpoints[1:] if at == 0 else ()
-        server = ParameterServer(self.endpoints[at], ShareStore(self.make), is_first=at == 0, others=others)
+        keys = (ServerKeys.read(self.keys, "trainer"), client_keys(self.keys)) if self.keys else None
+        server = ParameterServer(self.endpoints[at], ShareStore(self.make), is_first=at == 0, others=others, keys=keys)
         thread = threading.Thread(target=self.serve, args=(server,), daemon=True)
         thread.start()
         self.running[at] = (server, thread)
@@ -93,7 +96,7 @@ class Served:
 
     @contextmanager
     def trainer(self, model=None, *, staleness=4, memory=None, most=0, lost_s=60.0):
-        connections = ServerConnections(self.endpoints, None, lost_s)
+        connections = ServerConnections(self.endpoints, client_keys(self.keys), lost_s)
         settings = SharesSettings(staleness=staleness, most=most, memory=memory)
         try:
             yield ServedModel(model or built(), self.make(), connections, settings)
@@ -262,6 +265,34 @@ def test_the_run_is_over_for_all_and_servers_end_when_all_have_left(served):
         chief.quit()
         for _, thread in served.running.values():
             wait_until(lambda thread=thread: not thread.is_alive(), "a server ends")
+
+
+def test_with_keys_only_trainers_are_heard(tmp_path):
+    """The first server's orders to the other one come with a trainer's key, too."""
+    make_keys(tmp_path)
+    served = Served(2, keys=tmp_path)
+    model, optimizer = built(), make_optimizer()
+    try:
+        with served.trainer(model) as chief:
+            chief.serve(NOTHING, 0)
+            assert chief.look()
+            chief.pull()
+            assert chief.push(lease(0), gradients_of(model, optimizer, [[1, 5000]]))
+            chief.pull()
+            assert [one.state.version for one, _ in served.running.values()] == [1, 1]
+            (tmp_path / "allowed" / "trainer" / "trainer.key").rename(tmp_path / "allowed" / "worker" / "trainer.key")
+            wait_until(lambda: refuses(chief), "the key is no trainer's any more")
+        assert any(one._guard.wrong_roles for one, _ in served.running.values())
+    finally:
+        served.close()
+
+
+def refuses(chief):
+    try:
+        chief.pull()
+    except RefusedError as error:
+        return "a key in allowed/trainer" in str(error)
+    return False
 
 
 def test_a_server_that_does_not_answer_is_lost():
