@@ -105,6 +105,12 @@ def losses(lines: list[str]) -> list[float]:
     return [float(line.rpartition("loss ")[2].split(",")[0]) for line in lines if "is over" in line and "loss" in line]
 
 
+def wait_for_another(checkpoints: CheckpointFolder) -> None:
+    """The run goes on, and is committed."""
+    before = checkpoints.newest()
+    wait_until(lambda: checkpoints.newest() > before, "another checkpoint", 100)
+
+
 def steps_of(lines: list[str]) -> int:
     """What a worker says that it took."""
     (last,) = (line for line in lines if line.startswith("FINISHED: "))
@@ -144,7 +150,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
 
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("E20")
-def test_a_worker_that_is_killed_and_a_server_that_loses_its_share_cost_no_batch_and_repeat_none(
+def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repeated(
     folder: Path, endpoint: str
 ) -> None:
     """The model has each batch once: as many steps as batches, whoever took them, also after all went back. The table
@@ -155,15 +161,17 @@ def test_a_worker_that_is_killed_and_a_server_that_loses_its_share_cost_no_batch
         processes.start_all()
         checkpoints = CheckpointFolder(folder / "queue1", 3)
         wait_until(lambda: checkpoints.newest() >= "00000003.npz", "something is trained and committed", 100)
-        processes.kill("worker 1")
-        processes.start("worker", 1)
-        before = checkpoints.newest()
-        wait_until(lambda: checkpoints.newest() > before, "it goes on", 100)
+        processes.kill("worker 1")  # and others do its work
+        wait_for_another(checkpoints)
         processes.kill("ps 1")
         processes.start("ps", 1)
+        wait_for_another(checkpoints)
+        before = processes.running["worker 0"].said().splitlines()
+        processes.kill("worker 0")
+        processes.start("worker", 0)
         said = processes.ended()
     assert said["worker 0"][-1].endswith(": 6 epochs are reached")
-    found = losses(said["worker 0"])
+    found = losses([*before, *said["worker 0"]])
     assert found[-1] < found[0]
     record, queue = saved(folder / "queue1")[1], table(endpoint, "queue1")
     assert (record["step"], queue["epoch"], queue["dead"]) == (6 * queue["batches"], 6, 0)

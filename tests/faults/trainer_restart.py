@@ -2,7 +2,8 @@
 
 `python -m tests.faults.trainer_restart [--json] [--strategy NAME …]`: real loaders and real processes. A run is killed
 with signal 9, one process of several, as often as `--kills` says; whoever is left ends by itself, and all are started
-again. The model counts the samples that it is trained on, so its last checkpoint is the history of the whole run.
+again. With parameter servers only who was killed is, while the others go on. The model counts the samples that it is
+trained on, so its last checkpoint is the history of the whole run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tests.support.counting_model import MODULE, counted, start_workers
+from tests.support.counting_servers import EPOCHS, train_and_kill
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ WAYS: dict[str, tuple[int, Sequence[str]]] = {
     "multi-worker": (2, ()),
 }
 
+#: The strategy that goes on while processes are killed, and nobody has to start all anew.
+_SERVED = "parameter-server"
+
 
 class History(NamedTuple):
     """Samples that were trained on too seldom and too often in the committed model, its kills and steps."""
@@ -52,11 +57,27 @@ def restart(names: Sequence[str], kills: int, seed: int) -> dict[str, History]:
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         job = write_job(folder, samples=_SAMPLES, longest_s=0.5, budget="1 s", job="group = 2")
-        streams = "".join(f'\n[streams.{name}]\nlike = "train"\nevaluation = false\n' for name in names)
+        streams = "".join(f'\n[streams.{name}]\nlike = "train"\nevaluation = false\n{_mode(name)}' for name in names)
         job.write_text(job.read_text() + streams)
         (folder / "counts.py").write_text(MODULE)
         with running(job, workers=1) as loaders:
-            return {name: _history(folder, loaders.endpoint, name, kills, chance) for name in names}
+            return {
+                name: _served_history(folder, loaders.endpoint, kills)
+                if name == _SERVED
+                else _history(folder, loaders.endpoint, name, kills, chance)
+                for name in names
+            }
+
+
+def _mode(name: str) -> str:
+    return 'mode = "queue"\n' if name == _SERVED else ""
+
+
+def _served_history(folder: Path, endpoint: str, kills: int) -> History:
+    checkpoints = folder / f"{_SERVED}-checkpoints"
+    train_and_kill(endpoint, _SERVED, _SAMPLES, kills, checkpoints)
+    seen, record = counted(checkpoints)
+    return History(int(np.sum(seen < EPOCHS)), int(np.sum(seen > EPOCHS)), kills, record["step"])
 
 
 def _history(folder: Path, endpoint: str, name: str, kills: int, chance: random.Random) -> History:
@@ -92,12 +113,12 @@ def _kill(folder: Path, processes: int, command: Sequence[str], checkpoints: Pat
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategy", action="append", choices=tuple(WAYS), help="only these")
+    parser.add_argument("--strategy", action="append", choices=(*WAYS, _SERVED), help="only these")
     parser.add_argument("--kills", type=int, default=2, help="kills of each strategy's run (2)")
     parser.add_argument("--seed", type=int, default=1, help="when, and which process (1)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
-    found = restart(options.strategy or list(WAYS), options.kills, options.seed)
+    found = restart(options.strategy or [*WAYS, _SERVED], options.kills, options.seed)
     if options.json:
         said = {name: one._asdict() for name, one in found.items()}
         total = {what: sum(getattr(one, what) for one in found.values()) for what in ("lost", "repeated")}

@@ -95,7 +95,7 @@ class Cut:
 class Tell:
     """Send this to the other servers."""
 
-    message: Message
+    message: m.Order
 
 
 Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | Cut | Tell

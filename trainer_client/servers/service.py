@@ -65,9 +65,12 @@ class ParameterServer:
 
     def serve(self) -> None:
         """Until the run is over and everybody knows."""
-        while not (self.state.has_ended and self._has_told()):
+        until_s = float("inf")
+        while not self.state.has_ended or (not self._has_told() and time.monotonic() < until_s):
             self._router.poll(_LOOK_MS)
             now_s = time.monotonic()
+            if self.state.has_ended:  # a server that is not there is not waited for
+                until_s = min(until_s, now_s + _LINGER_MS / 1000)
             self._guard.look(now_s)
             for frames in read_waiting(self._router, 16):
                 self._take_in(frames, now_s)
@@ -117,7 +120,8 @@ class ParameterServer:
                     self._answer(one)
                 case Tell(message):
                     for _, orders in self._others:
-                        orders.append(encode(message))
+                        if not orders or message.what != "agree":
+                            orders.append(encode(message))
                 case Adopt(parts) if payload is not None:
                     self._store.adopt(parts, payload)
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)

@@ -295,6 +295,16 @@ def refuses(chief):
     return False
 
 
+def test_the_first_server_ends_though_another_is_not_there_to_be_told():
+    served = Served(2)
+    served.stop(1)
+    first, thread = served.running.pop(0)
+    wait_until(lambda: first._others[0][1], "an order waits for a connection")
+    first.state.has_ended = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_a_server_that_does_not_answer_is_lost():
     connections = ServerConnections([free_endpoint()], None, 0.2)
     served = ServedModel(built(), make_optimizer(), connections, SharesSettings(staleness=1, most=0, memory=None))
