@@ -236,6 +236,13 @@ def test_a_checkpoint_of_another_strategy_is_taken(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_a_checkpoint_of_a_world_of_another_size_is_taken_within_an_epoch(tmp_path):
+    trained(tmp_path, Single(), spread_feed(1, epochs=(12,)), until=Until(steps=2))
+    trained(tmp_path, Mirrored(TOWERS), spread_feed(2, epochs=(6,)), until=Until(steps=5))
+    record = saved(tmp_path)[1]
+    assert (record["step"], record["feed"]["number"]) == (5, 8), "two steps of one batch, three of two"
+
+
 @pytest.mark.parametrize("placement", [Mirrored, Central])
 def test_a_feed_of_other_ranks_is_refused_and_so_is_xla(tmp_path, placement):
     with pytest.raises(SettingsError, match="expected a feed of 2 of 2 ranks, one for each replica, got one of 1 of 1"):
