@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: They fork nothing, so they need nobody to fork from.
-CONFTEST = """
-from unittest.mock import MagicMock
-from tests.support import side_by_side
-
-side_by_side.Nurseries = MagicMock()
-"""
-
 MODULES = {
     "test_good": "def test_a(tmp_path): print('quiet')\ndef test_b(tmp_path): assert not list(tmp_path.iterdir())",
     "test_bad": "def test_a(): print('said so'); assert 0, 'on purpose'\ndef test_b(): pass",
     "test_dies": "import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\ndef test_c(): pass",
+    "test_ends": "import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\ndef test_c(): assert 0",
+    "test_leaves": "import os, time\ndef test_a():\n    if not os.fork(): time.sleep(600)\n    os._exit(1)",
 }
 
 
 def run(folder: Path, *options: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]")
-    (folder / "conftest.py").write_text(CONFTEST)
     for name, text in MODULES.items():
         (folder / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.side_by_side", "-v", *options]
-    path = {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, check=False).stdout
+    with (folder / "said").open("w") as said:  # a pipe would be held open by what a test leaves
+        how = {"cwd": folder, "env": {"PYTHONPATH": str(ROOT)}, "stdout": said, "start_new_session": True}
+        process = subprocess.Popen(command, **how)
+        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return (folder / "said").read_text()
 
 
 def test_each_test_runs_once_and_one_that_ends_its_process_has_failed(tmp_path: Path) -> None:
@@ -42,10 +43,14 @@ def test_each_test_runs_once_and_one_that_ends_its_process_has_failed(tmp_path: 
         ("test_dies.py::test_a", "PASSED"),
         ("test_dies.py::test_b", "FAILED"),
         ("test_dies.py::test_c", "PASSED"),
+        ("test_ends.py::test_a", "PASSED"),
+        ("test_ends.py::test_b", "FAILED"),
+        ("test_ends.py::test_c", "FAILED"),
         ("test_good.py::test_a", "PASSED"),
         ("test_good.py::test_b", "PASSED"),
+        ("test_leaves.py::test_a", "FAILED"),
     ]
-    assert "2 failed, 5 passed" in said
+    assert "5 failed, 6 passed" in said
     assert "its process ended with 3 during this test" in said
     assert "said so" in said
     assert "quiet" not in said

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,8 @@ import trainer_client
 from loader_server.commands import status
 from shared.wire import messages as m
 from tests.faults.queue_chaos import Place
-from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.moved_clock import clock_in
 from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds
 
@@ -112,9 +111,7 @@ class Sharer:
     """A trainer in a process of its own."""
 
     def __init__(self, loaders: Loaders, epochs: int, *states: dict[str, Any]) -> None:
-        command = [sys.executable, "-c", _SHARER, loaders.endpoint, str(epochs), *map(json.dumps, states)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, cwd=ROOT, **pipes)
+        self.process = start_code(_SHARER, loaders.endpoint, str(epochs), *map(json.dumps, states))
         assert self.hear() == "ready"
 
     def tell(self, batches: int) -> None:
@@ -199,8 +196,7 @@ def test_what_comes_once_at_the_end_is_done_by_another_if_its_trainer_is_killed_
     job = write_job(tmp_path, samples=8, budget="2 s", job=JOB, stream='mode = "queue"\nlease_timeout = "100 ms"')
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, epochs=1) as feed:
         assert len(list(feed)) > 0
-        command = [sys.executable, "-c", _FINISHER, loaders.endpoint]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as victim:
+        with start_code(_FINISHER, loaders.endpoint) as victim:
             assert victim.stdout.readline() == "at work\n"
             done, told = [], []
             thread = threading.Thread(target=lambda: told.append(feed.finish(lambda: done.append(1))))

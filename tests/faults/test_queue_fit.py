@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from loader_server.commands import status
-from tests.support.loaders import ROOT, running, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import running, write_job
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 SAMPLES = 60
@@ -49,8 +47,7 @@ with trainer_client.connect(sys.argv[1], epochs=epochs) as feed:
 
 
 def _start(endpoint, folder):
-    command = [sys.executable, "-c", _TRAINER, endpoint, str(folder), str(SAMPLES), str(EPOCHS)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_code(_TRAINER, endpoint, str(folder), str(SAMPLES), str(EPOCHS), tensorflow=True)
 
 
 @pytest.mark.fault(12)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import trainer_client
-from tests.support.loaders import ROOT, Loaders, running, write_job
+from tests.support.forked import CodeProcess, start_code
+from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,15 +50,9 @@ class Ranks:
         return sorted(number for _, number, _ in self.trained)
 
 
-def _start(
-    loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None, *more: str
-) -> list[subprocess.Popen[str]]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+def _start(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None, *more: str) -> list[CodeProcess]:
     said = (str(world), str(rounds), json.dumps(state), *more)
-    return [
-        subprocess.Popen([sys.executable, "-c", _RANK, loaders.endpoint, str(rank), *said], cwd=ROOT, **pipes)
-        for rank in range(world)
-    ]
+    return [start_code(_RANK, loaders.endpoint, str(rank), *said) for rank in range(world)]
 
 
 def _train(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None) -> Ranks:

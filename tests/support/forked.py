@@ -9,7 +9,9 @@ imported, a new one is started after all.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import json
 import os
 import runpy
@@ -18,10 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import setproctitle
 
@@ -32,9 +35,14 @@ from tests.support.lean_keras import lean_keras
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ROOT", "ModuleProcess", "start_module"]
+    from typing_extensions import Self
+
+__all__ = ["ROOT", "CodeProcess", "ModuleProcess", "Nurseries", "start_code", "start_module"]
 
 ROOT = Path(__file__).resolve().parents[2]
+
+#: Where a nursery's child has the descriptor that it was told to keep.
+_KEPT = 3
 
 #: What these name is read when an interpreter starts, or when numpy or TensorFlow is imported.
 _READ_AT_START = ("GLIBC_", "LD_", "MALLOC_", "NPY_", "OMP_", "OPENBLAS_", "PYTHON", "CUDA_", "KERAS_", "TF_")
@@ -47,6 +55,7 @@ _LOADERS = (
     # What each process of a job would import again that reads recordings, as most jobs of tests do.
     *("loader_server.sources.manifest", "loader_server.commands.statistics", "loader_server.worker.last_words"),
     *("loader_server.transforms.audio.logmel", "loader_server.transforms.characters", "tests.support.transforms"),
+    "trainer_client.feed",
     *("soundfile", "soxr", "numpy.fft", "stringprep", "encodings.idna", "zmq.utils.garbage", "shared.malloc_tuning"),
 )
 _TRAINERS = ("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset")
@@ -63,6 +72,9 @@ class _Nursery(nursery.Nursery):
     def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
         with self._lock:
             return super().start(arguments, keep=keep)
+
+
+_CLOSE_S = 10.0
 
 
 class Nurseries:
@@ -85,7 +97,11 @@ class Nurseries:
         for process, sockets in self._opened.values():
             for opened in sockets:
                 opened.close()
-            process.wait()
+            try:
+                process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:  # what a test left behind holds a socket open
+                process.kill()
+                process.wait()
 
 
 #: By whether TensorFlow is imported in them.
@@ -187,6 +203,70 @@ def start_module(
     return _ForkedProcess(command, process)
 
 
+class CodeProcess(_ForkedProcess):
+    """Runs code, and has as much more of a `subprocess.Popen` with text in pipes as tests use."""
+
+    def __init__(self, code: str, arguments: Sequence[str], *, tensorflow: bool) -> None:
+        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - closed at the end
+        how = {"command": ["-c", code, *arguments], "folder": str(ROOT), "talks": True, "ready": False}
+        how |= {"outputs": [os.devnull, self._errors.name], "environment": _environment(tensorflow=tensorflow)}
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            process = _nursery(tensorflow=tensorflow).start([json.dumps(how)], keep=theirs.fileno())
+        super().__init__(["-c", *arguments], process)
+        self.stdout, self.stdin = io.TextIOWrapper(io.BufferedReader(_Stdout(self._socket, "r"))), _Stdin(self._socket)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it says from now on, and on stderr from its beginning, once it has ended."""
+        self.stdin.close()
+        self._socket.settimeout(timeout)
+        said = self.stdout.read()
+        self.wait(timeout)
+        errors = self._errors.read()
+        self.__exit__()
+        return said, errors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for one in (self.stdin, self.stdout, self._socket, self._errors):
+            one.close()
+        self.wait()
+
+
+class _Stdout(socket.SocketIO):
+    """What a process says."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except ConnectionResetError:  # it was killed before it had read everything; what it said came before this
+            return 0
+
+
+class _Stdin:
+    """What a process reads; closing it leaves open what it says."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+
+    def write(self, text: str) -> None:
+        self._socket.sendall(text.encode())
+
+    def flush(self) -> None:
+        """It is on its way already."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the process has ended
+            self._socket.shutdown(socket.SHUT_WR)
+
+
+def start_code(code: str, *arguments: str, tensorflow: bool = False) -> CodeProcess:
+    """Run code as `python -c` would in the project's folder."""
+    return CodeProcess(code, arguments, tensorflow=tensorflow)
+
+
 def _may_be_forked(folder: Path, environment: Mapping[str, str], forked_with: Mapping[str, str]) -> bool:
     names = {name for name in {*environment, *forked_with} if name.startswith(_READ_AT_START)} - _READ_LATER
     same = all(environment.get(name) == forked_with.get(name) for name in names)
@@ -212,15 +292,23 @@ def _run(arguments: Sequence[str]) -> None:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(opened, fd)
         os.close(opened)
+    if how.get("talks"):
+        for fd in (0, 1):
+            os.dup2(_KEPT, fd)
+        os.close(_KEPT)
     os.chdir(how["folder"])
     os.environ.clear()
     os.environ.update(how["environment"])
     sys.path.insert(0, how["folder"])
     module, *words = how["command"]
+    code = words.pop(0) if module == "-c" else None
     sys.argv = [module, *words, *(arguments[1:] if how["ready"] else ())]
     setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if code is not None:
+            exec(code, {"__name__": "__main__"})
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:  # as the interpreter does, which a fork leaves otherwise
         threading._shutdown()
         atexit._run_exitfuncs()

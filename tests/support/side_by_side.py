@@ -1,8 +1,8 @@
 """Test modules side by side, in processes forked from the one that collected them: `pytest --processes 4`.
 
 Collecting imports TensorFlow and all that we have, which takes a process eight seconds; so it is done once. A module
-stays whole, because its tests share loaders; who is through with one takes the next in the order of collection. When a
-process dies, the test that it was at has failed, and another goes on with the rest of the module.
+stays whole, because its tests share loaders, and modules are given out in the order of collection. When a process dies,
+the test that it was at has failed, and another goes on with the rest of the module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pytest_runtestloop(session: pytest.Session) -> object:
     if any(name.startswith("tf_") for name in _threads()):
         raise session.Interrupted("a test module that is imported starts threads of TensorFlow, which no fork has")
     with closing(nurseries):
-        _Conductor(session, nurseries).run()
+        _Distributor(session, nurseries).run()
     return True
 
 
@@ -61,23 +61,31 @@ def _threads() -> list[str]:
     return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 
-class _Player:
-    """A process that runs tests, as the conductor sees it."""
+class _TestProcess:
+    """A process that runs tests, as the one that collected them sees it."""
 
     def __init__(self, number: int, pid: int, connection: Connection) -> None:
         self.number, self.pid, self.connection = number, pid, connection
-        #: The tests of its module that it has not begun, and the one that it is at, by their place in the session.
-        self.rest = range(0)
+        #: Readable once it has ended; its connection may be held open by a process that a test left behind.
+        self.pidfd = os.pidfd_open(pid)
+        #: The test that it is at, and those of its module that it has not begun, by their place in the session.
         self.at: int | None = None
+        self.rest = range(0)
+
+    def wait(self) -> int:
+        """How it ended."""
+        os.close(self.pidfd)
+        self.connection.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-class _Conductor:
+class _Distributor:
     """Gives out modules and hears what became of their tests."""
 
     def __init__(self, session: pytest.Session, nurseries: Nurseries) -> None:
         self._session, self._nurseries = session, nurseries
         self._modules = list(_modules(session))
-        self._players: list[_Player] = []
+        self._processes: list[_TestProcess] = []
         self._folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
 
     def run(self) -> None:
@@ -85,14 +93,12 @@ class _Conductor:
         try:
             for number in range(self._session.config.getoption("processes")):
                 self._fork(number)
-            while self._players:
-                heard = wait([player.connection for player in self._players])
-                for player in [player for player in self._players if player.connection in heard]:
-                    self._hear(player)
+            while self._processes:
+                self._hear_all()
         finally:
-            for player in self._players:
-                os.kill(player.pid, signal.SIGKILL)
-                os.waitpid(player.pid, 0)
+            for process in self._processes:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
         if self._session.shouldfail:
             raise self._session.Failed(self._session.shouldfail)
 
@@ -102,49 +108,61 @@ class _Conductor:
         pid = os.fork()
         if not pid:
             ours.close()
-            for player in self._players:
-                player.connection.close()
+            for process in self._processes:
+                process.connection.close()
+                os.close(process.pidfd)
             self._nurseries.adopt(number)
-            _play(self._session, theirs, self._folder / f"fork{number}")
+            _be_test_process(self._session, theirs, self._folder / f"fork{number}")
         theirs.close()
-        self._players.append(_Player(number, pid, ours))
+        self._processes.append(_TestProcess(number, pid, ours))
 
-    def _hear(self, player: _Player) -> None:
+    def _hear_all(self) -> None:
+        heard = wait([one for process in self._processes for one in (process.connection, process.pidfd)])
+        for process in self._processes[:]:
+            if process.connection in heard:  # what it has said comes before its end
+                self._hear(process)
+            elif process.pidfd in heard:
+                self._note_end(process)
+
+    def _hear(self, process: _TestProcess) -> None:
         try:
-            what, value = player.connection.recv()
-        except EOFError:
-            self._note_end(player)
+            what, value = process.connection.recv()
+            if what == "next":
+                self._give_module(process)
+        except (EOFError, OSError):
+            self._note_end(process)
             return
         hook = self._session.config.hook
-        if what == "next":
-            stop = self._session.shouldfail or self._session.shouldstop
-            player.rest = range(0) if stop or not self._modules else self._modules.pop(0)
-            player.connection.send(player.rest)
-        elif what == "begin":
-            player.at, player.rest = value, range(value + 1, player.rest.stop)
+        if what == "begin":
+            process.at, process.rest = value, range(value + 1, process.rest.stop)
             item = self._session.items[value]
             hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        else:
+        elif what == "report":
             report = hook.pytest_report_from_serializable(config=self._session.config, data=value)
             hook.pytest_runtest_logreport(report=report)
             if report.when == "teardown":
-                player.at = None
+                process.at = None
 
-    def _note_end(self, player: _Player) -> None:
-        self._players.remove(player)
-        status = os.waitstatus_to_exitcode(os.waitpid(player.pid, 0)[1])
-        if not status:
-            return
-        if player.at is not None:
-            item = self._session.items[player.at]
+    def _give_module(self, process: _TestProcess) -> None:
+        stop = self._session.shouldfail or self._session.shouldstop
+        process.rest = range(0) if stop or not self._modules else self._modules.pop(0)
+        process.connection.send(process.rest)
+
+    def _note_end(self, process: _TestProcess) -> None:
+        """It may have ended before its time, with any status: a test may call `os._exit(0)`."""
+        self._processes.remove(process)
+        status = process.wait()
+        if process.at is not None:
+            item = self._session.items[process.at]
             said = f"its process ended with {status} during this test"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
             self._session.config.hook.pytest_runtest_logreport(report=report)
-        if player.rest:
-            self._modules.insert(0, player.rest)
-        if player.at is None and not player.rest:
-            raise RuntimeError(f"a process that runs tests ended with {status} between two modules")
-        self._fork(player.number)
+        elif status:
+            raise RuntimeError(f"a process ended with {status} between two tests")
+        if process.rest:
+            self._modules.insert(0, process.rest)
+        if process.rest or process.at is not None:
+            self._fork(process.number)
 
 
 def _modules(session: pytest.Session) -> Iterator[range]:
@@ -169,7 +187,7 @@ class _Teller:
         self._connection.send(("report", data))
 
 
-def _play(session: pytest.Session, connection: Connection, folder: Any) -> None:
+def _be_test_process(session: pytest.Session, connection: Connection, folder: Any) -> None:
     """Run what is given out; never return."""
     code = 1
     try:

@@ -17,6 +17,8 @@ with quick_import():
     import keras
     import tensorflow as tf
 
+    from trainer_client.callbacks import FeedCheckpoint
+
 __all__ = ["FORM", "Recorder", "StopAfter", "Stopped", "tiny_model"]
 
 #: What the recorder's dataset has to hold.
@@ -97,6 +99,9 @@ def forget() -> None:
 def _reset(model: Recorder) -> None:
     model.seen = []
     model.stop_training = False
+    vars(model).pop("evaluate", None)  # a `fit` that an error ended leaves it, and the train function, wrapped
+    if isinstance(left := getattr(model.train_function, "__self__", None), FeedCheckpoint):
+        model.train_function = left._train_function
     if not model.built:
         return
     model.dense.set_weights([np.ones_like(model.dense.kernel), np.zeros_like(model.dense.bias)])
