@@ -229,6 +229,22 @@ def test_a_server_that_missed_the_last_order_hears_of_it_though_nothing_happens(
     assert not other.state.has_ended
 
 
+def test_a_server_without_the_gradients_that_it_is_to_apply_serves_no_more():
+    first, other = serving(), Server(is_first=False)
+    for said in (serve(), look()):
+        other.say(said)
+    first.say(push(0))
+    other.say(first.told[0])
+    assert (other.state.generation, other.variables) == (0, [])
+
+
+def test_a_checkpoint_lists_only_epochs_that_the_coordinator_has_not_settled():
+    server = serving(staleness=99)
+    for epoch in range(30):
+        server.say(push(0, epoch=epoch))
+    assert server.say(save(settled=29)).message.done == DoneSet((EpochDone(29, 1, ()),))
+
+
 def test_orders_of_another_generation_are_not_obeyed():
     other = Server(is_first=False)
     other.say(serve(8))
