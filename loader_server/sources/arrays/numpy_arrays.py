@@ -115,11 +115,13 @@ class NumpySource(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all keys, one key after another."""
+        self._in_use.refuse_changed()  # before, too: a process that reads a mapped file beyond its end dies
         columns = self._columns
-        self._in_use.refuse_changed()
         for sample in samples:
             row = int(self._rows[self.checked(sample)])
-            yield joined_parts([_values_of(column, row).tobytes() for column in columns])
+            raw = joined_parts([_values_of(column, row).tobytes() for column in columns])
+            self._in_use.refuse_changed()
+            yield raw
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         """The same, but only the stretch's bytes of keys that are cut."""
@@ -127,7 +129,9 @@ class NumpySource(Source):
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
             values = ((column.key, _values_of(column, row)) for column in self._columns)
-            yield joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
+            raw = joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
+            self._in_use.refuse_changed()
+            yield raw
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
         """An array of the sample's own for each key; the bytes are those of the stretch."""

@@ -60,8 +60,8 @@ class FilesInUse:
         self._known: dict[str, tuple[int, int]] = {}
 
     def refuse_changed(self, *paths: str) -> None:
-        """Refuse files, all if none is named, that are no longer the ones that were indexed: to be called for each
-        batch, where they are read.
+        """Refuse files, all if none is named, that are no longer the ones that were indexed: to be called after each
+        reading, before anyone gets what was read.
         """
         for path in paths or self._places:
             if path in self._places and (now := self._now(path)) != self._known.get(path):

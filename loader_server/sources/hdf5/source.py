@@ -165,9 +165,12 @@ class Hdf5Source(Source):
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """The bytes of all keys, one key after another."""
-        files = self.indexed.numbers["file"][self.all_checked(samples)]
-        self._in_use.refuse_changed(*(self.indexed.origin[file]["path"] for file in set(files.tolist())))
-        return map(self._read, samples)
+        for sample in samples:
+            path = self._path(self.checked(sample))
+            self._in_use.refuse_changed(path)  # before, too: the library may take another file for a damaged one
+            raw = self._read(sample)
+            self._in_use.refuse_changed(path)
+            yield raw
 
     def _read(self, sample: int) -> bytes:
         numbers = self.indexed.numbers

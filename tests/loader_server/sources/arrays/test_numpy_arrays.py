@@ -10,8 +10,10 @@ import pytest
 
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
+from loader_server.sources.arrays import numpy_arrays
 from loader_server.sources.arrays.numpy_arrays import NumpySource
 from loader_server.sources.index.folder import open_index
+from loader_server.sources.source import Chunk
 from loader_server.stream import Stream
 from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
@@ -19,6 +21,8 @@ from tests.support.sources import decoded, index_source, open_source, spec_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loader_server.sources.arrays.numpy_files import ArrayColumn
 
 LENGTHS = [2, 0, 3, 1]
 RAGGED = {"values": np.arange(6, dtype=np.int32), "offsets": np.array([0, 2, 2, 5, 6])}
@@ -189,19 +193,57 @@ def test_data_of_the_same_size_that_are_others_are_refused_and_a_copy_is_not(tmp
         open_source(spec)
 
 
+def write_over(path: Path) -> None:
+    written = np.load(path, mmap_mode="r+")
+    written[:] = 9
+    written.flush()
+    os.utime(path, ns=(1, 1))
+
+
 def test_arrays_that_are_written_over_while_they_are_in_use_are_refused(tmp_path: Path) -> None:
     source = indexed(saved(tmp_path, **RAGGED))
     out = {"values": np.empty((1, 3), np.int32), "values_length": np.empty(1, np.int32)}
     source.gather(np.array([2]), out)
     assert out["values"].tolist() == [[2, 3, 4]]
     path = tmp_path / "data/values.npy"
-    written = np.load(path, mmap_mode="r+")
-    written[:] = 9
-    written.flush()
-    os.utime(path, ns=(1, 1))
+    write_over(path)
     for read in (lambda: source.gather(np.array([2]), out), lambda: decoded(source, 2)):
         with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one"):
             read()
     path.unlink()
     with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got No such file"):
         decoded(source, 2)
+
+
+@pytest.mark.parametrize("by", ["samples", "chunks"])
+@pytest.mark.parametrize("when", ["between two samples", "within one"])
+def test_arrays_that_are_written_over_while_a_batch_is_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, when: str
+) -> None:
+    source = indexed(saved(tmp_path, **RAGGED))
+    path, values_of = tmp_path / "data/values.npy", numpy_arrays._values_of
+    chunks = [Chunk(sample=sample, start=0, stop=1, keys=("values",)) for sample in (2, 3)]
+    reads = source.read([2, 3]) if by == "samples" else source.read_chunks(chunks)
+    assert next(reads)
+
+    def write_over_and_read(column: ArrayColumn, row: int) -> np.ndarray:
+        write_over(path)
+        return values_of(column, row)
+
+    if when == "within one":
+        monkeypatch.setattr(numpy_arrays, "_values_of", write_over_and_read)
+    else:
+        write_over(path)
+    with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one"):
+        next(reads)
+
+
+@pytest.mark.parametrize("by", ["samples", "chunks"])
+def test_arrays_that_were_cut_are_refused_before_they_are_read(tmp_path: Path, by: str) -> None:
+    """A process that reads a mapped file beyond its end dies."""
+    source = indexed(saved(tmp_path, **RAGGED))
+    assert decoded(source, 2)
+    os.truncate(tmp_path / "data/values.npy", 0)
+    chunk = Chunk(sample=2, start=0, stop=1, keys=("values",))
+    with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one of 0"):
+        next(source.read([2]) if by == "samples" else source.read_chunks([chunk]))

@@ -222,3 +222,26 @@ def test_a_file_that_is_written_over_while_it_is_in_use_is_refused(tmp_path):
     (tmp_path / "a.h5").write_bytes((tmp_path / "b.h5").read_bytes())
     with pytest.raises(ReadError, match=r"a\.h5: expected the file that was indexed, got another one of"):
         decoded(source, 1)
+
+
+@pytest.mark.parametrize("when", ["between two samples", "within one"])
+def test_a_file_that_is_written_over_while_a_batch_is_read_is_refused(tmp_path, monkeypatch, when):
+    write_ragged(tmp_path / "a.h5", ragged(3, 5))
+    write_ragged(tmp_path / "b.h5", [-sample for sample in ragged(3, 5)])
+    source, _ = indexed(tmp_path)
+    reads, read = iter(source.read([0, 1])), source.files.read
+    assert next(reads)
+
+    def write_over():
+        (tmp_path / "a.h5").write_bytes((tmp_path / "b.h5").read_bytes())
+
+    def write_over_and_read(*place):
+        write_over()
+        return read(*place)
+
+    if when == "within one":
+        monkeypatch.setattr(source.files, "read", write_over_and_read)
+    else:
+        write_over()
+    with pytest.raises(ReadError, match=r"a\.h5: expected the file that was indexed, got another one of"):
+        next(reads)
