@@ -46,7 +46,7 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
         "--checkpoint", str(checkpoints),
         "--strategy", "multi-worker", "--epochs", "3", "--log-every", "1", "--validate", "dev", "--validate-every", "3",
     )  # fmt: skip
-    slowly = ("--param", "pause_s=0.2", "--save-every-steps", "1")
+    slowly = ("--param", "pause_s=1", "--save-every-steps", "1")
     with ExitStack() as stack:
         first, second = start_workers(stack, folder, 2, *words, *slowly)
         first.wait_for_text(", step 3: ")

@@ -73,9 +73,7 @@ def _start(folder: Path, endpoint: str, *arguments: str) -> Program:
 @pytest.mark.fault(17)
 @pytest.mark.timeout(400)
 def test_killed_between_checkpoints_each_sample_counts_once_in_the_committed_model(tmp_path: Path) -> None:
-    job = write_job(
-        tmp_path, samples=SAMPLES, budget="2 s", job='heartbeat_timeout = "400 ms"', stream='mode = "queue"'
-    )
+    job = write_job(tmp_path, samples=SAMPLES, budget="2 s", job='heartbeat_timeout = "2 s"', stream='mode = "queue"')
     (tmp_path / "counting.py").write_text(_MODULE)
     with running(job, workers=1) as loaders:
         for step in (2, 8):

@@ -9,7 +9,7 @@ Rules it keeps:
   What was read ahead does not count, nor does reading what is derived from the dataset (`take`, `map`, or `adapt`).
 - An element is fetched by the thread that asks for it, unless TensorFlow has work to do on it or our training loop
   asks: each additional thread costs as much as a small batch, and batches that are ready wait in the feed's slots
-  anyway. Of the demo's model another thread takes half of the wait for data, for no CPU time that can be measured.
+  anyway. For the demo's model another thread halves the wait for data at no measurable CPU cost.
 
 It must not know sockets, slots or plans: it sees a session only.
 """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["add_train"]
 
 _TRAIN = """\
-Train the model of a module of yours on a running job's stream, from the newest checkpoint on, to a target. This process
-trains alone, on one device; start it again if it was killed.
+Train the model of a module of yours on a running job's stream, from the newest checkpoint on, to a target. One
+process trains on one device, unless --strategy says otherwise. Start a run that was killed again, all its processes.
 
 The module says model(), loss, optimizer() and feed_keys (or dataset_pipeline, if the stream is a pipeline), and if you
 like eval_metrics() and callbacks(). The folder has checkpoints as FeedCheckpoint writes them: model and place in the
@@ -67,7 +67,7 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
     group.add_argument("--strategy", choices=tuple(HEEDED), default="single", help=_STRATEGIES)
     group.add_argument("--replicas", type=whole, metavar="N", help="so many in this process (one for each GPU)")
     group.add_argument(
-        "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; what is taken is said (auto)"
+        "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; the one used is printed (auto)"
     )
     group.add_argument(
         "--combine", choices=("mean", "sum"), help="gradients of the mean over all rows, or of that times the replicas"

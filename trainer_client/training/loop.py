@@ -127,8 +127,8 @@ class TrainingLoop:
         return self.reason
 
     def check_replicas(self) -> None:
-        """Raise an error if variables, the optimizer's too, are not the same on all replicas. It was looked up before
-        the first step; all processes have to call it at the same step.
+        """Raise an error if variables, the optimizer's too, are not the same on all replicas. It is checked before
+        the first step as well; all processes have to call it at the same step.
         """
         self._placement.refuse_unequal(self._model)
 

@@ -29,15 +29,15 @@ STEPS = (4, 3)
 
 
 class Levels(keras.Model):
-    """One dense layer under dropout; `seen` lists what it was called with, and `ran`, where there is one, what it ran
-    with.
+    """One dense layer, regularised and under dropout; `seen` lists what it was called with, and `ran`, where there is
+    one, what it ran with.
     """
 
     def __init__(self, spoil=None, dropped=0.5, needs_sizes=False):
         super().__init__()
         self.seen, self.ran = [], None
         self.spoil, self.needs_sizes = spoil, needs_sizes
-        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5))
         self.drop = keras.layers.Dropout(dropped, seed=5)
 
     def call(self, audio, training=False):

@@ -1,7 +1,7 @@
 """Which all-reduce is taken, for what was asked and the devices that are there.
 
 Rules: pure. What TensorFlow would replace in silence is said here first: what cannot work with these devices falls back
-to what is then named, and what no devices could make of it is refused.
+to what is then named, and what cannot work on any devices is refused.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ __all__ = ["VARIABLES_ON", "LeastLoaded", "VariablesOn", "places_of_variables"]
 VariablesOn = Literal["auto", "cpu", "gpu", "balanced"]
 VARIABLES_ON: tuple[VariablesOn, ...] = ("auto", "cpu", "gpu", "balanced")
 
-#: So many towers that update when they like would keep the GPUs that hold variables from computing.
+#: From so many towers on, updates that come at any time would keep the GPUs that hold variables from computing.
 _MANY_TOWERS = 4
 
 

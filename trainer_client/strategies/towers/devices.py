@@ -20,7 +20,7 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
             raise _refused(f"{len(gpus)} at most, one for each GPU here", str(replicas))
         return tuple(f"GPU:{number}" for number in range(replicas or len(gpus)))
     if replicas is None:
-        raise _refused("a number of replicas, because no GPU is here that would tell", "none")
+        raise _refused("--replicas, because there is no GPU to count", "none")
     _divide_cpu(replicas)
     return tuple(f"CPU:{number}" for number in range(replicas))
 
