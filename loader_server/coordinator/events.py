@@ -33,7 +33,10 @@ __all__ = [
     "Keep",
     "RankTaken",
     "Received",
+    "ResultsFact",
     "ResultsKept",
+    "ResultsPart",
+    "ResultsPartLeft",
     "RunGraph",
     "Send",
     "StreamView",
@@ -168,16 +171,37 @@ class ResultsKept:
     rows: int
     #: Means; None: not a number.
     values: tuple[tuple[str, float | None], ...]
-    #: Who reported a part of it, by incarnation and serial.
+    #: Who reported a part of it, by incarnation and serial; in queue mode only those of whom there is no `ResultsPart`.
     told: tuple[tuple[int, int], ...]
     #: Why the run ended; empty while it goes on.
     ended: str = ""
     #: These are no results, but what ranks agreed on.
     aside: bool = False
-    #: In queue mode: each trainer's own part, as incarnation, serial, rows and means, because more are to come.
+    #: In queue mode, as earlier releases kept it: each trainer's own part, as incarnation, serial, rows and means.
     parts: tuple[tuple[int, int, int, tuple[tuple[str, float | None], ...]], ...] = ()
     #: Training went back to a checkpoint since.
     is_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPart:
+    """In queue mode: what one trainer told of the last epoch with results, which grow with each report."""
+
+    stream: str
+    incarnation: int
+    serial: int
+    epoch: int
+    step: int
+    rows: int
+    values: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPartLeft:
+    """There are results of another epoch, or training went back: undoes `ResultsPart`."""
+
+    stream: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +216,8 @@ class WorldNamed:
     members: tuple[tuple[int, int, str, int], ...]
 
 
-Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsKept | WorldNamed | LeaseFact
+ResultsFact = ResultsKept | ResultsPart | ResultsPartLeft
+Fact = GroupFixed | Advanced | RankTaken | CulpritFound | Forgot | ResultsFact | WorldNamed | LeaseFact
 
 
 # --- instructions ---

@@ -31,7 +31,10 @@ from loader_server.coordinator.events import (
     Forgot,
     GroupFixed,
     RankTaken,
+    ResultsFact,
     ResultsKept,
+    ResultsPart,
+    ResultsPartLeft,
     WorldNamed,
 )
 from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
@@ -50,11 +53,11 @@ _OF_LEASES = (EpochOpened, NumberOut, TableRewound)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__: kind
-    for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, WorldNamed, *_OF_LEASES)
+    for kind in (GroupFixed, Advanced, RankTaken, CulpritFound, ResultsKept, ResultsPart, WorldNamed, *_OF_LEASES)
 }
 
 #: Each of these removes the fact that it undoes.
-_UNDOING = (Forgot, EpochClosed, NumberDone)
+_UNDOING = (Forgot, EpochClosed, NumberDone, ResultsPartLeft)
 
 #: SQLite's description of a damaged table quotes from it, and the quotation may not be UTF-8.
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -253,10 +256,16 @@ def _key(fact: Fact) -> str:
         return f"{EpochOpened.__name__}/{fact.stream}/{fact.work}/{fact.epoch}"
     if isinstance(fact, TableRewound):
         return f"{TableRewound.__name__}/{fact.stream}/{fact.work}"
+    if isinstance(fact, ResultsFact):
+        return _key_of_results(fact)
     name = f"{type(fact).__name__}/{fact.stream}"
-    if isinstance(fact, ResultsKept) and fact.aside:
-        return f"{name}/aside"
     return f"{name}/{fact.rank}" if isinstance(fact, RankTaken) else name
+
+
+def _key_of_results(fact: ResultsFact) -> str:
+    if isinstance(fact, ResultsKept):
+        return f"{ResultsKept.__name__}/{fact.stream}{'/aside' if fact.aside else ''}"
+    return f"{ResultsPart.__name__}/{fact.stream}/{fact.incarnation}"
 
 
 def _body(fact: Fact) -> str:

@@ -35,6 +35,7 @@ from loader_server.coordinator.events import (
     Instruction,
     Keep,
     RankTaken,
+    ResultsFact,
     ResultsKept,
     Send,
     StreamView,
@@ -136,9 +137,10 @@ class CoordinatorState:
             self._worlds.recover(fact)
         elif isinstance(fact, GroupFixed):
             self._streams[fact.stream].group = fact.group
-        elif isinstance(fact, ResultsKept):
+        elif isinstance(fact, ResultsFact):
             self._streams[fact.stream].results.recover(fact)
-            self._worlds.recover(fact)
+            if isinstance(fact, ResultsKept):
+                self._worlds.recover(fact)
         elif isinstance(fact, RankTaken):
             self._streams[fact.stream].succession.set_order(fact.rank, fact.incarnations)
         else:

@@ -25,7 +25,7 @@ from shared.wire.parts import Cursor, DoneSet, EpochDone
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from loader_server.coordinator.events import Instruction, ResultsKept
+    from loader_server.coordinator.events import Instruction, ResultsFact
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
     from loader_server.leases.facts import LeaseFact
 
@@ -70,7 +70,7 @@ class Queues:
         *,
         group: int,
         timeout_s: float,
-        keep: Callable[[LeaseFact | ResultsKept], None],
+        keep: Callable[[LeaseFact | ResultsFact], None],
     ) -> None:
         self._streams = streams
         self._group = group or 1
@@ -167,9 +167,8 @@ class Queues:
             return refusals.no_such_leases(attach, None, 0)
         table.rewind(done, batches, attach.incarnation, attach.serial)
         if table.settings.work == "train":
-            left = self._streams[attach.stream].results.begin_anew()
-            if left is not None:
-                self._keep(left)
+            for fact in self._streams[attach.stream].results.begin_anew():
+                self._keep(fact)
         self._rewind_the_end(attach, table)
         return None
 

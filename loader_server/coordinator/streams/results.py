@@ -3,9 +3,9 @@
 Rules: pure. Ranks in lockstep report for the same epoch and step, and the aggregate is whole once every rank of the
 world has reported. All get the same numbers, even those that ask again after a restart, because a whole aggregate is
 kept before it is told. A rank that reports again has trained again, and begins another aggregate. In queue mode there
-is no world: the aggregate grows with each report, and its parts are kept, so that one that is told anew replaces its
-older self; in training, a slow trainer's older epoch does not replace a newer one. The end of a run is reported with
-the epoch and step of its last results, and stands beside them.
+is no world: the aggregate grows with each report, and its parts are kept, each as a fact of its own, so that one that
+is told anew replaces its older self; in training, a slow trainer's older epoch does not replace a newer one. The end of
+a run is reported with the epoch and step of its last results, and stands beside them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.events import Instruction, Keep, ResultsKept, Send
+from loader_server.coordinator.events import (
+    Instruction,
+    Keep,
+    ResultsFact,
+    ResultsKept,
+    ResultsPart,
+    ResultsPartLeft,
+    Send,
+)
 from shared.wire import messages as m
 
 if TYPE_CHECKING:
@@ -43,8 +51,6 @@ class _Told:
 
 
 _Means = tuple[tuple[str, float | None], ...]
-#: Incarnation, serial, rows and means of a trainer's part.
-_Part = tuple[int, int, int, _Means]
 #: Epoch, step, the world (None in queue mode), and whether it is the end of a run, or what ranks agree on.
 _Key = tuple[int, int, int | None, bool, bool]
 
@@ -58,15 +64,25 @@ class StreamResults:
         self._agreed: ResultsKept | None = None
         self._evaluation = evaluation
         self._open: dict[_Key, dict[int, _Told]] = {}
+        #: In queue mode: whose parts are in the journal, and of which aggregate.
+        self._kept_parts: set[int] = set()
+        self._kept_key: _Key | None = None
 
-    def recover(self, fact: ResultsKept) -> None:
+    def recover(self, fact: ResultsFact) -> None:
         """Take in a fact from the journal."""
-        self._set(fact)
-        if not fact.aside:
-            self._open.clear()
-        if fact.parts:
-            parts = [_recovered(fact, *part) for part in fact.parts]
-            self._open[_key_of(parts[0].said, None)] = {one.said.incarnation: one for one in parts}
+        if isinstance(fact, ResultsKept):
+            self._set(fact)
+            for part in fact.parts:
+                self._recover_part(_part_of_all(fact, *part))
+        elif isinstance(fact, ResultsPart):
+            self._kept_key = self._recover_part(fact)
+            self._kept_parts.add(fact.incarnation)
+
+    def _recover_part(self, fact: ResultsPart) -> _Key:
+        told = _recovered(fact)
+        key = _key_of(told.said, None)
+        self._parts(key)[fact.incarnation] = told
+        return key
 
     def _set(self, fact: ResultsKept) -> None:
         if fact.aside:
@@ -74,65 +90,87 @@ class StreamResults:
         else:
             self.latest = fact
 
-    def begin_anew(self) -> ResultsKept | None:
+    def begin_anew(self) -> list[ResultsFact]:
         """Training goes back to a checkpoint: nothing is added to earlier results, and epochs come again; what in
         queue mode is to be kept of this.
         """
-        self._open.clear()
+        facts: list[ResultsFact] = []
         if self.latest is not None:
-            self.latest = replace(self.latest, parts=(), is_left=True)
-        return self.latest
+            told = dict.fromkeys((*self.latest.told, *self._told_with(self.latest)))
+            self.latest = replace(self.latest, told=tuple(told), parts=(), is_left=True)
+            facts = [self.latest, *_left(self.latest.stream, self._kept_parts)]
+        self._open.clear()
+        self._kept_parts, self._kept_key = set(), None
+        return facts
+
+    def _told_with(self, kept: ResultsKept) -> list[tuple[int, int]]:
+        """In queue mode: whose parts are in these results."""
+        parts = self._open.get((kept.epoch, kept.step, None, False, False), {})
+        return [(one.said.incarnation, one.said.serial) for one in parts.values()]
 
     def take(self, said: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """Take in a trainer's part, which may be repeated; returns the answers to it, or to all, and what to keep. In
         queue mode there is no `world`.
         """
         for kept in (self.latest, self._agreed):
-            if kept is not None and (said.incarnation, said.serial) in kept.told:
+            if kept is not None and self._is_in(kept, said):
                 return [Send(peer, _answer(kept, said.serial))]
         key, mine = _key_of(said, world), _Told(peer, ranks, said)
         parts = self._parts(key)
         if world is None:
-            return self._add_in_queue(mine, parts)
+            return self._add_in_queue(key, mine, parts)
         for other in [one for one, part in parts.items() if part.overlaps(mine)]:
             del parts[other]
         parts[said.incarnation] = mine
         if sum(len(part.ranks) for part in parts.values()) < world:
             return [Send(peer, m.Aggregate(serial=said.serial, whole=False, rows=0, values=()))]
         del self._open[key]
-        return self._keep(parts.values(), hearers=parts.values())
+        return self._keep(self._after_latest(_together(parts.values())), hearers=parts.values())
 
-    def _add_in_queue(self, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
-        if len(parts) < _MOST_PARTS:
-            parts[mine.said.incarnation] = mine
-        if self._is_late(mine.said):
-            return [Send(mine.peer, _answer(_together(parts.values()), mine.said.serial))]
-        return self._keep(
-            parts.values(), hearers=[mine], kept_parts=tuple(_part_of(one.said) for one in parts.values())
-        )
+    def _is_in(self, kept: ResultsKept, said: m.Results) -> bool:
+        """Whether it was told before, and counts."""
+        if (said.incarnation, said.serial) in kept.told:
+            return True
+        before = self._open.get(_key_of(said, None), {}).get(said.incarnation)
+        is_same = (said.epoch, said.step, said.aside) == (kept.epoch, kept.step, kept.aside)
+        return is_same and before is not None and before.said.serial == said.serial
+
+    def _add_in_queue(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[Instruction]:
+        said = mine.said
+        if len(parts) < _MOST_PARTS or said.incarnation in parts:
+            parts[said.incarnation] = mine
+        whole = _together(parts.values())
+        if self._is_late(said):
+            return [Send(mine.peer, _answer(whole, said.serial))]
+        has_part = said.incarnation in parts and not said.ended and not said.aside
+        changed = self._changed_parts(key, mine, parts) if has_part else []
+        whole = replace(self._after_latest(whole), told=((said.incarnation, said.serial),))
+        return [*map(Keep, changed), *self._keep(whole, hearers=[mine])]
+
+    def _changed_parts(self, key: _Key, mine: _Told, parts: dict[int, _Told]) -> list[ResultsFact]:
+        """What makes the journal hold these parts: of the same aggregate as before, only what was told now."""
+        if key == self._kept_key:
+            self._kept_parts.add(mine.said.incarnation)
+            return [_part_of(mine.said)]
+        left = _left(mine.said.stream, self._kept_parts - parts.keys())
+        self._kept_key, self._kept_parts = key, set(parts)
+        return [*left, *(_part_of(one.said) for one in parts.values())]
 
     def _is_late(self, said: m.Results) -> bool:
         if self.latest is None or self.latest.is_left or self._evaluation:
             return False
         return (said.epoch, said.step) < (self.latest.epoch, self.latest.step)
 
-    def _keep(
-        self, parts: Collection[_Told], *, hearers: Collection[_Told], kept_parts: Collection[_Part] = ()
-    ) -> list[Instruction]:
-        kept = replace(_together(parts), parts=tuple(kept_parts))
-        if not kept.aside:
-            kept = self._after_latest(kept)
+    def _keep(self, kept: ResultsKept, *, hearers: Collection[_Told]) -> list[Instruction]:
         self._set(kept)
         return [Keep(kept), *(Send(one.peer, _answer(kept, one.said.serial)) for one in hearers)]
 
     def _after_latest(self, one: ResultsKept) -> ResultsKept:
         """The end of a run has no values: the last values stand, and so do their reporters."""
-        if one.values or self.latest is None:
+        if one.aside or one.values or self.latest is None:
             return one
         last = self.latest
-        told = tuple(dict.fromkeys((*last.told, *one.told)))
-        parts = last.parts if (last.epoch, last.step) == (one.epoch, one.step) else ()
-        return replace(one, rows=last.rows, values=last.values, told=told, parts=parts)
+        return replace(one, rows=last.rows, values=last.values, told=tuple(dict.fromkeys((*last.told, *one.told))))
 
     def _parts(self, key: _Key) -> dict[int, _Told]:
         if key not in self._open and len(self._open) >= _MOST_OPEN:
@@ -153,14 +191,22 @@ class StreamResults:
         }
 
 
-def _part_of(said: m.Results) -> _Part:
-    return said.incarnation, said.serial, said.rows, said.values
+def _left(stream: str, incarnations: Collection[int]) -> list[ResultsFact]:
+    return [ResultsPartLeft(stream, one) for one in sorted(incarnations)]
 
 
-def _recovered(kept: ResultsKept, incarnation: int, serial: int, rows: int, values: _Means) -> _Told:
+def _part_of(said: m.Results) -> ResultsPart:
+    return ResultsPart(said.stream, said.incarnation, said.serial, said.epoch, said.step, said.rows, said.values)
+
+
+def _part_of_all(kept: ResultsKept, incarnation: int, serial: int, rows: int, values: _Means) -> ResultsPart:
+    return ResultsPart(kept.stream, incarnation, serial, kept.epoch, kept.step, rows, values)
+
+
+def _recovered(fact: ResultsPart) -> _Told:
     said = m.Results(
-        stream=kept.stream, incarnation=incarnation, serial=serial, epoch=kept.epoch, step=kept.step, rows=rows,
-        values=values, ended="", aside=False,
+        stream=fact.stream, incarnation=fact.incarnation, serial=fact.serial, epoch=fact.epoch, step=fact.step,
+        rows=fact.rows, values=fact.values, ended="", aside=False,
     )  # fmt: skip
     return _Told(b"", range(0), said)
 

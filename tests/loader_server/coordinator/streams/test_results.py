@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.coordinator.events import Keep, Received, ResultsKept, Send
+from loader_server.coordinator.journal import Journal
+from loader_server.coordinator.streams import results as module
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
 from shared.wire.parts import DoneSet, EpochDone
@@ -193,53 +195,150 @@ def test_in_queue_mode_too_a_trainer_that_ends_leaves_its_results():
     assert answers(state, results(incarnation=3, rows=2, loss=4.0)) == [(True, 4, (("loss", 3.0),))]
 
 
-def test_after_a_restart_a_queue_adds_to_what_was_kept():
-    state = in_queue(1, 2)
-    said(state, results(incarnation=1, rows=1, loss=1.0))
-    said(state, results(incarnation=2, rows=1, loss=3.0))
-    orders = state.handle(Received(b"", results(incarnation=1, serial=2, rows=0, ended="over")), 0.0)
-    again = in_queue(1, 2, 3)
-    again.recover(orders[0].fact)
+class Journalled:
+    """A coordinator with a real journal, which can be started again."""
+
+    def __init__(self, path, *incarnations):
+        self.journal, self.incarnations = Journal(path), incarnations
+        self.state = in_queue(*incarnations)
+
+    def tell(self, message):
+        """The answer, and what was written for it."""
+        orders = self.state.handle(Received(b"", message), 0.0)
+        written = [one.fact for one in orders if isinstance(one, Keep)]
+        self.journal.write(written)
+        (answer,) = [one.message for one in orders if isinstance(one, Send)]
+        return answer, written
+
+    def answer(self, message):
+        answer, _ = self.tell(message)
+        return answer.whole, answer.rows, answer.values
+
+    def restart(self):
+        self.state = in_queue(*self.incarnations)
+        for fact in self.journal.read_facts():
+            self.state.recover(fact)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    one = Journalled(tmp_path / "journal", 1, 2, 3)
+    yield one
+    one.journal.close()
+
+
+def test_after_a_restart_a_queue_adds_to_what_was_kept(kept):
+    kept.tell(results(incarnation=1, rows=1, loss=1.0))
+    kept.tell(results(incarnation=2, rows=1, loss=3.0))
+    kept.tell(results(incarnation=1, serial=2, rows=0, ended="over"))
+    kept.restart()
+    assert shown(kept.state) == {"epoch": 1, "step": 10, "rows": 2, "values": {"loss": 2.0}, "ended": "over"}
     whole = (True, 4, (("loss", 3.0),))
-    assert answers(again, results(incarnation=3, rows=2, loss=4.0)) == [whole]
-    assert answers(again, results(incarnation=2, rows=1, loss=3.0)) == [whole], "told again, counted once"
+    assert kept.answer(results(incarnation=3, rows=2, loss=4.0)) == whole
+    assert kept.answer(results(incarnation=2, rows=1, loss=3.0)) == whole, "told again, counted once"
 
 
-def test_after_a_restart_who_alone_told_an_epoch_is_not_counted_twice():
-    orders = in_queue(1).handle(Received(b"", results(incarnation=1, rows=1, loss=1.0)), 0.0)
-    again = in_queue(1)
-    again.recover(orders[0].fact)
-    assert answers(again, results(incarnation=1, serial=2, rows=1, loss=5.0)) == [(True, 1, (("loss", 5.0),))]
+def test_who_asks_a_queue_again_is_told_the_same_and_nothing_is_written(kept):
+    for one in (1, 2):
+        kept.tell(results(incarnation=one, rows=1, loss=float(one)))
+    for _ in range(2):
+        answer, written = kept.tell(results(incarnation=1, rows=1, loss=1.0))
+        assert (answer.rows, answer.values, written) == (2, (("loss", 1.5),), [])
+        kept.restart()
 
 
-def recovered(orders, *incarnations):
-    """A coordinator that was started again, with what the last orders kept."""
-    again = in_queue(*incarnations)
-    for one in orders:
-        if isinstance(one, Keep):
-            again.recover(one.fact)
-    return again
+def test_who_asks_again_about_an_older_epoch_is_told_of_that_one(kept):
+    for epoch in (1, 2):
+        kept.tell(results(incarnation=1, epoch=epoch, serial=epoch, rows=1, loss=float(epoch)))
+    assert kept.answer(results(incarnation=1, epoch=1, serial=1, rows=1, loss=1.0)) == (True, 1, (("loss", 1.0),))
 
 
-def test_after_a_restart_who_tells_an_epoch_anew_is_not_counted_twice():
-    state = in_queue(1, 2)
-    said(state, results(incarnation=1, rows=1, loss=1.0))
-    again = recovered(state.handle(Received(b"", results(incarnation=2, rows=1, loss=3.0)), 0.0), 1, 2)
-    assert answers(again, results(incarnation=1, serial=2, rows=2, loss=6.0)) == [(True, 3, (("loss", 5.0),))]
+def test_of_more_trainers_than_are_counted_those_that_are_may_tell_anew(kept, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_PARTS", 2)
+    for one in (1, 2, 3):
+        kept.tell(results(incarnation=one, rows=1, loss=1.0))
+    assert kept.answer(results(incarnation=2, serial=2, rows=1, loss=3.0)) == (True, 2, (("loss", 2.0),))
 
 
+def test_after_a_restart_who_alone_told_an_epoch_is_not_counted_twice(kept):
+    kept.tell(results(incarnation=1, rows=1, loss=1.0))
+    kept.restart()
+    assert kept.answer(results(incarnation=1, serial=2, rows=1, loss=5.0)) == (True, 1, (("loss", 5.0),))
+
+
+def test_after_a_restart_who_tells_an_epoch_anew_is_not_counted_twice(kept):
+    kept.tell(results(incarnation=1, rows=1, loss=1.0))
+    kept.tell(results(incarnation=2, rows=1, loss=3.0))
+    kept.restart()
+    assert kept.answer(results(incarnation=1, serial=2, rows=2, loss=6.0)) == (True, 3, (("loss", 5.0),))
+    kept.restart()
+    assert kept.answer(results(incarnation=3, rows=3, loss=1.0)) == (True, 6, (("loss", 3.0),))
+
+
+@pytest.mark.parametrize("more", [{"loss": 1.0}, {"ended": "1 epochs are reached"}])
+def test_what_is_written_for_a_report_does_not_grow_with_the_trainers(tmp_path, more):
+    trainers = range(100, 140)
+    kept, sizes = Journalled(tmp_path / "journal", *trainers), []
+    kept.tell(results(incarnation=trainers[0], rows=1, loss=1.0))
+    for one in trainers:
+        _, written = kept.tell(results(incarnation=one, serial=2, rows=1, **more))
+        sizes.append(len(repr(written)))
+    kept.journal.close()
+    assert max(sizes) < 2 * min(sizes)
+
+
+def test_trainers_that_told_of_older_epochs_only_leave_nothing_in_the_journal(kept):
+    for one in (1, 2, 3):
+        kept.tell(results(incarnation=one, rows=1, loss=1.0))
+    before = list(kept.journal.read_facts())
+    kept.tell(results(incarnation=1, epoch=2, serial=2, rows=1, loss=1.0))
+    assert len(list(kept.journal.read_facts())) == len(before) - 2
+    kept.restart()
+    kept.tell(results(incarnation=3, epoch=3, serial=2, rows=1, loss=1.0))
+    assert len(list(kept.journal.read_facts())) == len(before) - 2
+
+
+def test_models_of_several_epochs_that_are_judged_in_turns_are_kept_over_a_restart(tmp_path):
+    view = View(leases=LeaseRules(floor_s=1.0, tries=3), evaluation=True)
+    kept = Journalled(tmp_path / "journal")
+    kept.state = in_queue(1, 2, 3, view=view)
+    for serial, (one, epoch) in enumerate([(1, 2), (2, 1), (2, 2), (1, 1), (1, 2)]):
+        kept.tell(results(incarnation=one, epoch=epoch, serial=serial, rows=1, loss=float(one)))
+    again = in_queue(1, 2, 3, view=view)
+    for fact in kept.journal.read_facts():
+        again.recover(fact)
+    kept.journal.close()
+    assert answers(again, results(incarnation=3, epoch=2, rows=1, loss=3.0)) == [(True, 3, (("loss", 2.0),))]
+
+
+def test_a_journal_that_holds_all_parts_in_one_row_is_read_and_goes_on(kept):
+    parts = ((1, 1, 1, (("loss", 1.0),)), (2, 1, 1, (("loss", 3.0),)))
+    kept.journal.write([ResultsKept("train", 1, 10, 2, (("loss", 2.0),), ((1, 1), (2, 1)), parts=parts)])
+    kept.restart()
+    assert kept.answer(results(incarnation=2, rows=1, loss=3.0)) == (True, 2, (("loss", 2.0),))
+    assert kept.answer(results(incarnation=3, rows=1, loss=5.0)) == (True, 3, (("loss", 3.0),))
+    kept.restart()
+    assert kept.answer(results(incarnation=1, serial=2, rows=1, loss=4.0)) == (True, 3, (("loss", 4.0),))
+
+
+@pytest.mark.parametrize("epochs", [(1, 2), (2,)])  # the first of them may be older than what is shown
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_was_told_before_a_checkpoint_was_restored_is_in_no_later_mean(is_restarted):
-    state = in_queue(1, 2)
-    orders = state.handle(Received(b"", results(incarnation=2, epoch=2, rows=1, loss=3.0)), 0.0)
-    rewinds = attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),)))
-    orders += state.handle(Received(b"", rewinds), 0.0)
-    state = recovered(orders, 1, 2) if is_restarted else state
-    assert shown(state)["values"] == {"loss": 3.0}
-    for epoch in (1, 2):  # the first of them is older than what is shown
+def test_what_was_told_before_a_checkpoint_was_restored_is_in_no_later_mean(kept, is_restarted, epochs):
+    said_before = [results(incarnation=one, epoch=2, rows=1, loss=3.0) for one in (2, 3)]
+    for said_first in said_before:
+        kept.tell(said_first)
+    kept.tell(attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),))))
+    if is_restarted:
+        kept.restart()
+    assert shown(kept.state)["values"] == {"loss": 3.0}
+    for said_again in said_before:
+        assert kept.answer(said_again) == (True, 2, (("loss", 3.0),))
+    for epoch in epochs:
         told = results(incarnation=1, epoch=epoch, serial=1 + epoch, rows=1, loss=float(epoch))
-        assert answers(state, told) == [(True, 1, (("loss", float(epoch)),))]
-        assert shown(state)["epoch"] == epoch
+        assert kept.answer(told) == (True, 1, (("loss", float(epoch)),))
+        assert shown(kept.state)["epoch"] == epoch
+        if is_restarted:
+            kept.restart()
 
 
 def test_in_a_queue_a_slow_trainer_is_answered_and_the_newer_epoch_stays():
