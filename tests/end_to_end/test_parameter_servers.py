@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MODULE = """
+MODULE = '''
+import math
 import os
+import pathlib
 import time
 
 import keras
@@ -59,15 +61,31 @@ def optimizer():
     return keras.optimizers.Adam(0.02)
 
 
+class Held(keras.callbacks.Callback):
+    """Once, after this batch of an epoch: until somebody writes something into the file."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert math.isfinite(logs["loss"])
+        held = pathlib.Path("held")
+        if batch == int(os.environ.get("HELD_AT", "-1")) and not held.exists():
+            held.touch()
+            while not held.read_text():
+                time.sleep(0.05)
+
+
+def callbacks():
+    return [Held()]
+
+
 feed_keys = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weights": "weight"}
-"""
+'''
 SAMPLES = 48
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("servers")
-    streams = "".join(f'\n[streams.queue{at}]\nlike = "train"\nmode = "queue"\nevaluation = false\n' for at in range(2))
+    streams = "".join(f'\n[streams.queue{at}]\nlike = "train"\nmode = "queue"\nevaluation = false\n' for at in range(3))
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s")
     with (folder / "job.toml").open("a") as job:
         job.write(streams)
@@ -121,7 +139,9 @@ def steps_of(lines: list[str]) -> int:
 @pytest.mark.heritage("E14")
 @pytest.mark.heritage("E16")
 def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_ended(folder: Path, endpoint: str) -> None:
-    with cluster(folder, endpoint, "queue0", "--pull-every", "2", "--server-memory", "2", servers=1) as processes:
+    paced = {"STEP_S": "0.1"}  # so that no worker is through before the other has begun
+    options = ("--pull-every", "2", "--server-memory", "2")
+    with cluster(folder, endpoint, "queue0", *options, servers=1, environment=paced) as processes:
         for kind in ("ps", "worker"):
             processes.start(kind, 0, "--steps", "10")
         first = processes.ended()
@@ -129,7 +149,7 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
         assert first["worker 0"][-1].endswith(": 10 steps are reached")
         assert saved(folder / "queue0")[1]["step"] == 10
         processes.running.clear()
-        for kind, index in (("ps", 0), ("worker", 0), ("worker", 1)):
+        for kind, index in (("ps", 0), ("worker", 1), ("worker", 0)):
             processes.start(
                 kind, index, "--epochs", "3", "--staleness", "0", "--export", str(folder / "exported.keras")
             )
@@ -157,7 +177,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     is larger than what one server is given.
     """
     arguments = ("--epochs", "6", "--save-every-steps", "5", "--staleness", "20", "--server-memory", "0.8")
-    with cluster(folder, endpoint, "queue1", *arguments, servers=2, environment={"STEP_S": "0.05"}) as processes:
+    with cluster(folder, endpoint, "queue1", *arguments, servers=2, environment={"STEP_S": "0.15"}) as processes:
         processes.start_all()
         checkpoints = CheckpointFolder(folder / "queue1", 3)
         wait_until(lambda: checkpoints.newest() >= "00000003.npz", "something is trained and committed", 100)
@@ -175,3 +195,20 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     assert found[-1] < found[0]
     record, queue = saved(folder / "queue1")[1], table(endpoint, "queue1")
     assert (record["step"], queue["epoch"], queue["dead"]) == (6 * queue["batches"], 6, 0)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_server_is_lost_after_the_last_step_goes_back_and_ends_with_a_checkpoint(
+    folder: Path, endpoint: str
+) -> None:
+    """Nothing was committed but the beginning, and all steps are applied: they are taken again."""
+    with cluster(folder, endpoint, "queue2", "--steps", "5", servers=2, environment={"HELD_AT": "4"}) as processes:
+        for kind, index in (("ps", 0), ("ps", 1), ("worker", 0)):
+            processes.start(kind, index)
+        wait_until((folder / "held").exists, "the last step is applied", 100)
+        processes.kill("ps 1")
+        processes.start("ps", 1).wait_for_text("SERVING: ")
+        (folder / "held").write_text("go on")
+        said = processes.ended()
+    assert said["worker 0"][-1].endswith(": 5 steps are reached")
+    assert (saved(folder / "queue2")[1]["step"], table(endpoint, "queue2")["dead"]) == (5, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from loader_server.commands.status import ask
 from tests.support.forked import ROOT, start_module
 from tests.support.loaders import wait_until
 from tests.support.proxy import Proxy
+from tests.support.reserved_host import reserved_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,15 +75,8 @@ class Fleet:
     @contextmanager
     def join_behind_proxy(self, name: str) -> Iterator[Proxy]:
         """Start a worker that trainers reach through a relay only; the coordinator it talks to by itself."""
-        with socket.socket() as reserved:  # bound but not listening: nobody else is given this port
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
-            listen = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
-            yield from self._join_behind(name, listen)
-
-    def _join_behind(self, name: str, listen: str) -> Iterator[Proxy]:
-        with Proxy(listen) as proxy:
-            self.join(name, "--listen", listen, odd=(f"at={proxy.endpoint}",))
+        with reserved_host() as host, Proxy(f"tcp://{host}") as proxy:
+            self.join(name, "--listen", f"tcp://{host}", odd=(f"at={proxy.endpoint}",))
             yield proxy
 
     def status(self) -> dict[str, Any]:

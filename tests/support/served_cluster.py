@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from socket import socket
 from typing import TYPE_CHECKING
 
 from tests.support.programs import Program
+from tests.support.reserved_host import reserved_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["ServedCluster"]
 
 
-def _free_host() -> str:
-    with socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{one.getsockname()[1]}"
-
-
 class ServedCluster:
     """Its processes, by what they are; worker 0 is the chief."""
 
@@ -32,11 +26,12 @@ class ServedCluster:
     ) -> None:
         self._folder = folder
         self._arguments = ("train", *arguments, "--strategy", "parameter-server")
-        self._cluster = {
-            "ps": [_free_host() for _ in range(servers)], "worker": [_free_host() for _ in range(workers)],
-        }  # fmt: skip
         self._environment = environment
         self._stack = ExitStack()
+        self._cluster = {
+            kind: [self._stack.enter_context(reserved_host()) for _ in range(many)]
+            for kind, many in (("ps", servers), ("worker", workers))
+        }
         self.running: dict[str, Program] = {}
 
     def start(self, kind: str, index: int, *arguments: str) -> Program:

@@ -84,6 +84,12 @@ class RunProgress:
         """End the run for this reason, unless there is one already."""
         self.reason = self.reason or why
 
+    def go_back(self, *, epochs: int, steps: int) -> None:
+        """No more than this is done: what was done besides is to be done again, though there was a reason to end."""
+        self.reason = ""
+        self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
+        self._look()
+
     def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
         """Steps, epochs and seconds until each limit, at this place between epochs; None where there is none."""
         limits = self._limits

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -109,18 +110,32 @@ class ServedLoop:
 
     def _train(self, interruption: ctrl_c.Interruption) -> None:
         try:
-            self._begin()
-            while not self.reason:
+            self._begin(interruption)
+            while not (self.reason and self._end()):
+                if not self._is_joined:
+                    self._join(interruption)
                 self._train_epoch(interruption)
-                if interruption.is_asked:
-                    raise KeyboardInterrupt
-            self._save()
-        except EndedError:
+                _heed(interruption)
+        except EndedError:  # there is nothing more to train on, whatever servers have
             self._progress.stop(JOB_ENDED)
-            self._save()
+            self._end()
         except KeyboardInterrupt:
             self._save()
             raise
+
+    def _end(self) -> bool:
+        """The chief commits what all have trained, and tells servers that the run is over. False if they have moved:
+        what they lost is to be trained again.
+        """
+        if not self._worker.is_chief:
+            return True
+        self._is_joined = self._save()
+        try:
+            if self._is_joined:
+                self._served.finish(self.reason)
+        except MovedError:
+            self._is_joined = False
+        return self._is_joined
 
     # --- steps ---
 
@@ -129,7 +144,7 @@ class ServedLoop:
         self._callbacks.on_epoch_begin(epoch)
         iterator, batch = iter(self._data.elements), 0
         while not (self.reason or interruption.is_asked):
-            if not self._is_joined and self._join():
+            if not self._is_joined and self._join(interruption):
                 return  # the queue was taken back, and what is read is no longer ours
             element = self._wait_next(iterator)
             if element is None:
@@ -137,7 +152,8 @@ class ServedLoop:
                 return
             self._callbacks.on_train_batch_begin(batch)
             loss = self._train_on(element)
-            self._callbacks.on_train_batch_end(batch, {"loss": loss})
+            if loss is not None:
+                self._callbacks.on_train_batch_end(batch, {"loss": loss})
             batch += 1
             self._look_up(loss)
 
@@ -148,12 +164,13 @@ class ServedLoop:
             self._session.count_step_wait(time.perf_counter() - began_s)
         return element
 
-    def _train_on(self, element: Any) -> float:  # noqa: ANN401 - tensors
-        """One step, counted once it is applied; its loss."""
+    def _train_on(self, element: Any) -> float | None:  # noqa: ANN401 - tensors
+        """One step, counted once it is applied; its loss, if it was computed."""
         session, began_s = self._session, time.perf_counter()
         loss, rows, is_in = self._try(element)
         assert session.leases is not None
         if is_in:
+            assert loss is not None
             session.cursor.count(1)
             trained, self._rows = session.trained_rows - self._rows, session.trained_rows
             self._noted.add({"loss": loss}, rows)
@@ -165,9 +182,9 @@ class ServedLoop:
         session.count_phase("step", time.perf_counter() - began_s)
         return loss
 
-    def _try(self, element: Any) -> tuple[float, int, bool]:  # noqa: ANN401 - as above
+    def _try(self, element: Any) -> tuple[float | None, int, bool]:  # noqa: ANN401 - as above
         """Loss, valid rows, and whether the batch is in the model."""
-        loss, rows = float("nan"), 0
+        loss, rows = None, 0
         assert self._session.leases is not None
         lease = self._session.leases.in_hand()
         try:
@@ -194,11 +211,11 @@ class ServedLoop:
             remedy="None of it is in the model. Lower the learning rate, or clip gradients (clipnorm=1.0).",
         )  # fmt: skip
 
-    def _look_up(self, loss: float) -> None:
+    def _look_up(self, loss: float | None) -> None:
         steps = self._progress.totals.steps
         if self._step.traces > self._teller.traces:
             self._teller.count_traces(self._step.traces)
-        if steps and steps % self._settings.tell_every == 0:
+        if loss is not None and steps and steps % self._settings.tell_every == 0:
             self._teller.tell_step(self._progress, loss)
         if self._is_save_due():
             self._save()
@@ -224,7 +241,7 @@ class ServedLoop:
 
     # --- beginning and ending ---
 
-    def _begin(self) -> None:
+    def _begin(self, interruption: ctrl_c.Interruption) -> None:
         self._saved.begin()
         self._callbacks.on_train_begin()
         self._model.stop_training = False
@@ -232,7 +249,7 @@ class ServedLoop:
         if self._worker.is_chief:
             there = self._begin_as_chief()
         else:
-            self._served.wait_for_shares(self._worker.patience_s)
+            self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
         there = replace(there, epochs=self._session.cursor.at.epoch)
         self._rows = self._session.trained_rows
@@ -258,16 +275,17 @@ class ServedLoop:
             self._save()
         return totals
 
-    def _join(self) -> bool:
+    def _join(self, interruption: ctrl_c.Interruption) -> bool:
         """Join servers that have moved; whether the queue was taken back for that."""
         self._since_pull = None
         if not self._worker.is_chief:
-            self._served.wait_for_shares(self._worker.patience_s)
-        is_restored = self._worker.is_chief and not self._served.look()
+            self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
+        is_restored = self._worker.is_chief and not self._served.look(partial(_heed, interruption))
         if is_restored:
             self._log.warning("parameter servers lost their shares: all go back to the last checkpoint")
             self._restore()
         self._is_joined = True
+        self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
         self._progress.stop(self._served.over)
         return is_restored
 
@@ -304,7 +322,6 @@ class ServedLoop:
     def _finish(self) -> None:
         self._callbacks.on_train_end()
         if self._worker.is_chief:
-            self._served.finish(self.reason)
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
         self._saved.finish()
         self._progress.finish()
@@ -316,25 +333,33 @@ class ServedLoop:
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return self._is_joined and (by_time or (every is not None and self._served.version - self._saved_at >= every))
 
-    def _save(self) -> None:
-        """The chief commits what all have trained: variables of one cut, and the batches that are in them."""
+    def _save(self) -> bool:
+        """The chief commits what all have trained: variables of one cut, and the batches that are in them. Whether it
+        did; if not, servers have moved.
+        """
         if not self._worker.is_chief or self._served.generation == 0:
-            return
+            return False
         state, began_s = self._session.cursor.state(), time.perf_counter()
         try:
             done = self._served.save(int(state["epochs"][0][0]))
         except MovedError:
             self._is_joined = False
-            return
+            return False
         epochs = merged(_done_set(state), done).epochs
         feed = state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
         self._saved.commit(self._model, feed, replace(self._totals(), steps=self._served.version), self._noted, None)
         self._since_pull = 0
         self._saved_at, self._saved_at_s = self._served.version, time.monotonic()
         self._session.count_phase("checkpoint", time.perf_counter() - began_s)
+        return True
 
     def _totals(self) -> RunTotals:
         return replace(self._progress.totals, epochs=self._session.cursor.at.epoch)
+
+
+def _heed(interruption: ctrl_c.Interruption) -> None:
+    if interruption.is_asked:
+        raise KeyboardInterrupt
 
 
 def _done_set(state: dict[str, Any]) -> DoneSet:

@@ -24,7 +24,7 @@ from trainer_client.servers.shares import HeldVariable, refuse_too_little_memory
 from trainer_client.tf.models.variables import plain_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shared.wire.parts import Lease
     from trainer_client.servers.server_connections import Reply, ServerConnections
@@ -69,13 +69,13 @@ class ServedModel:
 
     # --- joining ---
 
-    def look(self) -> bool:
+    def look(self, heed: Callable[[], None] | None = None) -> bool:
         """Join the servers, if all serve one generation; whether they do."""
         if self.generation:  # what was said under the last name may still be on its way
             self.quit()
             self._trainer = secrets.randbits(63)
         self.generation, self._refused = 0, None
-        shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer))]
+        shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
         self.over = shown[0].over
         generations = {one.generation for one in shown}
         if len(generations) > 1 or 0 in generations:
@@ -85,10 +85,10 @@ class ServedModel:
         self._refuse_another_model()
         return True
 
-    def wait_for_shares(self, patience_s: float) -> None:
-        """Join them as soon as the chief has given all of them their shares."""
+    def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
+        """Join them as soon as the chief has given all of them their shares; `heed` may raise, and ends the wait."""
         until_s = time.monotonic() + patience_s
-        while not self.look():
+        while not self.look(heed):
             if time.monotonic() > until_s:
                 raise LostError(
                     expected=f"parameter servers with a model within {patience_s:g} s", got="some without",
@@ -163,8 +163,14 @@ class ServedModel:
         _assign([*values, *common, *slots], frame)
 
     def finish(self, why: str) -> None:
-        """The run is over, for everybody."""
-        self._servers.ask({0: (m.Finish(serial=0, generation=self.generation, why=why), b"")})
+        """The run is over, for everybody: the first server says so to the others, unless it dies before. MovedError if
+        it goes on with another chief.
+        """
+        finish = m.Finish(serial=0, generation=self.generation, why=why)
+        self._servers.tell_all(finish)
+        said, _ = self._servers.ask({0: (finish, b"")})[0]
+        if said.code == "moved":
+            raise MovedError
 
     # --- steps ---
 

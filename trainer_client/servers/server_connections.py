@@ -21,7 +21,7 @@ from shared.wire.refusals import error_of
 from shared.wire.topics import server_messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shared.keys import ClientKeys
 
@@ -50,17 +50,21 @@ class ServerConnections:
     def __len__(self) -> int:
         return len(self.endpoints)
 
-    def ask_all(self, message: Any, frame: bytes = b"") -> list[Reply]:  # noqa: ANN401 - any of them
+    def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:  # noqa: ANN401 - any of them
         """Ask every server the same."""
-        return list(self.ask(dict.fromkeys(range(len(self)), (message, frame))).values())
+        return list(self.ask(dict.fromkeys(range(len(self)), (message, b"")), heed).values())
 
-    def ask(self, questions: Mapping[int, tuple[Any, bytes]]) -> dict[int, Reply]:
-        """Ask some servers, by their number; all their answers, in the same order."""
+    def ask(
+        self, questions: Mapping[int, tuple[Any, bytes]], heed: Callable[[], None] | None = None
+    ) -> dict[int, Reply]:
+        """Ask some servers, by their number; all their answers, in the same order. `heed` may raise, which ends it."""
         asked = {}
         for at, (message, frame) in questions.items():
             self._serial += 1
             asked[at] = _Question(self._sockets[at], replace(message, serial=self._serial), frame)
         while waiting := {at: one for at, one in asked.items() if one.reply is None}:
+            if heed is not None:
+                heed()
             now_s = time.monotonic()
             for at, one in waiting.items():
                 if now_s - one.began_s > self._lost_timeout_s:

@@ -9,6 +9,7 @@ Rules, each with the interleaving behind it:
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
 - A trainer that was silent for long is forgotten, and what waits of it; if it comes back, it begins anew.
 - A server that missed an order serves nothing any more: all go back to the last checkpoint.
+- Whoever hears that the run is over ends by itself, whatever it missed: nobody may be left to say so again.
 Pure.
 """
 
@@ -32,8 +33,8 @@ __all__ = ["Adopt", "Answer", "Apply", "ApplyHeld", "Cut", "Drop", "Hold", "Inst
 _FORGOTTEN_S = 600.0
 #: How often others hear of a version, though nothing happens: one that missed an order notices it then.
 _AGREE_EVERY_S = 2.0
-#: At the end of a run, trainers that were silent for so long are not waited for.
-_GONE_S = 15.0
+#: At the end of a run, trainers that were silent for so long are not waited for: longer than most steps.
+_GONE_S = 60.0
 
 #: Gradients of one trainer for one batch.
 Key = tuple[int, Lease]
@@ -146,13 +147,14 @@ class ServerState:
         return [Answer(asker, shown)]
 
     def _quit(self, _asker: bytes, said: m.Quit) -> list[Instruction]:
-        self._heard_s.pop(said.trainer, None)
-        return []
+        is_known = self._heard_s.pop(said.trainer, None) is not None
+        return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
 
     def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
         if said.generation == self.generation:  # the answer was lost
             return [self._taken(asker, said.serial, "serving")]
         self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
+        self._is_finishing = self.has_ended = False
         self._staleness, self._most = said.staleness, said.most
         self._applied = AppliedBatches(said.done)
         self._cut = None
@@ -203,7 +205,8 @@ class ServerState:
 
     def _end_at_most(self) -> None:
         if self._is_first and self._most and self.version >= self._most:
-            self.over = self.over or f"{self._most} steps are reached"
+            steps = "1 step is" if self._most == 1 else f"{self._most} steps are"
+            self.over = self.over or f"{steps} reached"
 
     # --- checkpoints ---
 
@@ -227,7 +230,7 @@ class ServerState:
     # --- the end ---
 
     def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
-        if not self._is_of_now(said.generation):
+        if said.generation != self.generation != 0:  # one without a share is to end, too
             return [self._taken(asker, said.serial, "moved")]
         self.over = self.over or said.why
         self._is_finishing = True
@@ -235,7 +238,7 @@ class ServerState:
 
     def look(self, now_s: float) -> list[Instruction]:
         """Now and then: forget who was silent for too long, and end once everybody has heard that it is over."""
-        if not self._is_first:
+        if not (self._is_first or self._is_finishing):
             return []
         patience_s = _GONE_S if self._is_finishing else _FORGOTTEN_S
         silent = [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]
@@ -253,7 +256,8 @@ class ServerState:
     # --- what the first server says ---
 
     def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
-        if said.generation != self.generation or self._is_first:
+        self.has_ended |= said.what == "end" and not self._is_first
+        if said.generation != self.generation or self._is_first or self.has_ended:
             return []
         expected = self.version + 1 if said.what == "apply" else self.version
         if said.version != expected:
@@ -265,8 +269,7 @@ class ServerState:
         if said.what == "forget":
             self._heard_s.pop(said.trainer, None)
             return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
-        self.has_ended |= said.what == "end"
-        return []
+        return []  # they agree
 
     def _apply_held(self, said: m.Order) -> list[Instruction]:
         assert said.lease is not None

@@ -97,23 +97,23 @@ class ParameterServer:
             return
         try:
             gradients = self._gradients(said, payload)
+            if isinstance(said, m.ServeShare) and said.generation != self.state.generation:
+                self._store.adopt(said.parts, payload)
         except ProtocolError as error:
-            self._log.warning("gradients are refused", error=str(error))
+            self._log.warning("gradients or a share are refused", error=str(error))
             self._send(asker, encode(_refusal(error)))
             return
-        self._carry_out(self.state.handle(asker, said, now_s), payload, gradients)
+        self._carry_out(self.state.handle(asker, said, now_s), gradients)
 
     def _gradients(self, said: Message, payload: memoryview) -> Gradients:
-        """What is decided is carried out, so gradients have to be sound before anything is."""
+        """What is decided is carried out, so gradients have to be sound before anything is; as a share has to."""
         if isinstance(said, m.Push) and said.generation == self.state.generation:
             return self._store.read(said.parts, payload)
         return ()
 
     # --- carrying out ---
 
-    def _carry_out(
-        self, instructions: list[Instruction], payload: memoryview | None = None, gradients: Gradients = ()
-    ) -> None:
+    def _carry_out(self, instructions: list[Instruction], gradients: Gradients = ()) -> None:
         for one in instructions:
             match one:
                 case Answer():
@@ -122,8 +122,7 @@ class ParameterServer:
                     for _, orders in self._others:
                         if not orders or message.what != "agree":
                             orders.append(encode(message))
-                case Adopt(parts) if payload is not None:
-                    self._store.adopt(parts, payload)
+                case Adopt(parts):  # as it has been: who could not would not have been asked what is decided
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)
                 case _:
                     self._store.carry_out(one, gradients)

@@ -45,14 +45,16 @@ class ShareStore:
         self._values: bytes | None = None
 
     def adopt(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
-        """Become this share, in place of any other."""
-        self._variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
-        self._optimizer, self._parts, self._updates, self._values = self._make_optimizer(), parts, {}, None
-        state = OptimizerVariables(self._optimizer, self._variables)
-        self._all = [*self._variables, *state.common, *(one for each in state.of_each for one in each)]
-        arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in self._all])
-        for variable, array in zip(self._all, arrays, strict=True):
+        """Become this share, in place of any other; ProtocolError, and nothing else, if it is another optimizer's."""
+        variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
+        optimizer = self._make_optimizer()
+        state = OptimizerVariables(optimizer, variables)
+        everything = [*variables, *state.common, *(one for each in state.of_each for one in each)]
+        arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in everything])
+        for variable, array in zip(everything, arrays, strict=True):
             variable.assign(array)
+        self._variables, self._optimizer, self._parts, self._all = variables, optimizer, parts, everything
+        self._updates, self._values = {}, None
 
     # --- gradients ---
 

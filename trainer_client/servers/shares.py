@@ -71,10 +71,11 @@ def refuse_too_little_memory(
         sum(variables[part.variable].item_bytes * math.prod(part.shape) for part in share) for share in shares
     )
     if largest * copies > memory:
+        servers = "1 server" if len(shares) == 1 else f"{len(shares)} servers"
         total = copies * sum(one.nbytes for one in variables)
         raise SettingsError(
             expected=f"shares that fit into --server-memory, {memory / 2**20:.1f} MiB",
-            got=f"one of {largest * copies / 2**20:.1f} MiB, of {total / 2**20:.1f} MiB over {len(shares)} servers",
+            got=f"one of {largest * copies / 2**20:.1f} MiB, of {total / 2**20:.1f} MiB over {servers}",
             where="--strategy parameter-server",
             remedy=f"Add parameter servers ({-(-total // memory)} at least), or give them more.",
         )

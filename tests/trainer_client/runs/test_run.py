@@ -112,6 +112,17 @@ def test_the_time_is_over_after_the_step_in_hand():
     assert (progress.reason, progress.totals.seconds) == ("0:01:00 are over", 86_460)
 
 
+def test_what_is_lost_is_no_reason_to_end():
+    progress = RunProgress(Until(epochs=2, steps=5), prints=False)
+    progress.begin("training", RunTotals())
+    assert progress.count(epochs=1, steps=5)
+    progress.go_back(epochs=0, steps=3)
+    assert (progress.reason, progress.totals.epochs, progress.totals.steps) == ("", 0, 3)
+    progress.go_back(epochs=0, steps=4)
+    assert progress.totals.steps == 3, "a worker has not taken the steps of others"
+    assert progress.count(epochs=0, steps=2)
+
+
 def test_saved_after_done_the_step_in_hand_counts():
     feed = FakeFeed(epochs=EPOCHS)
     run = Run(feed, Until(epochs=1))

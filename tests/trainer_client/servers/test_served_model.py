@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
-from socket import socket
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from shared.keys import ServerKeys, make_keys
 from shared.quick_import import quick_import
 from shared.wire.parts import DoneSet, EpochDone, Lease
 from tests.support.loaders import wait_until
+from tests.support.reserved_host import reserved_host
 from trainer_client.servers.command import client_keys
 from trainer_client.servers.server_connections import ServerConnections
 from trainer_client.servers.service import ParameterServer
@@ -52,18 +52,13 @@ def built(make=Tables):
     return model
 
 
-def free_endpoint():
-    with socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{one.getsockname()[1]}"
-
-
 class Served:
     """Servers in threads."""
 
     def __init__(self, many, make=make_optimizer, keys=None):
         self.make, self.keys = make, keys
-        self.endpoints = [free_endpoint() for _ in range(many)]
+        self.hosts = ExitStack()
+        self.endpoints = [f"tcp://{self.hosts.enter_context(reserved_host())}" for _ in range(many)]
         self.running = {}
         for at in reversed(range(many)):
             self.start(at)
@@ -91,15 +86,16 @@ class Served:
         assert not thread.is_alive()
 
     def close(self):
-        for at in list(self.running):
-            self.stop(at)
+        with self.hosts:
+            for at in list(self.running):
+                self.stop(at)
 
     @contextmanager
-    def trainer(self, model=None, *, staleness=4, memory=None, most=0, lost_s=60.0):
-        connections = ServerConnections(self.endpoints, client_keys(self.keys), lost_s)
+    def trainer(self, model=None, *, staleness=4, memory=None, most=0, make=None):
+        connections = ServerConnections(self.endpoints, client_keys(self.keys), 60.0)
         settings = SharesSettings(staleness=staleness, most=most, memory=memory)
         try:
-            yield ServedModel(model or built(), self.make(), connections, settings)
+            yield ServedModel(model or built(), (make or self.make)(), connections, settings)
         finally:
             connections.close()
 
@@ -259,7 +255,9 @@ def test_the_run_is_over_for_all_and_servers_end_when_all_have_left(served):
             one.pull()
         assert chief.push(lease(0), {})
         assert not worker.push(lease(1), {})
-        assert worker.over == "1 steps are reached"
+        assert worker.over == "1 step is reached"
+        with served.trainer() as late, pytest.raises(MovedError):
+            late.finish("a chief that knows of no share")
         chief.finish("the chief has finished")
         worker.quit()
         chief.quit()
@@ -303,13 +301,62 @@ def test_the_first_server_ends_though_another_is_not_there_to_be_told():
     first.state.has_ended = True
     thread.join(30)
     assert not thread.is_alive()
+    served.close()
+
+
+def test_servers_end_though_the_first_is_killed_before_it_could_say_so():
+    served = Served(3)
+    with served.trainer() as chief:
+        chief.serve(NOTHING, 0)
+        assert chief.look()
+        first, _ = served.running[0]
+        first._send_orders = lambda: None
+        chief.finish("the chief has finished")
+        served.stop(0)
+        chief.quit()
+        for _, thread in served.running.values():
+            wait_until(lambda thread=thread: not thread.is_alive(), "a server ends")
+    served.close()
+
+
+def test_a_server_with_another_optimizer_refuses_its_share_and_serves_on(served):
+    with served.trainer() as chief:
+        chief.serve(NOTHING, 0)
+        with served.trainer(make=lambda: keras.optimizers.SGD(0.1)) as other, pytest.raises(RefusedError):
+            other.serve(NOTHING, 0)
+        assert chief.look()
+        chief.pull()
+
+
+def test_who_waits_for_shares_can_be_told_to_stop(served):
+    asked = []
+
+    def heed():
+        asked.append("once more")
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+
+    with served.trainer() as worker, pytest.raises(KeyboardInterrupt):
+        worker.wait_for_shares(600, heed)
+
+
+def test_who_waits_for_servers_that_are_not_there_can_be_told_to_stop():
+    def heed():
+        raise KeyboardInterrupt
+
+    with ExitStack() as stack:
+        connections = ServerConnections([f"tcp://{stack.enter_context(reserved_host())}"], None, 600)
+        stack.callback(connections.close)
+        served = ServedModel(built(), make_optimizer(), connections, SharesSettings(staleness=1, most=0, memory=None))
+        with pytest.raises(KeyboardInterrupt):
+            served.wait_for_shares(600, heed)
 
 
 def test_a_server_that_does_not_answer_is_lost():
-    connections = ServerConnections([free_endpoint()], None, 0.2)
-    served = ServedModel(built(), make_optimizer(), connections, SharesSettings(staleness=1, most=0, memory=None))
     with ExitStack() as stack:
+        connections = ServerConnections([f"tcp://{stack.enter_context(reserved_host())}"], None, 0.2)
         stack.callback(connections.close)
+        served = ServedModel(built(), make_optimizer(), connections, SharesSettings(staleness=1, most=0, memory=None))
         with pytest.raises(LostError, match=r"parameter server 0 within 0\.2 s"):
             served.look()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -142,6 +143,7 @@ def test_no_more_steps_are_taken_than_there_are_to_be():
     assert [code(server.say(push(number, number))) for number in range(3)] == ["applied", "applied", "over"]
     assert server.say(push(3, 2)).message.why == "2 steps are reached"
     assert server.say(look()).message.over == "2 steps are reached"
+    assert serving(most=1, version=1).state.over == "1 step is reached"
 
 
 def test_it_ends_once_every_trainer_has_heard_that_it_is_over_or_is_gone():
@@ -151,14 +153,69 @@ def test_it_ends_once_every_trainer_has_heard_that_it_is_over_or_is_gone():
     assert code(server.say(m.Finish(serial=9, generation=7, why="all epochs"))) == "over"
     assert code(server.say(push(0))) == "over"
     server.say(m.Quit(trainer=1))
-    server.now_s = 14.0
+    server.now_s = 50.0
     server.say(look(2))
-    server.carry_out(server.state.look(16.0))
+    server.carry_out(server.state.look(59.0))
+    server.carry_out(server.state.look(61.0))
     assert not server.state.has_ended
     server.say(m.Quit(trainer=2))
-    server.carry_out(server.state.look(17.0))
+    server.carry_out(server.state.look(62.0))
     assert server.state.has_ended
-    assert [told.what for told in server.told if told.what != "agree"] == ["forget", "end"]
+    orders = [(told.what, told.trainer) for told in server.told if told.what != "agree"]
+    assert orders == [("forget", 1), ("forget", 3), ("forget", 2), ("end", 0)]
+
+
+@pytest.mark.parametrize("share", [None, 7, 6], ids=["none", "the run's", "another"])
+def test_the_order_to_end_is_obeyed_whatever_the_server_missed(share):
+    other = Server(is_first=False)
+    if share is not None:
+        other.say(serve(share))
+    other.say(m.Order(generation=7, what="end", version=9, trainer=0, lease=None, cut=0))
+    assert other.state.has_ended
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("share", [None, 7], ids=["none", "the run's"])
+def test_each_server_that_hears_the_chief_ends_by_itself_once_its_trainers_are_gone(share, is_first):
+    server = Server(is_first=is_first)
+    if share is not None:
+        server.say(serve(share))
+    server.say(look())
+    assert code(server.say(m.Finish(serial=9, generation=7, why="all epochs"))) == "over"
+    server.carry_out(server.state.look(1.0))
+    assert not server.state.has_ended
+    server.say(m.Quit(trainer=1))
+    server.carry_out(server.state.look(2.0))
+    assert server.state.has_ended
+
+
+def test_a_chief_that_others_have_followed_ends_nothing():
+    server = serving(generation=8)
+    assert code(server.say(m.Finish(serial=9, generation=7, why="all epochs"))) == "moved"
+    server.say(m.Quit(trainer=1))
+    server.carry_out(server.state.look(1.0))
+    assert not server.state.has_ended
+
+
+def test_a_share_that_is_given_after_the_end_begins_a_run_of_its_own():
+    server = serving()
+    server.say(m.Finish(serial=9, generation=7, why="all epochs"))
+    server.say(serve(8))
+    server.say(m.Quit(trainer=1))
+    server.carry_out(server.state.look(1.0))
+    assert (server.state.has_ended, server.state.over) == (False, "")
+
+
+def test_what_a_trainer_left_behind_that_quits_is_dropped_once_what_it_had_applied_is():
+    first, other = serving(), Server(is_first=False)
+    for said in (serve(), look(), push(0), push(1)):
+        other.say(said)
+    first.say(push(0))
+    for server in (first, other):
+        server.say(m.Quit(trainer=1))
+    for told in first.told:
+        other.say(told)
+    assert (other.variables, other.held) == ([(1, Lease(0, 0, 1))], set())
 
 
 def test_who_was_silent_for_long_is_forgotten_and_begins_anew():
@@ -381,16 +438,21 @@ class Histories(RuleBasedStateMachine):
         assert {one.number for _, one in self.model} == {number for number in range(20) if there.has(0, number)}
         self.saved = (answer.message.done, answer.message.version, list(self.model))
 
-    @rule(which=st.integers(0, 1))
-    def cut_off(self, which):
-        """The connection between two servers breaks, and what was on its way is lost."""
+    @precondition(lambda self: not self.lost)
+    @rule(which=st.integers(0, 1), steps=st.lists(st.tuples(WHO, st.integers(0, 12)), max_size=3))
+    def cut_off(self, which, steps):
+        """The connection between two servers breaks while workers go on, and one order that was on its way is lost."""
+        self.deliver(which, len(self.queues[which]) - 1)
+        for who, number in steps:
+            self.take(who, number)
+            self.push_step(who, dies=False, repeats=False)
         if self.queues[which]:
-            self.queues[which].popleft()
-            orders = list(self.queues[which])
-            self.deliver(which, len(orders))
-            mine = any(one.what == "apply" and one.generation == self.generation for one in orders)
+            missed = self.queues[which].popleft()
+            of_now = [one for one in self.queues[which] if one.generation == self.generation]
+            self.deliver(which, len(self.queues[which]))
             self.lost = True
-            assert not mine or self.servers[1 + which].state.generation in (0, self.generation)
+            if missed.what == "apply" and missed.generation == self.generation and of_now:
+                assert self.servers[1 + which].state.generation == 0
 
     @invariant()
     def what_is_applied_is_a_beginning_of_what_the_first_decided(self):

@@ -53,5 +53,5 @@ def test_a_table_larger_than_a_server_fits_into_two_and_not_into_one():
         refuse_too_little_memory(table, shares_of(table, 1), 3, memory)
     assert str(refused.value) == (
         "--strategy parameter-server: expected shares that fit into --server-memory, 6.0 MiB, got one of 12.0 MiB, "
-        "of 12.0 MiB over 1 servers. Add parameter servers (2 at least), or give them more."
+        "of 12.0 MiB over 1 server. Add parameter servers (2 at least), or give them more."
     )
