@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, Message, declare
-from shared.wire.lease_work import MOST_LEASES, WORK
+from shared.wire.lease_work import WORK
 from shared.wire.parts import (
     COUNT,
     EPOCH,
@@ -27,7 +27,6 @@ from shared.wire.parts import (
     WORLD,
     Cursor,
     DoneSet,
-    Lease,
     Seal,
     SharedSlots,
     Ticket,
@@ -42,6 +41,7 @@ from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forg
 from shared.wire.topics.end_messages import JobEnds, StandsStill
 from shared.wire.topics.failing_messages import Failing
 from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
+from shared.wire.topics.lease_messages import Leases, Outcomes, Recalled
 from shared.wire.topics.result_messages import Aggregate, Results
 from shared.wire.topics.world_messages import Gathering, Join, Placed, WorldOver
 
@@ -209,40 +209,6 @@ class Detach(Message):
     stream: str = wire(NAME)
     rank: int = wire(RANK)
     incarnation: int = wire(ID)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes(Message):
-    """In queue mode: what became of a trainer's leases, and how many it would hold."""
-
-    stream: str = wire(NAME)
-    work: str = wire(OneOf(WORK))
-    incarnation: int = wire(ID)
-    serial: int = wire(COUNT)
-    generation: int = wire(COUNT)
-    done: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
-    failed: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
-    returned: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
-    in_hand: Lease | None = wire(Maybe(record(Lease)))
-    wanted: int = wire(Integer(0, MOST_LEASES))
-    before: int = wire(EPOCH)
-    snapshot: bool = wire(FLAG)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leases(Message):
-    """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
-
-    serial: int = wire(COUNT)
-    generation: int = wire(COUNT)
-    leases: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
-    unsettled: int = wire(EPOCH)
-    done: DoneSet | None = wire(Maybe(record(DoneSet)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled(Message):
-    """The trainer's leases have changed, or there are some again: it should say how its own stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

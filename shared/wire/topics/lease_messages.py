@@ -1,0 +1,58 @@
+"""How trainers in queue mode get batches, and tell what became of them.
+
+Rules: pure; as for all messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.bounds import Integer, Many, Maybe, OneOf, record
+from shared.wire.declared import Message
+from shared.wire.lease_work import MOST_LEASES, WORK
+from shared.wire.parts import (
+    COUNT,
+    EPOCH,
+    FLAG,
+    ID,
+    NAME,
+    DoneSet,
+    Lease,
+    wire,
+)
+
+__all__ = ["Leases", "Outcomes", "Recalled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes(Message):
+    """In queue mode: what became of a trainer's leases, and how many it would hold."""
+
+    stream: str = wire(NAME)
+    work: str = wire(OneOf(WORK))
+    incarnation: int = wire(ID)
+    serial: int = wire(COUNT)
+    generation: int = wire(COUNT)
+    done: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    failed: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    returned: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    in_hand: Lease | None = wire(Maybe(record(Lease)))
+    wanted: int = wire(Integer(0, MOST_LEASES))
+    before: int = wire(EPOCH)
+    snapshot: bool = wire(FLAG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases(Message):
+    """Answers `Outcomes`: all leases that the trainer has now, in the order in which it got them."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(COUNT)
+    leases: tuple[Lease, ...] = wire(Many(record(Lease), MOST_LEASES))
+    unsettled: int = wire(EPOCH)
+    done: DoneSet | None = wire(Maybe(record(DoneSet)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled(Message):
+    """The trainer's leases have changed, or there are some again: it should say how its own stand."""
