@@ -103,8 +103,6 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER = {
-    "T1": "later: strategies",
-    "T8": "later: strategies",
     "T11": "later: metrics of the data path",
 }
 

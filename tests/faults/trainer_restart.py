@@ -35,6 +35,7 @@ WAYS: dict[str, tuple[int, Sequence[str]]] = {
     "single": (1, ()),
     "mirrored": (1, ("--replicas", "2")),
     "central": (1, ("--replicas", "2")),
+    "async": (1, ("--replicas", "2")),
     "multi-worker": (2, ()),
 }
 

@@ -53,12 +53,12 @@ class Losses(keras.callbacks.Callback):
         self.seen.append(logs["loss"])
 
 
-def trained(folder, placement, feed, *, optimizer=None, model=Spoken, until=None, **settings):
+def trained(folder, placement, feed, *, optimizer=None, model=Spoken, loss=None, until=None, **settings):
     """Losses of a run's steps, and the loop."""
     keras.utils.set_random_seed(3)
     with placement.scope():
         made = model()
-        made.compile((optimizer or adam)(), per_row)
+        made.compile((optimizer or adam)(), loss or per_row)
     data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     losses = Losses()
     settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)

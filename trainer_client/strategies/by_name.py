@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer_client.strategies.asynchronous import Asynchronous
 from trainer_client.strategies.central import Central
 from trainer_client.strategies.mirrored import Mirrored
 from trainer_client.strategies.multi_worker import MultiWorker
@@ -24,6 +25,8 @@ def placement_of(options: StrategyOptions) -> Placement:
         return Mirrored(tower_devices(options.replicas), options.all_reduce or "auto", sums=sums)
     if options.name == "central":
         return Central(tower_devices(options.replicas), options.variables or "auto", sums=sums)
+    if options.name == "async":
+        return Asynchronous(tower_devices(options.replicas), options.variables or "auto", sums=sums)
     if options.name == "multi-worker":
         return MultiWorker(options.all_reduce or "auto", sums=sums)
     return Single()

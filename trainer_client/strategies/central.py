@@ -5,88 +5,31 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
-from trainer_client.strategies.choosing.variable_devices import LeastLoaded, VariablesOn, places_of_variables
-from trainer_client.strategies.towers.feeding import Rounds
+from trainer_client.strategies.choosing.variable_devices import VariablesOn, places_of_variables
+from trainer_client.strategies.one_copy import OneCopy
 from trainer_client.strategies.towers.gradients import Towers, refuse_xla, times_said
-from trainer_client.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
 from trainer_client.training.step import Contribution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Sequence
 
-    from trainer_client.feed import Feed
     from trainer_client.training.step import TrainStep
 
 __all__ = ["Central"]
 
 
-class Central:
+class Central(OneCopy):
     """On these devices, such as GPU:0 and GPU:1; with `sums`, gradients are the mean's over all rows, times the towers.
 
     A tower's loss is the mean over its own rows, so it counts for as much as they weigh.
     """
 
-    writes = True
-    agrees_to_stop = False
-
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
-        refuse_cluster("central")
+        super().__init__("central", devices, *places_of_variables(variables, devices))
         self._times = float(len(devices)) if sums else 1.0
-        places, taken = places_of_variables(variables, devices)
-        self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
-        self.judging = {"rank": 0}
-        self.said = (
-            f"central: {len(devices)} towers on {', '.join(devices)}; variables on {taken}{times_said(self._times)}"
-        )
-        self._devices = devices
-        self._is_model_built = False
-        self._places = LeastLoaded(places)
-
-    def scope(self) -> AbstractContextManager[Any]:
-        """As `Placement` has it."""
-        scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
-        return scope
-
-    def _create(self, create: Callable[..., Any], **how: Any) -> Any:  # noqa: ANN401 - as TensorFlow calls it
-        """A variable in its place."""
-        if self._is_model_built:
-            return create(**how)  # beside the one that it belongs to
-        value = how["initial_value"]
-        how["initial_value"] = value = tf.convert_to_tensor(value() if callable(value) else value, how.get("dtype"))
-        with tf.device(self._places.place(_bytes_of(value))):
-            return create(**how)
-
-    def refuse_other_world(self, feed: Feed) -> None:
-        """As `Placement` has it."""
-        refuse_queue(feed, "central")
-        refuse_other_world(feed, "central", replicas=len(self._devices), world=len(self._devices))
-
-    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """As `Placement` has it."""
-        return Rounds(feed, keys, self._devices, tuple)
-
-    def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
-        """As `Placement` has it."""
-        return self.for_all(elements.element_spec)  # type: ignore[attr-defined] # of rounds
-
-    def for_all(self, element: Any) -> Any:  # noqa: ANN401 - tensors
-        """As `Placement` has it."""
-        return (element,) * len(self._devices)
-
-    def prepare_optimizer(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
-        """As `Placement` has it: optimizers put their variables beside the model's."""
-        self._is_model_built = model.built
-
-    def heeds(self, *, asked: bool) -> bool:
-        """As `Placement` has it."""
-        return asked
-
-    def refuse_unequal(self, model: Any) -> None:  # noqa: ANN401 - Keras has no types
-        """As `Placement` has it: there is one copy."""
+        self.said += times_said(self._times)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
@@ -117,10 +60,6 @@ class Central:
         of_rows = [tf.math.divide_no_nan(one.rows, rows) for one in made]
         statistics = [_mean_of(of_one, of_rows) for of_one in zip(*(one.statistics for one in made), strict=True)]
         return Contribution(loss, rows, weight, gradients, statistics)
-
-
-def _bytes_of(value: Any) -> int:  # noqa: ANN401 - a tensor
-    return int(np.prod(value.shape.as_list(), dtype=np.int64)) * int(value.dtype.size)
 
 
 def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors or slices

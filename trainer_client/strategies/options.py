@@ -22,6 +22,7 @@ HEEDED: dict[str, frozenset[str]] = {
     "mirrored": frozenset({"replicas", "all_reduce", "combine"}),
     "multi-worker": frozenset({"all_reduce", "combine"}),
     "central": frozenset({"replicas", "variables", "combine"}),
+    "async": frozenset({"replicas", "variables", "combine"}),
     "parameter-server": frozenset({"staleness", "pull_every", "server_memory"}),
 }
 

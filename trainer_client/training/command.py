@@ -58,8 +58,9 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 _STRATEGIES = """\
 single: on one device (default); mirrored: on several devices of this process, each with all variables; central: the
-same with one copy of the variables; multi-worker: in several processes, as TF_CONFIG says, each with all variables;
-parameter-server: in several processes, of which servers hold the variables, and workers share a stream in queue mode"""
+same with one copy of the variables; async: central, but each applies its gradients as they come; multi-worker: in
+several processes, as TF_CONFIG says, each with all variables; parameter-server: in several processes, of which servers
+hold the variables, and workers share a stream in queue mode"""
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:
@@ -70,10 +71,10 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
         "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; the one used is printed (auto)"
     )
     group.add_argument(
-        "--combine", choices=("mean", "sum"), help="gradients of the mean over all rows, or of that times the replicas"
-        " (mean)",
+        "--combine", choices=("mean", "sum"), help="gradients of the mean over all rows, or of that times the replicas;"
+        " async: gradients times 1/replicas, or as they are (mean)",
     )  # fmt: skip
-    group.add_argument("--variables", choices=VARIABLES_ON, help="central: where variables lie (auto)")
+    group.add_argument("--variables", choices=VARIABLES_ON, help="central, async: where variables lie (auto)")
     group.add_argument(
         "--staleness", type=at_least(0), metavar="N",
         help="parameter-server: refuse gradients if more batches were applied since their variables were pulled (8)",

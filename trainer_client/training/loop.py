@@ -335,7 +335,7 @@ class TrainingLoop:
         return DataError(
             expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
             where=f"batch {at.number} of epoch {at.epoch} of {stream}, step {self._progress.totals.steps}",
-            remedy="The variables are as before this batch. Lower the learning rate, clip gradients (clipnorm=1.0), or "
+            remedy="They were never applied. Lower the learning rate, clip gradients (clipnorm=1.0), or "
             f"look at it: loader-server show JOB {stream} --epoch {at.epoch} --batch {at.number}",
         )  # fmt: skip
 

@@ -18,7 +18,9 @@ from trainer_client.losses import RowLoss, masked_mean, valid_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TrainStep", "refuse_own_train_step"]
+__all__ = [
+    "APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TrainStep", "refuse_own_train_step", "statistics_of",
+]  # fmt: skip
 
 #: What became of a step.
 APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
@@ -66,7 +68,7 @@ class TrainStep:
         """What one replica computes of a step. It changes no variable, but for seeds."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
-        variables, statistics = self.model.trainable_variables, self._statistics()
+        variables, statistics = self.model.trainable_variables, statistics_of(self.model)
         before = [tf.identity(one.value) for one in statistics]
         with tf.GradientTape() as tape:
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
@@ -95,17 +97,18 @@ class TrainStep:
     def apply(self, part: Contribution, became: Any) -> None:  # noqa: ANN401 - tensors
         """Change the variables."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
-        for one, after in zip(self._statistics(), part.statistics, strict=True):
+        for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
             one.assign(tf.where(became == APPLIED, after, one.value))
 
-    def _statistics(self) -> list[Any]:
-        """What the forward pass itself changes, such as means over batches; not what was frozen, which may be large,
-        nor seeds, which are no floats and do go on.
-        """
-        layers = self.model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
-        frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
-        known = self.model.non_trainable_variables
-        return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
+
+def statistics_of(model: Any) -> list[Any]:  # noqa: ANN401 - Keras has no types
+    """What a model's forward pass itself changes, such as means over batches; not what was frozen, which may be large,
+    nor seeds, which are no floats and do go on.
+    """
+    layers = model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
+    frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
+    known = model.non_trainable_variables
+    return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
 
 
 def refuse_own_train_step(model: Any) -> None:  # noqa: ANN401 - Keras has no types
