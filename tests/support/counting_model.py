@@ -6,17 +6,15 @@ Each valid row's gradient has the sign that adds one to the sample's count, so a
 from __future__ import annotations
 
 import json
-import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tests.support.programs import Program
+from tests.support.reserved_host import reserved_host
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import ExitStack
     from pathlib import Path
 
@@ -86,20 +84,11 @@ def start_workers(
     stack: ExitStack, folder: Path, count: int, *words: str, module: str = "trainer_client"
 ) -> list[Program]:
     """A program in so many processes of one cluster, whose places TF_CONFIG says."""
-    hosts = [stack.enter_context(_reserved_host()) for _ in range(count)]
+    hosts = [stack.enter_context(reserved_host()) for _ in range(count)]
     places = [{"cluster": {"worker": hosts}, "task": {"type": "worker", "index": at}} for at in range(count)]
     return [
         stack.enter_context(Program(folder, *words, module=module, TF_CONFIG=json.dumps(place))) for place in places
     ]
-
-
-@contextmanager
-def _reserved_host() -> Iterator[str]:
-    """An address that nobody else is given, because it stays bound; as it is not listened to, TensorFlow can do so."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
 def counted(checkpoints: Path) -> tuple[NDArray[Any], dict[str, Any]]:
