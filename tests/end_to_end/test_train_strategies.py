@@ -54,7 +54,7 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
         first.ended(180)
         code, said, complained = second.ended(180)
         assert code == 3, (said, complained)
-        assert "expected all 2 processes in the exchange of gradients" in complained
+        assert "expected all 2 processes of the run" in complained
         assert "Start all of them again: they go on from the newest checkpoint." in complained
         killed_at = counted(checkpoints)[1]["step"]
         first, second = start_workers(stack, folder, 2, *words, *slowly)
@@ -79,6 +79,39 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
     shown = status.ask(endpoint)["streams"]
     assert shown["train"]["results"]["rows"] == SAMPLES
     assert shown["dev"]["results"]["rows"] == SAMPLES
+
+
+_DYING = """
+import signal
+
+from counts import *
+
+
+class Dying(keras.metrics.Mean):
+    def result(self):
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().result()
+
+
+def dying():
+    return [Dying()]
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_is_killed_while_it_judges_is_missed_by_the_one_that_waits(folder: Path, endpoint: str) -> None:
+    (folder / "dying.py").write_text(_DYING)
+    words = (
+        "train", "--feed", endpoint, "--model", "dying", "--param", f"samples={SAMPLES}", "--eval-metrics", "dying",
+        "--checkpoint", str(folder / "judged"), "--strategy", "multi-worker", "--epochs", "2", "--validate", "dev",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        first, second = start_workers(stack, folder, 2, *words)
+        assert first.ended(180)[0] == -signal.SIGKILL
+        code, said, complained = second.ended(180)
+    assert code == 3, (said, complained)
+    assert "--strategy multi-worker: expected all 2 processes" in complained
 
 
 def test_a_process_without_others_is_refused(folder: Path, endpoint: str) -> None:

@@ -179,6 +179,9 @@ class FakeSession:
     def count_to_end(self, batches: FakeIterator) -> None:
         self.cursor.count_to_end(batches.start)
 
+    def watch_others(self, refuse_lost: Callable[[], None]) -> None:
+        self.refuse_lost = refuse_lost
+
     def count_step_wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from shared.errors import StokerError
 from tests.support.joined_feed import spread_feed
+from tests.support.loaders import wait_until
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -97,6 +98,9 @@ def _run(folder: Path) -> None:
         if rank:
             _poison(poisoned)
         came["not finite"] = _refusal(partial(_trained, placement, poisoned, Spoken))
+        if rank == 0:
+            came["lost"] = _refusal_at_last(placement.refuse_lost)
+            came["alone"] = _refusal(loop.check_replicas)
     (folder / f"came-{rank}.json").write_text(json.dumps(came))
 
 
@@ -111,6 +115,12 @@ def _refusal(act):
     except StokerError as error:
         return str(error)
     return None
+
+
+def _refusal_at_last(act):
+    refusals = []
+    wait_until(lambda: refusals.append(_refusal(act)) or refusals[-1], "it is refused", 100)
+    return refusals[-1]
 
 
 class OneOfTwo(keras.Model):

@@ -78,6 +78,10 @@ class Standing:
     waited_s: float = 0.0
 
 
+def _refuse_nothing() -> None:
+    """Nobody but the coordinator knows of other ranks."""
+
+
 def trainer_name() -> str:
     """Host and process, for messages to people."""
     return f"{os.uname().nodename}:{os.getpid()}"
@@ -103,6 +107,8 @@ class Receiver:
         self._ends: dict[int, Future[bool]] = {}
         #: Results that were reported: whether to wait for all ranks, and who waits.
         self._results: dict[int, tuple[bool, Future[m.Aggregate]]] = {}
+        #: Called now and then while all ranks are waited for: raises an error if one of them is gone.
+        self.refuse_lost: Callable[[], None] = _refuse_nothing
         self._offers: list[i.Offer] = []
         self._told = (0.0, 0.0)
         self._closing = False
@@ -204,6 +210,8 @@ class Receiver:
             self.outbox.raise_if_over()
             if of_all and self.outbox.ended is not None and self.outbox.parted:
                 raise self.outbox.ended
+            if of_all:
+                self.refuse_lost()
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
         """What stopped the feed, if anything did or does within this time."""

@@ -204,6 +204,10 @@ class FeedSession:
         """The mean of the values of all ranks at this step; waits for them."""
         return self._results.agree(value, epoch=epoch, step=step)
 
+    def watch_others(self, refuse_lost: Callable[[], None]) -> None:
+        """Call this now and then while all ranks are waited for: it raises an error if one of them is gone."""
+        self.receiver.refuse_lost = refuse_lost
+
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Tell the coordinator that a run ended in good order; an elastic one ends in all ranks, or in none."""
         self._results.end(why, epoch=epoch, step=0 if self.in_queue else step, together=self.is_elastic)

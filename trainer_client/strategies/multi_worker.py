@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+# Not public, but nothing public asks whether another process is there.
+from tensorflow.python.eager import context
 
 from shared.errors import LostError, SettingsError
 from trainer_client.roles import role
@@ -23,7 +27,7 @@ from trainer_client.tf.cluster import cluster_resolver
 from trainer_client.tf.dataset import ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from shared.roles import Role
@@ -53,6 +57,12 @@ class MultiWorker(Replicated):
             sums=sums,
         )
         _take_sigterm_back()
+        self._looked_s = time.monotonic()
+        self._peers = [
+            f"/job:{job}/replica:0/task:{at}"
+            for job, hosts in place.cluster.items() if job in {"chief", "worker"}
+            for at in range(len(hosts))
+        ]  # fmt: skip
         ranks = ranks_of(self._strategy)
         self.writes = place.is_master
         self.ranks = {"rank": ranks.rank, "replicas": ranks.replicas, "world": ranks.world}
@@ -60,9 +70,31 @@ class MultiWorker(Replicated):
         where = f"process {place.rank} of {place.world}, {ranks.replicas} of {ranks.world} replicas"
         self.said = f"multi-worker: {where}; gradients by {taken}{times_said(self._times)}"
 
+    def scope(self) -> AbstractContextManager[Any]:
+        """As `Placement` has it; the chief gives its values of new variables to all."""
+        stack = ExitStack()
+        stack.enter_context(self.exchanging())
+        stack.enter_context(super().scope())
+        return stack
+
+    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
+        """As `Placement` has it; where the feed waits for the others, one that is gone is noticed."""
+        feed._session.watch_others(self.refuse_lost)  # noqa: SLF001 - both are halves of one face
+        return super().data(feed, keys)
+
+    def refuse_lost(self) -> None:
+        """Raise an error if a process is gone, or another has taken its place. Call it as often as you like: it looks
+        now and then only.
+        """
+        if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+            with _naming_the_lost(len(self._peers), (*_GONE, tf.errors.FailedPreconditionError)):
+                for peer in self._peers:
+                    context.context().check_collective_ops_peer_health(peer, timeout_in_ms=_SILENT_MS)
+            self._looked_s = time.monotonic()
+
     def exchanging(self) -> AbstractContextManager[Any]:
         """As `Replicated` has it: a process that died is named as what it is."""
-        return _naming_the_lost(self.ranks["world"] // self.ranks["replicas"])
+        return _naming_the_lost(len(self._peers))
 
     def heeds(self, *, asked: bool) -> bool:
         """As `Placement` has it: what was said in the last step, which all know."""
@@ -75,6 +107,11 @@ class MultiWorker(Replicated):
         refuse_other_world(feed, "multi-worker", replicas=self.ranks["replicas"], world=self.ranks["world"])
 
 
+#: How often a wait for others looks whether they are there, and how long one may take to answer, which takes none of
+#: its Python.
+_LOOK_EVERY_S = 5.0
+_SILENT_MS = 30_000
+
 #: What an exchange raises when a partner is gone.
 _GONE = (
     tf.errors.UnavailableError,
@@ -85,15 +122,15 @@ _GONE = (
 
 
 @contextmanager
-def _naming_the_lost(processes: int) -> Iterator[None]:
+def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if not isinstance(error, _GONE) and "Collective ops is aborted" not in error.message:
+        if not isinstance(error, gone) and "Collective ops is aborted" not in error.message:
             raise
         said = [line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))]
         raise LostError(
-            expected=f"all {processes} processes in the exchange of gradients",
+            expected=f"all {processes} processes of the run",
             got=" ".join(said) or error.message.splitlines()[-1], where="--strategy multi-worker",
             remedy="Start all of them again: they go on from the newest checkpoint.",
         ) from error  # fmt: skip

@@ -67,6 +67,8 @@ def train(order: TrainOrder, **settings: Any) -> None:  # noqa: ANN401 - of the 
 
         model = _model(order, placement)
         data = _data(order, feed, placement)
+        for judge in judges:
+            judge._session.watch_others(feed._session.receiver.refuse_lost)  # noqa: SLF001 - as below
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
         loop = TrainingLoop(model, data, placement, LoopSettings(**settings), callbacks)

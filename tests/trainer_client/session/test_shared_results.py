@@ -81,6 +81,21 @@ def test_whoever_waits_gets_the_error_of_the_feed():
     waits(LostError, lambda feed: feed.interrupt(error))
 
 
+@pytest.mark.parametrize(
+    "wait", [lambda feed: feed.aggregate({"loss": 1.0}, rows=1), lambda feed: feed._session.agree(1.0, epoch=0, step=1)]
+)
+def test_whoever_waits_for_others_hears_that_one_is_gone(wait):
+    gone = LostError(expected="all 2 processes", got="one", where="--strategy multi-worker", remedy="Start all again.")
+
+    def refuse_lost():
+        raise gone
+
+    with Ends() as ends, trainer_client.connect(ends.endpoint) as feed:
+        feed._session.watch_others(refuse_lost)
+        with pytest.raises(LostError, match="expected all 2 processes"):
+            wait(feed)
+
+
 def test_who_does_not_wait_gets_no_error_of_a_feed_that_fails(told):
     ends, feed = told
     heard = threading.Event()

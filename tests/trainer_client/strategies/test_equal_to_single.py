@@ -70,6 +70,8 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
     for one, other in zip(arrays, first["variables"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert (first["written"], second["written"]) == (3, 0), "the chief alone writes"
+    for refused in (first["lost"], first["alone"]):
+        assert "--strategy multi-worker: expected all 2 processes of the run" in refused
     for came in (first, second):
         assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
