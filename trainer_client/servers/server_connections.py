@@ -57,7 +57,9 @@ class ServerConnections:
     def ask(
         self, questions: Mapping[int, tuple[Any, bytes]], heed: Callable[[], None] | None = None
     ) -> dict[int, Reply]:
-        """Ask some servers, by their number; all their answers, in the same order. `heed` may raise, which ends it."""
+        """Ask some servers, by their number; all their answers, in the same order. Once one has moved, others are not
+        waited for: they may wait for its orders. `heed` may raise, which ends it.
+        """
         asked = {}
         for at, (message, frame) in questions.items():
             self._serial += 1
@@ -74,6 +76,8 @@ class ServerConnections:
             for at, socket in enumerate(self._sockets):
                 for frames in read_waiting(socket):
                     self._take_in(frames, asked.get(at))
+            if any(one.has_moved() for one in asked.values()):
+                break
         return {at: one.reply for at, one in asked.items() if one.reply is not None}
 
     @staticmethod
@@ -118,6 +122,10 @@ class _Question:
         self._socket = socket
         self._frames = [encode(message), *([frame] if message_has_frame(message) else [])]
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S
+
+    def has_moved(self) -> bool:
+        """Whether the answer is that the server serves nothing, or something else."""
+        return self.reply is not None and isinstance(self.reply[0], m.Taken) and self.reply[0].code == "moved"
 
     def send(self, now_s: float) -> None:
         """Send it if it is time to."""

@@ -91,8 +91,8 @@ class Served:
                 self.stop(at)
 
     @contextmanager
-    def trainer(self, model=None, *, staleness=4, memory=None, most=0, make=None):
-        connections = ServerConnections(self.endpoints, client_keys(self.keys), 60.0)
+    def trainer(self, model=None, *, staleness=4, memory=None, most=0, make=None, lost_s=60.0):
+        connections = ServerConnections(self.endpoints, client_keys(self.keys), lost_s)
         settings = SharesSettings(staleness=staleness, most=most, memory=memory)
         try:
             yield ServedModel(model or built(), (make or self.make)(), connections, settings)
@@ -316,6 +316,22 @@ def test_servers_end_though_the_first_is_killed_before_it_could_say_so():
         chief.quit()
         for _, thread in served.running.values():
             wait_until(lambda thread=thread: not thread.is_alive(), "a server ends")
+    served.close()
+
+
+@pytest.mark.parametrize("ask", [lambda chief: chief.pull(), lambda chief: chief.save(0)], ids=["pull", "save"])
+def test_nobody_waits_for_orders_that_died_with_the_first_server(ask):
+    served = Served(2)
+    with served.trainer(lost_s=10) as chief:
+        chief.serve(NOTHING, 0)
+        assert chief.look()
+        chief.pull()
+        served.running[0][0]._send_orders = lambda: None
+        assert chief.push(lease(0), {})
+        served.stop(0)
+        served.start(0)
+        with pytest.raises(MovedError):
+            ask(chief)
     served.close()
 
 
