@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SAMPLES, _STEPS = 300, 50
+_AHEAD = 2
 
 
 def write_job_of_arrays(folder: Path) -> Path:
@@ -40,7 +41,7 @@ def read(
     endpoint: str, stream: str = "numpy", then: Callable[[int], object] = bool, lost_timeout_s: float = 1000.0
 ) -> list[tuple[int, int]]:
     got = []
-    with trainer_client.connect(endpoint, stream=stream, prefetch=2, lost_timeout_s=lost_timeout_s) as feed:
+    with trainer_client.connect(endpoint, stream=stream, prefetch=_AHEAD, lost_timeout_s=lost_timeout_s) as feed:
         for batch in feed:
             got.append((batch.number, batch.digest))
             then(len(got))
@@ -53,7 +54,10 @@ def test_trainers_and_status_hear_which_file_was_cut_short_and_go_on_once_it_is_
     content, times = file.read_bytes(), file.stat()
 
     def cut(read: int) -> None:
+        """While nothing is built: a batch that was read just before is refused by a check of the file after it."""
         if read == 3:
+            built = len(expected) + read + _AHEAD
+            wait_until(lambda: sum(one["built"] for one in ask(loaders.endpoint)["workers"]) >= built, "all is built")
             os.truncate(file, len(content) // 8)
 
     with running(job, workers=2) as loaders, ThreadPoolExecutor() as pool:
