@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "DraftJournal", "new_draft", "resumed_draft"]
 
 _JOURNAL = "journal.json"
+_NEW_JOURNAL = "journal.json.new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ class Draft:
         """Make all whole pieces survive a crash."""
         for writer in self._writers:
             writer.sync()
-        draft = self.folder / f"{_JOURNAL}.new"
+        draft = self.folder / _NEW_JOURNAL
         with draft.open("w", encoding="utf-8") as file:
             json.dump(asdict(self.journal), file)
             file.flush()
@@ -149,8 +150,9 @@ class Draft:
         self._closed = True
 
     def remove_journal(self) -> None:
-        """Remove the journal; what is left is an index."""
-        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        """Remove the journal, and a new one that a killed indexer was at; what is left is an index."""
+        for name in (_JOURNAL, _NEW_JOURNAL):
+            (self.folder / name).unlink(missing_ok=True)
 
     # --- what is in the files, once they are closed ---
 

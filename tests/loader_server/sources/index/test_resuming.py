@@ -182,6 +182,15 @@ def test_kill_9_costs_what_was_under_way_and_leaves_no_process(corpus: Path, who
     assert meta == whole_meta
 
 
+def test_a_journal_that_was_half_written_is_not_left_in_the_index(corpus: Path, whole: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make_index(_request(corpus, progress=_interrupt_after(6)))
+    (journal,) = (corpus.parent / "index").glob("*/journal.json")
+    journal.with_name("journal.json.new").write_bytes(journal.read_bytes()[:20])
+    assert _rows_looked_at(_request(corpus))[0] == 6
+    assert _content(corpus.parent / "index") == whole
+
+
 def test_a_draft_is_as_good_as_its_journal_says(corpus: Path) -> None:
     """What a process wrote after it last kept its work is cut off."""
     with pytest.raises(KeyboardInterrupt):
