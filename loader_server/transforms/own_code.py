@@ -13,6 +13,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import pkgutil
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ __all__ = ["OwnCode", "own_code"]
 _OURS = frozenset(("loader_server", "shared", "trainer_client"))
 #: Folders that package managers install into.
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
+#: The first part of each path in a package's list of files, up to a suffix.
+_RECORDED = re.compile(r'^"?([^/.,"\n]+)[/.]', re.MULTILINE)
 _STANDARD_LIBRARY = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
@@ -116,9 +119,24 @@ def _named(source: bytes, package: str) -> Iterator[str]:
 
 def _versions(top: str) -> dict[str, str]:
     """The versions of the packages that an installed module belongs to."""
-    return {name: importlib.metadata.version(name) for name in _distributions().get(top, ())}
+    names = [distribution.metadata["Name"] for distribution in _distributions().get(top, ())]
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 @functools.cache
-def _distributions() -> Mapping[str, Sequence[str]]:
-    return importlib.metadata.packages_distributions()
+def _distributions() -> Mapping[str, Sequence[importlib.metadata.Distribution]]:
+    """What is installed, by the modules that it says it has.
+
+    As `importlib.metadata.packages_distributions`, which parses the metadata and the list of files of every package
+    that is there, and so takes ten times as long: each process of a job would wait for it.
+    """
+    found: dict[str, list[importlib.metadata.Distribution]] = {}
+    for distribution in importlib.metadata.distributions():
+        for top in _top_level(distribution):
+            found.setdefault(top, []).append(distribution)
+    return found
+
+
+def _top_level(distribution: importlib.metadata.Distribution) -> Iterable[str]:
+    declared = (distribution.read_text("top_level.txt") or "").split()
+    return declared or set(_RECORDED.findall(distribution.read_text("RECORD") or ""))

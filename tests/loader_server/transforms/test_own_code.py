@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING
 
 import pytest
@@ -141,6 +142,26 @@ def test_an_installed_package_goes_by_its_version(installed):
     assert before.packages == {"Sound_Effects": "1.5"}
     write(installed, {"effects/inner.py": "LEVEL = 2\n", "effects/__init__.py": ""})
     assert own_code(["augment"]) == before
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["effects/__init__.py,,", '"effects/a, b.py",,', "effects.py,,", "effects.cpython-311-x86_64-linux-gnu.so,,"],
+)
+def test_a_package_that_lists_its_files_alone_is_found_as_well(installed, record):
+    told = installed / "Sound_Effects-1.5.dist-info"
+    (told / "top_level.txt").unlink()
+    (told / "RECORD").write_text(f"../bin/effects,,\nineffective/effects/a.py,,\neffects_more.py,,\n{record}\n")
+    assert own_code(["augment"]).packages == {"Sound_Effects": "1.5"}
+    (told / "RECORD").write_text((told / "RECORD").read_text().replace(record, ""))
+    module._distributions.cache_clear()
+    assert own_code(["augment"]).packages == {}
+
+
+def test_what_is_installed_is_found_as_importlib_finds_it():
+    told = {top: set(names) for top, names in packages_distributions().items() if top in sys.modules}
+    found = module._distributions()
+    assert {top: {one.metadata["Name"] for one in found.get(top, ())} for top in told} == told
 
 
 def test_a_transform_that_is_installed_goes_by_its_own_source_as_well(installed):
