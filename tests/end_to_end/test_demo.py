@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,11 +11,14 @@ import psutil
 import pytest
 
 from loader_server.job_file import JobFile
-from tests.support.loaders import ROOT, wait_until
+from tests.support.forked import start_talking
+from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.forked import TalkingProcess
 
 KEYS = [
     "steps", "loss_first", "loss_last", "error_last", "data_wait_ratio", "padding_ratio", "shapes", "lost", "repeated",
@@ -35,9 +36,8 @@ def _processes(folder: Path) -> list[str]:
 
 
 @contextmanager
-def _demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "loader_server", "demo", "--keep", str(folder), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+def _demo(folder: Path, *arguments: str) -> Iterator[TalkingProcess]:
+    with start_talking("loader_server", "demo", "--keep", str(folder), *arguments) as process:
         try:
             yield process
         finally:
@@ -66,7 +66,6 @@ def test_a_short_demo_trains_and_loses_nothing_though_a_worker_is_killed(tmp_pat
 def test_a_demo_that_is_interrupted_takes_its_processes_along(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "kept"
     with _demo(folder, "--samples", "20", "--epochs", "1") as process:
-        assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("5  Train"))
         wait_until(lambda: len(_processes(folder)) == 5, "itself, a coordinator, two workers and a trainer are there")
         process.send_signal(number)
@@ -79,7 +78,6 @@ def test_a_demo_that_is_interrupted_takes_its_processes_along(tmp_path: Path, nu
 def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with _demo(folder, "--samples", "20", "--epochs", "1", "--workers", "1") as process:
-        assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("5  Train"))
         process.kill()
         wait_until(lambda: not _processes(folder), "all processes ended")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,8 @@ import pytest
 
 import trainer_client
 from loader_server.commands import status
-from tests.support.loaders import ROOT, running, wait_until, write_job
+from tests.support.forked import start_talking
+from tests.support.loaders import running, wait_until, write_job
 from trainer_client import EndedError, FeedCheckpoint, Run, Until, Validation
 from trainer_client.checkpoint_folder import CheckpointFolder
 
@@ -53,9 +52,7 @@ def write(folder, mode, job=JOB):
 @contextmanager
 def ending(job, *arguments):
     """The command, while it runs."""
-    command = [sys.executable, "-m", "loader_server", "end", str(job), *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+    with start_talking("loader_server", "end", str(job), *arguments) as process:
         try:
             yield process
         finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,8 @@ import pytest
 
 import trainer_client
 from loader_server.commands.status import ask_all
-from tests.support.loaders import ROOT, running, wait_until, write_job
+from tests.support.forked import run_module, start_code
+from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,15 +30,7 @@ def make(folder: Path, name: str, **how: Any) -> Path:
 
 def command(*arguments: object) -> tuple[int, str, str]:
     """Exit code, output and errors of a command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "loader_server", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return run_module("loader_server", *map(str, arguments))
 
 
 def read(endpoint: str, stream: str = "dev") -> list[tuple[int, int]]:
@@ -73,13 +64,12 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
 def reading(endpoint: str) -> Iterator[None]:
     """A trainer that never gets a batch, in a process of its own, for the length of a block."""
     code = f"import trainer_client; list(trainer_client.connect({endpoint!r}, lost_timeout_s=1000))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    try:
-        yield
-        assert process.poll() is None, "it still waits"
-    finally:
-        process.kill()
-        process.wait()
+    with start_code(code) as process:
+        try:
+            yield
+            assert process.poll() is None, "it still waits"
+        finally:
+            process.kill()
 
 
 def shares(job: Path) -> dict[str, int]:

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,7 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from loader_server.commands import status
-from tests.support.loaders import ROOT, Loaders, running, write_job
+from tests.support.forked import ROOT, ModuleProcess, start_module
+from tests.support.loaders import Loaders, running, write_job
 
 #: The slowest is never killed.
 _STEPS_S = (0.4, 0.2, 0.1, 0.05)
@@ -45,16 +45,18 @@ class Place:
     endpoint: str
     epochs: int
     logs: list[Path] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    process: ModuleProcess | None = None
 
     def start(self) -> None:
         self.logs.append(self.folder / f"trainer-{self.step_s:g}-{len(self.logs)}.log")
         self.logs[-1].touch()
-        command = [sys.executable, "-m", "tests.support.queue_trainer", self.endpoint, str(self.step_s)]
-        command += [str(self.epochs), str(self.logs[-1])]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{self.folder}"}
-        with (self.folder / "errors.txt").open("ab") as errors:
-            self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors)
+        said = (self.endpoint, self.step_s, self.epochs, self.logs[-1])
+        self.process = start_module(
+            ("tests.support.queue_trainer", *map(str, said)),
+            folder=self.folder,
+            log=self.folder / "errors.txt",
+            environment={**os.environ, "PYTHONPATH": f"{ROOT}:{self.folder}"},
+        )
 
     def kill(self) -> None:
         assert self.process is not None

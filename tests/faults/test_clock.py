@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -16,7 +13,8 @@ import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.moved_clock import clock_in
 
 if TYPE_CHECKING:
@@ -50,14 +48,7 @@ class _Trainer:
     """A trainer in a process of its own, under the moved clock."""
 
     def __init__(self, loaders: Loaders, folder: Path, *state: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _TRAINER, loaders.endpoint, *map(json.dumps, state)],
-            env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = start_code(_TRAINER, loaders.endpoint, *map(json.dumps, state), folder=folder)
 
     def close(self) -> None:
         """Let it end, in good order."""
@@ -66,8 +57,6 @@ class _Trainer:
 
     def read(self, seconds: float) -> dict[str, Any]:
         """What it says after that."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(seconds, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 

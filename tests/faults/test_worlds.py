@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import trainer_client
-from tests.support.forked import CodeProcess, start_code
+from tests.support.forked import TalkingProcess, start_code
 from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Ranks:
         return sorted(number for _, number, _ in self.trained)
 
 
-def _start(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None, *more: str) -> list[CodeProcess]:
+def _start(loaders: Loaders, world: int, rounds: int, state: dict[str, Any] | None, *more: str) -> list[TalkingProcess]:
     said = (str(world), str(rounds), json.dumps(state), *more)
     return [start_code(_RANK, loaders.endpoint, str(rank), *said) for rank in range(world)]
 

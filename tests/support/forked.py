@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["ROOT", "CodeProcess", "ModuleProcess", "Nurseries", "start_code", "start_module"]
+__all__ = [
+    "ROOT",
+    "ModuleProcess",
+    "Nurseries",
+    "TalkingProcess",
+    "run_module",
+    "start_code",
+    "start_module",
+    "start_talking",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -195,7 +204,7 @@ def start_module(
     `--ready-fd`. What it says on stderr goes to the log as well, or to `errors`.
     """
     errors = log if errors is None else errors
-    if not fork or not _may_be_forked(folder, environment, _environment(tensorflow=tensorflow)):
+    if not fork or not _may_be_forked(environment, _environment(tensorflow=tensorflow)):
         return _start_interpreter(command, folder, (log, errors), environment, ready)
     how = {"command": command, "folder": str(folder), "outputs": [str(log), str(errors)]}
     arguments = [json.dumps({**how, "environment": dict(environment), "ready": ready is not None})]
@@ -203,17 +212,17 @@ def start_module(
     return _ForkedProcess(command, process)
 
 
-class CodeProcess(_ForkedProcess):
-    """Runs code, and has as much more of a `subprocess.Popen` with text in pipes as tests use."""
+class TalkingProcess(_ForkedProcess):
+    """Has as much more of a `subprocess.Popen` with text in pipes as tests use."""
 
-    def __init__(self, code: str, arguments: Sequence[str], *, tensorflow: bool) -> None:
+    def __init__(self, command: Sequence[str], *, folder: Path, tensorflow: bool) -> None:
         self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - closed at the end
-        how = {"command": ["-c", code, *arguments], "folder": str(ROOT), "talks": True, "ready": False}
+        how = {"command": command, "folder": str(folder), "talks": True, "ready": False}
         how |= {"outputs": [os.devnull, self._errors.name], "environment": _environment(tensorflow=tensorflow)}
         self._socket, theirs = socket.socketpair()
         with theirs:
             process = _nursery(tensorflow=tensorflow).start([json.dumps(how)], keep=theirs.fileno())
-        super().__init__(["-c", *arguments], process)
+        super().__init__(command, process)
         self.stdout, self.stdin = io.TextIOWrapper(io.BufferedReader(_Stdout(self._socket, "r"))), _Stdin(self._socket)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -262,15 +271,30 @@ class _Stdin:
             self._socket.shutdown(socket.SHUT_WR)
 
 
-def start_code(code: str, *arguments: str, tensorflow: bool = False) -> CodeProcess:
-    """Run code as `python -c` would in the project's folder."""
-    return CodeProcess(code, arguments, tensorflow=tensorflow)
+def start_talking(module: str, *arguments: str, folder: Path = ROOT, tensorflow: bool = False) -> TalkingProcess:
+    """Run a module as `python -m` would in this folder."""
+    return TalkingProcess([module, *arguments], folder=folder, tensorflow=tensorflow)
 
 
-def _may_be_forked(folder: Path, environment: Mapping[str, str], forked_with: Mapping[str, str]) -> bool:
+def start_code(code: str, *arguments: str, folder: Path = ROOT, tensorflow: bool = False) -> TalkingProcess:
+    """Run code as `python -c` would in this folder."""
+    return TalkingProcess(["-c", code, *arguments], folder=folder, tensorflow=tensorflow)
+
+
+def run_module(module: str, *arguments: str, timeout_s: float = 120.0) -> tuple[int, str, str]:
+    """Run a module as `python -m` would in the project's folder: exit code, output and errors."""
+    with start_talking(module, *arguments) as process:
+        try:
+            said, errors = process.communicate(timeout_s)
+        finally:
+            process.kill()
+    assert process.returncode is not None
+    return process.returncode, said, errors
+
+
+def _may_be_forked(environment: Mapping[str, str], forked_with: Mapping[str, str]) -> bool:
     names = {name for name in {*environment, *forked_with} if name.startswith(_READ_AT_START)} - _READ_LATER
-    same = all(environment.get(name) == forked_with.get(name) for name in names)
-    return same and not (folder / "sitecustomize.py").exists()
+    return all(environment.get(name) == forked_with.get(name) for name in names)
 
 
 def _start_interpreter(
@@ -300,6 +324,9 @@ def _run(arguments: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(how["environment"])
     sys.path.insert(0, how["folder"])
+    if Path("sitecustomize.py").exists():  # which an interpreter imports as it starts
+        sys.modules.pop("sitecustomize", None)
+        import_module("sitecustomize")
     module, *words = how["command"]
     code = words.pop(0) if module == "-c" else None
     sys.argv = [module, *words, *(arguments[1:] if how["ready"] else ())]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 
@@ -15,6 +13,7 @@ import pytest
 
 from loader_server.commands import status
 from shared.errors import StokerError
+from tests.support.forked import start_talking
 from tests.support.loaders import ROOT, running, wait_until, write_job
 from trainer_client import cli
 from trainer_client.load_test import conductor
@@ -145,10 +144,8 @@ STAGES = {
     [("loaders start", signal.SIGINT), ("crews start", signal.SIGTERM), ("trainers train", signal.SIGINT)],
 )
 def test_an_interruption_at_any_stage_ends_everything(stage, number, tmp_path):
-    command = [sys.executable, "-m", "trainer_client", "load-test", "train", "--trainers", "3", "--seconds", "60"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd=tmp_path
-    ) as process:
+    how = ("train", "--trainers", "3", "--seconds", "60")
+    with start_talking("trainer_client", "load-test", *how, folder=tmp_path) as process:
         family = {}
 
         def reached():
@@ -161,9 +158,9 @@ def test_an_interruption_at_any_stage_ends_everything(stage, number, tmp_path):
         wait_until(reached, stage, 40)
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=40)
-    code, said = (143, b"terminated") if number == signal.SIGTERM else (130, b"interrupted")
+    code, said = (143, "terminated") if number == signal.SIGTERM else (130, "interrupted")
     assert process.returncode == code, err
-    assert (out, err.splitlines()[-1]) == (b"", b"trainer-client: " + said)
+    assert (out, err.splitlines()[-1]) == ("", f"trainer-client: {said}")
     assert [one for one in family.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
     assert list((tmp_path / "temporary").iterdir()) == []
 

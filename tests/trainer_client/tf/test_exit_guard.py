@@ -118,25 +118,50 @@ def test_a_pass_that_tensorflow_waits_for_ends():
     feed.close()
 
 
-def run(program, *arguments):
-    """Run it in a process of its own; how it ended, and what it said."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
-    command = [sys.executable, "-c", program, *arguments]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said = process.communicate(timeout=100)[1]
-        finally:
-            process.kill()
-    return process.returncode, said
+#: Each way is gone by a fork, made before TensorFlow has started anything: importing it takes seconds.
+TRAINER = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from shared.quick_import import quick_import
+from tests.support.lean_keras import lean_keras
+with quick_import(), lean_keras():
+    from tests.support.two_devices import mirrored
+    import keras, tensorflow as tf
+    import trainer_client
+    from tests.support.fake_feed import FakeFeed
+    from tests.support.tiny_models import FORM, tiny_model
 
+endpoint, folder, *ways = sys.argv[1:]
+children = {}
+for number, way in enumerate(ways):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), 2)
+        break
+    children[child] = number
+else:
+    ends = (os.waitpid(child, 0) for child in children)
+    codes = {children[child]: os.waitstatus_to_exitcode(status) for child, status in ends}
+    Path(folder, "codes").write_text(json.dumps([codes[number] for number in range(len(ways))]))
+    sys.exit()
+
+class Leave(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        leave()
+
+def fit():
+    tiny_model().fit(data, epochs=1, verbose=0, callbacks=[Leave()])
+
+exec(way)
+"""
+
+#: A feed that all may read at once.
+FEED = """
+feed = trainer_client.connect(endpoint, stream="dev")
+data = feed.dataset(**FORM)
+"""
 
 STOPPED = """
-import sys, threading
-from shared.quick_import import quick_import
-with quick_import():
-    import tensorflow
-from tests.support.fake_feed import FakeFeed
-
 def interrupt(feed):
     feed.session.starving.wait()
     feed.interrupt(KeyboardInterrupt())
@@ -154,54 +179,13 @@ for _ in range(3):
 sys.exit(len(kept))
 """
 
-
-def test_a_process_whose_passes_were_stopped_ends():
-    """Without help a fifth of those with one pass hung: TensorFlow asks for more after an error."""
-    assert run(STOPPED)[0] == 3
-
-
-#: Each way is gone by a fork, made before TensorFlow has started anything: importing it takes seconds.
-TRAINER = """
-import json, os, signal, sys
-from pathlib import Path
-from tests.support.two_devices import mirrored
-import keras, tensorflow as tf
-import trainer_client
-from tests.support.tiny_models import FORM, tiny_model
-
-endpoint, folder, *ways = sys.argv[1:]
-children = {}
-for number, way in enumerate(ways):
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), 2)
-        break
-    children[child] = number
-else:
-    ends = (os.waitpid(child, 0) for child in children)
-    codes = {children[child]: os.waitstatus_to_exitcode(status) for child, status in ends}
-    Path(folder, "codes").write_text(json.dumps([codes[number] for number in range(len(ways))]))
-    sys.exit()
-
-feed = trainer_client.connect(endpoint, stream="dev")  # which all may read at once
-data = feed.dataset(**FORM)
-
-class Leave(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        leave()
-
-def fit():
-    tiny_model().fit(data, epochs=1, verbose=0, callbacks=[Leave()])
-
-exec(way)
-"""
-
 #: How a program leaves, and the exit code of that.
 WAYS = {
-    "with an error": ("def leave(): raise ZeroDivisionError\nfit()", 1),
-    "at Ctrl-C": ("def leave(): os.kill(os.getpid(), signal.SIGINT)\nfit()", -signal.SIGINT),
+    "with an error": (FEED + "def leave(): raise ZeroDivisionError\nfit()", 1),
+    "at Ctrl-C": (FEED + "def leave(): os.kill(os.getpid(), signal.SIGINT)\nfit()", -signal.SIGINT),
     "with iterators open, and those of a strategy": (
-        """
+        FEED
+        + """
 opened = [iter(one) for one in (data, data.map(lambda *parts: parts[0]["audio"]), tf.data.Dataset.zip(data, data))]
 kept = [next(iterator) for iterator in opened]
 for element in data:
@@ -213,16 +197,43 @@ kept = next(iterator)
 """,
         0,
     ),
+    "after passes that were stopped": (STOPPED, 3),
 }
 
 
-def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(tmp_path):
-    """None of them closes its feed. Without help each had a warning for every iterator that was still there."""
-    (tmp_path / "said").mkdir()
-    with running(write_job(tmp_path, samples=60, longest_s=0.5, job="group = 2")) as loaders:
-        code, complained = run(TRAINER, loaders.endpoint, str(tmp_path / "said"), *(way for way, _ in WAYS.values()))
+def run(program, *arguments):
+    """Run it in a process of its own, which ends with all that it has forked; how it ended, and what it said."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=100)[1]
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """Of each way, the exit code and what was said."""
+    folder = tmp_path_factory.mktemp("left")
+    with running(write_job(folder, samples=60, longest_s=0.5, job="group = 2")) as loaders:
+        code, complained = run(TRAINER, loaders.endpoint, str(folder), *(way for way, _ in WAYS.values()))
     assert code == 0, complained
-    codes = json.loads((tmp_path / "said" / "codes").read_text())
-    said = [(tmp_path / "said" / str(number)).read_text() for number in range(len(WAYS))]
-    assert dict(zip(WAYS, codes, strict=True)) == {way: code for way, (_, code) in WAYS.items()}, said
-    assert [text for text in said if "Python interpreter" in text] == []
+    codes = json.loads((folder / "codes").read_text())
+    return {way: (codes[number], (folder / str(number)).read_text()) for number, way in enumerate(WAYS)}
+
+
+def test_a_process_whose_passes_were_stopped_ends(left):
+    """Without help a fifth of those with one pass hung: TensorFlow asks for more after an error."""
+    code, said = left["after passes that were stopped"]
+    assert code == 3, said
+
+
+def test_whichever_way_a_program_leaves_nothing_is_said_of_an_ended_python(left):
+    """None of them closes its feed. Without help each had a warning for every iterator that was still there."""
+    assert {way: code for way, (code, _) in left.items()} == {way: code for way, (_, code) in WAYS.items()}, left
+    assert [said for _, said in left.values() if "Python interpreter" in said] == []
