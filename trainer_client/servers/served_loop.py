@@ -14,30 +14,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import keras
-import tensorflow as tf
-
-from shared.errors import DataError, EndedError, SettingsError
-from shared.logs import Log
+from shared.errors import EndedError, SettingsError
 from shared.wire.parts import DoneSet, EpochDone
 from trainer_client.runs.noted import NotedMeans
-from trainer_client.runs.run import JOB_ENDED, progress_of
+from trainer_client.runs.run import JOB_ENDED
 from trainer_client.runs.until import RunTotals
 from trainer_client.servers.applied import merged
 from trainer_client.servers.collected_gradients import CollectedGradients
 from trainer_client.servers.served_model import MovedError, ServedModel
+from trainer_client.strategies.single import Single
 from trainer_client.tf import ctrl_c
-from trainer_client.tf.models.variables import assign_values, plain_value
-from trainer_client.training.saved_run import SavedRun
-from trainer_client.training.step import APPLIED, NOT_FINITE, TrainStep, refuse_own_train_step
-from trainer_client.training.teller import Teller
+from trainer_client.training.base_loop import BaseLoop
+from trainer_client.training.step import APPLIED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from trainer_client.servers.served_model import SharesSettings
     from trainer_client.servers.server_connections import ServerConnections
-    from trainer_client.training.loop import LoopSettings, TrainingData
+    from trainer_client.training.base_loop import LoopSettings, TrainingData
 
 __all__ = ["ServedLoop", "ServedSettings"]
 
@@ -55,7 +50,7 @@ class ServedSettings:
     patience_s: float = 600.0
 
 
-class ServedLoop:
+class ServedLoop(BaseLoop):
     """Trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
@@ -67,34 +62,17 @@ class ServedLoop:
         settings: LoopSettings,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        refuse_own_train_step(model)
         if settings.xla:
             raise SettingsError(
                 expected="a step without XLA", got="--xla", where="--strategy parameter-server",
                 remedy="Leave it out: rows of tables have no fixed number.",
             )  # fmt: skip
         _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
-        self._session = session = data.feed._session  # noqa: SLF001 - as above
-        self._model, self._data, self._servers, self._worker, self._settings = model, data, servers, worker, settings
-        self._step = TrainStep(model, model.loss, model.optimizer)
-        self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
-        self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
-        self._callbacks.set_params(self._params)
-        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=worker.is_chief)
-        self._progress = progress_of(settings.until, session)
-        self._teller = Teller(session, settings.summaries, is_quiet=not worker.is_chief)
-        self._noted = NotedMeans()
-        self._log = Log("trainer", stream=session.stream)
+        super().__init__(model, data, Single(), settings, callbacks, writes=worker.is_chief)
+        self._servers, self._worker = servers, worker
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.
         self._since_pull: int | None = None
-        self._rows = self._saved_at = 0
-        self._saved_at_s = time.monotonic()
-
-    @property
-    def reason(self) -> str:
-        """Why training is over; nothing while it goes on."""
-        return self._progress.reason
 
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
@@ -157,29 +135,20 @@ class ServedLoop:
             batch += 1
             self._look_up(loss)
 
-    def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
-        began_s = time.perf_counter()
-        element = next(iterator, None)
-        if element is not None:
-            self._session.count_step_wait(time.perf_counter() - began_s)
-        return element
-
     def _train_on(self, element: Any) -> float | None:  # noqa: ANN401 - tensors
         """One step, counted once it is applied; its loss, if it was computed."""
-        session, began_s = self._session, time.perf_counter()
-        loss, rows, is_in = self._try(element)
-        assert session.leases is not None
-        if is_in:
-            assert loss is not None
-            session.cursor.count(1)
-            trained, self._rows = session.trained_rows - self._rows, session.trained_rows
-            self._noted.add({"loss": loss}, rows)
-            self._progress.count(epochs=session.cursor.at.epoch, steps=1, samples=trained)
-        else:
-            session.leases.give_back()
-            self._since_pull = None
-        self._progress.stop(self._served.over)
-        session.count_phase("step", time.perf_counter() - began_s)
+        session = self._session
+        with self._timed("step"):
+            loss, rows, is_in = self._try(element)
+            assert session.leases is not None
+            if is_in:
+                assert loss is not None
+                session.cursor.count(1)
+                self._note_step(loss, rows)
+            else:
+                session.leases.give_back()
+                self._since_pull = None
+            self._progress.stop(self._served.over)
         return loss
 
     def _try(self, element: Any) -> tuple[float | None, int, bool]:  # noqa: ANN401 - as above
@@ -191,41 +160,12 @@ class ServedLoop:
             if self._since_pull is None or self._since_pull >= self._worker.pull_every:
                 self._served.pull()
                 self._since_pull = 0
-            loss, rows, became = self._computed(element)
+            loss, rows, became = self._finite_step(element)
             self._since_pull += 1
             return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
         except MovedError:
             self._is_joined = False
             return loss, rows, False
-
-    def _computed(self, element: Any) -> tuple[float, int, float]:  # noqa: ANN401 - as above
-        """Loss, valid rows and what became of a step whose gradients are finite, in however many tries."""
-        for attempt in range(1 + self._settings.retries):
-            loss, rows, became = self._take_step(element).numpy().tolist()
-            if became != NOT_FINITE:
-                return loss, int(rows), became
-            self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss)
-        raise DataError(
-            expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
-            where=f"a batch of epoch {self._session.cursor.at.epoch} of {self._session.stream}",
-            remedy="None of it is in the model. Lower the learning rate, or clip gradients (clipnorm=1.0).",
-        )  # fmt: skip
-
-    def _look_up(self, loss: float | None) -> None:
-        steps = self._progress.totals.steps
-        if self._step.traces > self._teller.traces:
-            self._teller.count_traces(self._step.traces)
-        if loss is not None and steps and steps % self._settings.tell_every == 0:
-            self._teller.tell_step(self._progress, loss)
-        if self._is_save_due():
-            self._save()
-        self._heed_callbacks()
-
-    def _heed_callbacks(self) -> None:
-        if JOB_ENDED in self._params:
-            self._progress.stop(JOB_ENDED)
-        if self._model.stop_training:
-            self._progress.stop("a callback stopped it")
 
     def _end_epoch(self, epoch: int) -> None:
         noted, self._noted = self._noted, NotedMeans()
@@ -289,35 +229,13 @@ class ServedLoop:
         self._progress.stop(self._served.over)
         return is_restored
 
-    def _warm_up(self) -> None:
-        """Build the model, and trace its step for each shape; neither changes what it was before."""
-        for_each_shape = self._data.for_each_shape
-        if for_each_shape is None:
-            self._build(next(iter(self._data.elements)))
-        else:
-            for_each_shape(self._build)
+    def _when_built(self) -> None:
+        """Gradients go to the servers, which have the optimizer."""
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
         goes_on = self._worker.pull_every > 1
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
         self._step.optimizer = self._kept
-        self._take_step = tf.function(self._step, reduce_retracing=True, autograph=False)
-        self._trace_for_any_shape()
-        if for_each_shape is not None:
-            before = [plain_value(one) for one in model.non_trainable_variables]
-            for_each_shape(self._take_step)
-            assign_values(model.non_trainable_variables, before)
-
-    def _trace_for_any_shape(self) -> None:
-        """One graph for all shapes, as the loop of one process has."""
-        try:
-            self._take_step.get_concrete_function(self._data.elements.element_spec)  # type: ignore[attr-defined] # of a tf.data.Dataset
-        except Exception as error:  # whatever the model raises where it needs a size
-            self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
-
-    def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
-        if not self._model.built:
-            self._model(self._step.inputs(element))
 
     def _finish(self) -> None:
         self._callbacks.on_train_end()
@@ -329,9 +247,7 @@ class ServedLoop:
     # --- saving ---
 
     def _is_save_due(self) -> bool:
-        every_s, every = self._settings.save_every_s, self._settings.save_every_steps
-        by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
-        return self._is_joined and (by_time or (every is not None and self._served.version - self._saved_at >= every))
+        return self._is_joined and self._is_long_ago(self._served.version)
 
     def _save(self) -> bool:
         """The chief commits what all have trained: variables of one cut, and the batches that are in them. Whether it
@@ -349,7 +265,7 @@ class ServedLoop:
         feed = state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
         self._saved.commit(self._model, feed, replace(self._totals(), steps=self._served.version), self._noted, None)
         self._since_pull = 0
-        self._saved_at, self._saved_at_s = self._served.version, time.monotonic()
+        self._note_saved(self._served.version)
         self._session.count_phase("checkpoint", time.perf_counter() - began_s)
         return True
 

@@ -4,71 +4,30 @@ Rules:
 - A batch counts as trained on when its step was applied; then, and only then, the cursor moves. A checkpoint is never
   written in between, so model and cursor always agree.
 - Ctrl-C and SIGTERM wait for the step in hand, and what was trained on is saved.
-- All planned shapes go through the step before training begins, the largest first. It is traced once for all of them,
-  or for each if the model has to know sizes; one traced later is counted and told.
-- Gradients that are not finite are tried again, and then end training; they never reach a variable.
+- Steps are taken and told as `base_loop` has it; gradients that are not finite never reach a variable.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import keras
-
-from shared.errors import DataError, EndedError, SettingsError
-from shared.logs import Log
+from shared.errors import EndedError, SettingsError
 from trainer_client.early_stop import EarlyStop
 from trainer_client.runs.noted import NotedMeans
-from trainer_client.runs.run import JOB_ENDED, progress_of
+from trainer_client.runs.run import JOB_ENDED
 from trainer_client.tf import ctrl_c
-from trainer_client.tf.models.variables import assign_values, plain_value
-from trainer_client.training.saved_run import SavedRun
-from trainer_client.training.step import NOT_FINITE, TrainStep, refuse_own_train_step
-from trainer_client.training.teller import Teller
+from trainer_client.training.base_loop import BaseLoop, LoopSettings, TrainingData
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from trainer_client.feed import Feed
-    from trainer_client.runs.until import Until
     from trainer_client.strategies.placement import Placement
 
 __all__ = ["LoopSettings", "TrainingData", "TrainingLoop"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """How far to train, what to save when, and what to tell."""
-
-    until: Until
-    checkpoints: Path
-    keep: int = 3
-    #: Between epochs' ends; None: not by steps, or not by time.
-    save_every_steps: int | None = None
-    save_every_s: float | None = 600.0
-    tell_every: int = 100
-    #: How often a batch is tried again whose gradients are not finite.
-    retries: int = 10
-    xla: bool = False
-    #: None: write none.
-    summaries: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingData:
-    """A feed's elements: each iteration goes from the cursor to the end of its epoch."""
-
-    feed: Feed
-    elements: Iterable[Any]
-    #: Calls a function with an element of each planned shape, without samples, the largest first; None: not planned.
-    for_each_shape: Callable[[Callable[[Any], Any]], None] | None
-
-
-class TrainingLoop:
+class TrainingLoop(BaseLoop):
     """Trains a compiled model: `TrainingLoop(model, data, placement, settings).run()`."""
 
     def __init__(
@@ -79,31 +38,10 @@ class TrainingLoop:
         settings: LoopSettings,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        refuse_own_train_step(model)
         placement.refuse_other_world(data.feed)
-        self._session = session = data.feed._session  # noqa: SLF001 - both are halves of one face
-        self._model, self._data, self._placement, self._settings = model, data, placement, settings
-        self._step = TrainStep(model, model.loss, model.optimizer)
-        any_shape = data.for_each_shape is None
-        self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
-        self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
-        #: As `fit` gives them to callbacks; one that finds that the job was ended says so there.
-        self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
-        self._callbacks.set_params(self._params)
+        super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
         self._early_stop = _only_early_stop(callbacks)
-        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=placement.writes)
-        self._progress = progress_of(settings.until, session)
-        self._teller = Teller(session, settings.summaries, is_quiet=not placement.writes)
-        self._noted = NotedMeans()
-        self._log = Log("trainer", stream=session.stream)
         self._is_in_step = self._is_ending_epoch = False
-        self._rows = self._saved_steps = 0
-        self._saved_at_s = time.monotonic()
-
-    @property
-    def reason(self) -> str:
-        """Why training is over; nothing while it goes on."""
-        return self._progress.reason
 
     def run(self) -> str:
         """Train until the target is reached, or training ends early; why."""
@@ -165,59 +103,24 @@ class TrainingLoop:
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
         return self._placement.heeds(asked=interruption.is_asked)
 
-    def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
-        began_s = time.perf_counter()
-        element = next(iterator, None)
-        if element is not None:
-            self._session.count_step_wait(time.perf_counter() - began_s)
-        return element
-
     def _train_on(self, element: Any) -> float:  # noqa: ANN401 - tensors
         """One step, counted once it is applied; its loss."""
-        session = self._session
+        cursor = self._session.cursor
         with self._timed("step"):
             self._is_in_step = True
-            epoch = session.cursor.at.epoch
-            loss, rows = self._applied(element)
-            session.cursor.count(1)
-            self._is_ending_epoch = session.cursor.at.epoch > epoch
+            epoch = cursor.at.epoch
+            loss, rows, _ = self._finite_step(element)
+            cursor.count(1)
+            self._is_ending_epoch = cursor.at.epoch > epoch
             self._is_in_step = False
-        trained, self._rows = session.trained_rows - self._rows, session.trained_rows
-        self._noted.add({"loss": loss}, rows)
-        self._progress.count(epochs=session.cursor.at.epoch, steps=1, samples=trained)
+        self._note_step(loss, rows)
         return loss
-
-    def _applied(self, element: Any) -> tuple[float, int]:  # noqa: ANN401 - tensors
-        """Loss and valid rows of a step whose gradients were applied, in however many tries."""
-        for attempt in range(1 + self._settings.retries):
-            loss, rows, became = self._take_step(element).numpy().tolist()
-            if became != NOT_FINITE:
-                return loss, int(rows)
-            self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss, **self._place())
-        raise self._not_finite()
-
-    def _look_up(self, loss: float) -> None:
-        """Between two steps: what is to be told, saved or heeded now and then."""
-        steps = self._progress.totals.steps
-        if self._step.traces > self._teller.traces:
-            self._teller.count_traces(self._step.traces)
-        if steps % self._settings.tell_every == 0:
-            self._teller.tell_step(self._progress, loss)
-        if self._is_save_due(steps) and self._is_within_epoch():  # an epoch that is over is saved once judged
-            self._save()
-        self._heed_callbacks()
 
     def _is_within_epoch(self) -> bool:
         cursor = self._session.cursor
         if self._session.in_queue:
             return cursor.epoch_of(cursor.state()) == cursor.at.epoch
         return bool(cursor.at.number)
-
-    def _heed_callbacks(self) -> None:
-        if JOB_ENDED in self._params:
-            self._progress.stop(JOB_ENDED)
-        if self._model.stop_training:
-            self._progress.stop("a callback stopped it")
 
     # --- the end of an epoch ---
 
@@ -258,35 +161,10 @@ class TrainingLoop:
         self._teller.begin(self._progress, self._step.traces)
         self._callbacks.on_train_begin()
 
-    def _warm_up(self) -> None:
-        """Build the model, trace its step and try each shape; nothing of it changes what the model was before."""
-        for_each_shape = self._data.for_each_shape
-        if for_each_shape is None:
-            self._build(next(iter(self._data.elements)))  # reading moves nothing
-            self._trace_for_any_shape()
-            return
-        for_each_shape(self._build)
-        self._trace_for_any_shape()
-        state = self._model.non_trainable_variables
-        before = [plain_value(variable) for variable in state]
-        for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
-        assign_values(state, before)
-
-    def _trace_for_any_shape(self) -> None:
-        """One graph for all shapes, as `fit` has: one for each takes a second or more, each time that a run begins."""
-        spec = self._placement.any_element(self._data.elements)
-        if spec is None:
-            return
-        try:
-            self._take_step.get_concrete_function(spec)  # type: ignore[attr-defined] # of a tf.function
-        except Exception as error:  # whatever the model raises where it needs a size
-            self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
-
     def _build(self, element: Any) -> None:  # noqa: ANN401 - tensors
+        super()._build(element)
         model = self._model
         with self._placement.scope():
-            if not model.built:
-                model(self._step.inputs(element))
             self._placement.prepare_optimizer(model)
             if not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
@@ -300,10 +178,9 @@ class TrainingLoop:
 
     # --- saving ---
 
-    def _is_save_due(self, steps: int) -> bool:
-        every_s, every = self._settings.save_every_s, self._settings.save_every_steps
-        by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
-        return by_time or (every is not None and steps - self._saved_steps >= every)
+    def _is_save_due(self) -> bool:
+        """An epoch that is over is saved once it is judged."""
+        return self._is_long_ago(self._progress.totals.steps) and self._is_within_epoch()
 
     def _save_if_whole(self) -> None:
         """Not within a step, nor where an epoch is over that early stopping goes by and that is not judged yet."""
@@ -316,28 +193,7 @@ class TrainingLoop:
         totals = self._progress.totals
         with self._timed("checkpoint"):
             self._saved.save(self._model, self._session, totals, self._noted, self._early_stop)
-        self._saved_steps, self._saved_at_s = totals.steps, time.monotonic()
-
-    # --- figures and faults ---
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began_s = time.perf_counter()
-        yield
-        self._session.count_phase(phase, time.perf_counter() - began_s)
-
-    def _place(self) -> dict[str, int]:
-        at = self._session.cursor.at
-        return {"epoch": at.epoch, "batch": at.number, "step": self._progress.totals.steps}
-
-    def _not_finite(self) -> DataError:
-        at, stream = self._session.cursor.at, self._session.stream
-        return DataError(
-            expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
-            where=f"batch {at.number} of epoch {at.epoch} of {stream}, step {self._progress.totals.steps}",
-            remedy="They were never applied. Lower the learning rate, clip gradients (clipnorm=1.0), or "
-            f"look at it: loader-server show JOB {stream} --epoch {at.epoch} --batch {at.number}",
-        )  # fmt: skip
+        self._note_saved(totals.steps)
 
 
 def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:

@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from shared.errors import DataError
+from shared.wire.parts import Lease
 from tests.support.fake_feed import FakeCursor, FakeFeed
 from trainer_client.core.upcoming import Position
 
@@ -49,18 +51,31 @@ class LeasedCursor(FakeCursor):
         self.restore({"epoch": 0, "number": 0})
 
 
-def run(folder, until, *, in_queue=True, callbacks=()):
+class LeasesOutOfOrder:
+    """Leases as the dataset and the loop ask for them, of a trainer that shares its epoch with others."""
+
+    reading = 0
+
+    def count_handed_over(self, reading, rounds):
+        pass
+
+    def in_hand(self):
+        return Lease(3, 17, 1)
+
+
+def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin="ones", **settings):
     """Train from the folder's checkpoint on; what early stopping has seen."""
     feed = FakeFeed(epochs=STEPS)
     if in_queue:
         feed.session.in_queue, feed.session.cursor = True, LeasedCursor(feed.session)
         feed.session.epoch_rounds = lambda: None
+        feed.session.leases = leases
     model = keras.Sequential(
-        [keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        [keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1, kernel_initializer=begin)]
     )
     model.compile(keras.optimizers.Adam(0.1), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
-    settings = LoopSettings(until=until, checkpoints=folder, save_every_steps=1)
+    settings = LoopSettings(until=until, checkpoints=folder, save_every_steps=1, **settings)
     callbacks = [*callbacks, EarlyStop(NoProgress(9), monitor="loss")]
     TrainingLoop(model, data, Single(), settings, callbacks).run()
     arrays, record = CheckpointFolder(folder, 3).read_last()
@@ -89,3 +104,9 @@ def test_an_epoch_that_is_over_is_not_saved_before_it_was_judged(tmp_path):
         run(tmp_path, Until(epochs=2), callbacks=[Interrupt()])
     _, record = CheckpointFolder(tmp_path, 3).read_last()
     assert (record["step"], record["feed"]) == (3, {"epoch": 0, "number": 3, "plan": "p"})
+
+
+def test_a_batch_whose_gradients_stay_infinite_is_named_by_its_lease(tmp_path):
+    begin = keras.initializers.Constant(np.inf)
+    with pytest.raises(DataError, match=r"batch 17 of epoch 3 of fake, step 0.*--epoch 3 --batch 17"):
+        run(tmp_path, Until(epochs=1), leases=LeasesOutOfOrder(), begin=begin, retries=0)
