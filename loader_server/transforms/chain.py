@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.installed import version_of
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import is_the_samples, told
 from loader_server.transforms.columns import OfColumns, column_of
@@ -395,4 +395,4 @@ def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {name: version_of(name) for name in _PACKAGES}

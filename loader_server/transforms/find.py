@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import inspect
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.sources.files.facts import FilePlaces
 from loader_server.transforms.blame import told
@@ -254,8 +255,8 @@ def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str
     versions = {}
     for package in packages:
         try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            versions[package] = version_of(package)
+        except PackageNotFoundError:
             raise SettingsError(
                 expected=f"the package {package}, which the bytes of {name} depend on",
                 got="none of that name is installed",

@@ -21,6 +21,7 @@ from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.installed import said_of, version_of
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def _named(source: bytes, package: str) -> Iterator[str]:
 
 def _versions(top: str) -> dict[str, str]:
     """The versions of the packages that an installed module belongs to."""
-    names = [distribution.metadata["Name"] for distribution in _distributions().get(top, ())]
-    return {name: importlib.metadata.version(name) for name in names}
+    names = [said_of(distribution, "Name") for distribution in _distributions().get(top, ())]
+    return {name: version_of(name) for name in names}
 
 
 @functools.cache

@@ -7,7 +7,6 @@ are averaged, or one of them is taken.
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import os
 import stat
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.installed import version_of
 from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
 from shared.errors import SampleError
 from shared.extras import library
@@ -60,7 +60,7 @@ class AudioHeader:
 
 def audio_versions() -> dict[str, str]:
     """The versions that decide which numbers a file's bytes decode to."""
-    return {"soundfile": importlib.metadata.version("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
+    return {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
 def decoded_audio(raw: bytes, where: str, channel: int = AVERAGED) -> tuple[NDArray[np.float32], int]:

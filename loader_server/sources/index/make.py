@@ -10,7 +10,6 @@ cannot be used is written down with its line and left out, or refused when asked
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import time
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.installed import version_of
 from loader_server.sources.index.commit import commit, forget_refused, locked, sweep
 from loader_server.sources.index.draft import Draft, new_draft, resumed_draft
 from loader_server.sources.index.folder import FORMAT, Index, Meta, columns_fingerprint, open_index
@@ -91,7 +91,7 @@ def _made_from(request: IndexRequest, source: Source) -> str:
     """
     stamp = source.stamp()
     code = own_code(source.modules)
-    said = (importlib.metadata.version("stoker"), *_words_of(request))
+    said = (version_of("stoker"), *_words_of(request))
     return fingerprint(str(FORMAT), *said, code.sources, _recipe(request, source), stamp) if stamp else ""
 
 

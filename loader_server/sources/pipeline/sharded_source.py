@@ -12,14 +12,15 @@ Everything else uses the index.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import threading
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from loader_server.installed import version_of
 from loader_server.sources.pipeline.element_check import ElementCheck
 from loader_server.sources.pipeline.first_digests import FirstDigests
 from loader_server.sources.pipeline.shard_reader import ShardReader
@@ -230,8 +231,8 @@ class ShardedSource(WholeSource):
         """TensorFlow's version: another one may shuffle differently."""
         for name in ("tensorflow", "tensorflow-cpu"):
             try:
-                return {"tensorflow": importlib.metadata.version(name)}
-            except importlib.metadata.PackageNotFoundError:
+                return {"tensorflow": version_of(name)}
+            except PackageNotFoundError:
                 continue
         return {}
 

@@ -258,7 +258,7 @@ def test_fingerprints_tell_names_settings_and_source_texts_apart(users, tmp_path
 def test_fingerprint_hangs_on_package_versions_and_the_recipe_does_not(users, monkeypatch):
     before = made(users, "noise")
     recipe, fingerprint = before.recipe, before.fingerprint
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    monkeypatch.setattr("loader_server.transforms.chain.version_of", lambda name: "0.0")
     assert made(users, "noise").recipe == recipe
     assert made(users, "noise").fingerprint != fingerprint
 
@@ -271,7 +271,7 @@ def test_a_chain_of_text_needs_no_package_for_sound(users, monkeypatch):
             raise importlib.metadata.PackageNotFoundError(name)
         return version(name)
 
-    monkeypatch.setattr("importlib.metadata.version", only_numpy)
+    monkeypatch.setattr("loader_server.transforms.chain.version_of", only_numpy)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert made(users, "characters", raw=()).fingerprint
 

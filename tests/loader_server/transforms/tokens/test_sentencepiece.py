@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,9 +114,9 @@ def test_a_key_that_no_sample_has_is_an_error_of_the_job(folder: Path) -> None:
 
 def test_without_the_library_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
-        raise find.importlib.metadata.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(find.importlib.metadata, "version", absent)
+    monkeypatch.setattr(find, "version_of", absent)
     with pytest.raises(
         SettingsError, match=r"got none of that name is installed\. Run `pip install 'stoker\[sentencepiece\]'`\.$"
     ):
