@@ -171,6 +171,13 @@ _WAITING = Row(
             "prefetch_bytes.",
             queries=(Query('sum by (stream, state) (stoker_slots{job="$job"})', "{{stream}}: {{state}}"),),
         ),
+        Panel(
+            title="Are batches staged where steps take them?",
+            unit="none",
+            about="Batches that each trainer's framework or device has, and that are not trained on yet. None, while "
+            "batches are offered and steps wait: handing over is slow.",
+            queries=(Query('stoker_staged_batches{job="$job"}', "{{stream}}, rank {{rank}}"),),
+        ),
     ),
 )
 

@@ -383,6 +383,14 @@ SLOTS = _trainer.gauge(
     "None offered: loaders are slower than the trainer. All out: the consumer keeps batches; raise prefetch_bytes.",
     ("stream", "state"),
 )
+STAGED = _trainer.gauge(
+    "stoker_staged_batches",
+    "Batches that were handed to the reader, so that TensorFlow or a device has them, and not trained on yet. Ready "
+    "ones that nobody took are those of stoker_slots in the state offered.",
+    "None while steps wait and batches are offered: handing over is slow, see conversion in "
+    "stoker_data_wait_split_seconds_total. It grows without end: nobody counts steps (feed.trained, FeedCheckpoint).",
+    ("stream",),
+)
 ASKED = _trainer.counter(
     "stoker_asked_wants_total",
     "Wants sent to workers, including those asked again and hedged.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ import trainer_client
 from loader_server.commands import status
 from tests.support.loaders import running, write_job
 from tests.support.programs import Program
+from tests.support.summary_files import scalars
 from tests.support.two_devices import mirrored  # noqa: F401 - devices are set before TensorFlow starts
 
 import keras  # isort: skip - after the devices are set
@@ -136,21 +136,6 @@ def judged_here(endpoint: str, folder: Path) -> dict[str, float]:
         return Evaluator(model, "mse", [keras.metrics.MeanAbsoluteError(name="error")]).evaluate(data, arrays)
 
 
-def scalars(folder: Path) -> list[tuple[str, int]]:
-    """Name and step of each value that was written for TensorBoard."""
-    from tensorflow.core.util import event_pb2  # noqa: PLC0415 - TensorFlow's own
-
-    found = []
-    for path in folder.iterdir():
-        rest = path.read_bytes()
-        while rest:
-            (length,) = struct.unpack("<Q", rest[:8])
-            event = event_pb2.Event.FromString(rest[12 : 12 + length])
-            found += [(value.tag, event.step) for value in event.summary.value]
-            rest = rest[16 + length :]
-    return found
-
-
 @pytest.mark.heritage("E8")
 @pytest.mark.heritage("L9")
 @pytest.mark.heritage("R14")
@@ -177,7 +162,8 @@ def test_each_new_checkpoint_is_evaluated_on_all_streams_until_training_ends(fol
     assert (last["epoch"], last["values"]["rows"]) == (2, SAMPLES)
     assert last["values"] == pytest.approx(want, rel=1e-4)
     names = ("loss", "error", "rows")
-    assert sorted(scalars(logs)) == sorted((f"{one['stream']}/{name}", one["step"]) for one in lines for name in names)
+    written = [(one.name, one.step) for one in scalars(logs)]
+    assert sorted(written) == sorted((f"{one['stream']}/{name}", one["step"]) for one in lines for name in names)
 
 
 def test_once_it_says_what_it_found_or_what_is_missing(folder: Path, endpoint: str) -> None:

@@ -13,6 +13,7 @@ from loader_server.commands import status
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
 from tests.support.scraping import fetch_metrics, read_targets
+from tests.support.summary_files import scalars
 from trainer_client.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -117,12 +118,19 @@ def saved(folder: Path) -> tuple[list[Any], dict[str, Any]]:
     return [arrays[str(at)] for at in range(len(arrays))], record
 
 
+def ahead(logs: Path) -> dict[str, list[float]]:
+    """What a run's summaries say of the batches before its model."""
+    names = ("batches_ready", "batches_staged")
+    return {name: [one.value for one in scalars(logs) if one.name == name] for name in names}
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("E5")
 @pytest.mark.heritage("E7")
 @pytest.mark.heritage("E11")
 @pytest.mark.heritage("E19")
 @pytest.mark.heritage("L7")
+@pytest.mark.heritage("T11")
 def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(folder: Path, endpoint: str) -> None:
     checkpoints, logs, exported = folder / "checkpoints", folder / "logs", folder / "model.keras"
     arguments = ("--checkpoint", str(checkpoints), "--param", "units=3", "--seed", "7", "--log-every", "5")
@@ -149,7 +157,7 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
     assert lines[-1] == f"EXPORTED: {exported}"
     assert len(list(checkpoints.glob("*.npz"))) == 2
     assert exported.stat().st_size > 1000
-    assert list(logs.iterdir())
+    assert [len(values) for values in ahead(logs).values()] == [2 * epoch_steps // 5] * 2
     shown = status.ask(endpoint)["streams"]
     assert shown["train"]["results"]["ended"] == "2 epochs are reached"
     assert shown["dev"]["results"]["rows"] == SAMPLES
@@ -192,6 +200,7 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
 
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("T9")
+@pytest.mark.heritage("T11")
 def test_two_towers_of_one_process_are_killed_go_on_and_are_judged_and_exported(folder: Path, endpoint: str) -> None:
     checkpoints, exported = folder / "mirrored", folder / "mirrored-model"
     towers = ("--strategy", "mirrored", "--replicas", "2", "--checkpoint", str(checkpoints), "--stream", "pairs")
@@ -201,13 +210,15 @@ def test_two_towers_of_one_process_are_killed_go_on_and_are_judged_and_exported(
     killed.send_signal(signal.SIGKILL)
     ended(killed, -9)
     done = saved(checkpoints)[1]["step"]
-    lines, _ = ended(start(folder, endpoint, "train", *towers, *target, "--all-reduce", "nccl"))
+    more = ("--all-reduce", "nccl", "--summaries", str(folder / "towers"), "--callbacks", "slow")
+    lines, _ = ended(start(folder, endpoint, "train", *towers, *target, *more))
     assert lines[:2] == [
         "STRATEGY: mirrored: 2 replicas on CPU:0, CPU:1; gradients by cpu, because nccl needs all replicas on GPUs, "
         "and they are on 2 x CPU",
         f"STARTING: training pairs from epoch 0, step {done}, until 2 epochs",
     ]
     assert f", {2 * SAMPLES} samples, " in lines[-2]
+    assert all(max(values) > 0 for values in ahead(folder / "towers").values())
     assert any(line.startswith("dev at step ") for line in lines)
     assert exported.is_dir()
     alone = ("--checkpoint", str(checkpoints), "--param", "units=4")
@@ -249,6 +260,7 @@ def test_gradients_that_stay_infinite_end_training_with_the_batch_that_they_come
 
 
 @pytest.mark.heritage("E13")
+@pytest.mark.heritage("T11")
 def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, endpoint: str) -> None:
     targets = folder / "port"
     arguments = ("--checkpoint", str(folder / "measured"), "--callbacks", "slow", "--max-time", "600")
@@ -260,6 +272,8 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         process.wait_for_text(", step 4: ")
         wait_until(lambda: list(targets.glob("*.json")), "the port of the metrics")
         (target,) = read_targets(targets).values()
+        staged = ("stoker_staged_batches", (("stream", "train"),))
+        wait_until(lambda: fetch_metrics(target["address"])[staged] > 0, "batches that TensorFlow has")
         found = fetch_metrics(target["address"])
         process.send_signal(signal.SIGTERM)
         ended(process)

@@ -86,6 +86,7 @@ class FakeCursor:
         if self.session.evaluation or self._all_counted:
             return
         first = self.at.number
+        self.session.trained_batches += rounds * self.session.replicas
         for one in range(first, first + rounds * self.session.replicas):
             self.session.trained_rows += self.session.rows(self.at.epoch, one)
         number, end = self.at.number + rounds * self.session.replicas, self.session.batches(self.at.epoch)
@@ -160,6 +161,8 @@ class FakeSession:
         self.leases = self.ended = None
         self.most_epochs: int | None = None
         self.ended: list[tuple[str, int, int]] = []
+        self.ahead: Callable[[], tuple[int, int]] = lambda: (0, len(self.yielded) - self.trained_batches)
+        self.trained_batches = 0
         self.told: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
         self.agreed: Callable[[float, dict[str, int]], float] = lambda value, _at: value
@@ -193,6 +196,10 @@ class FakeSession:
 
     def epoch_rounds(self) -> tuple[int, int]:
         return self.cursor.epoch_rounds(), self.cursor.rounds_left()
+
+    def batches_ahead(self) -> tuple[int, int]:
+        """Batches are made when they are asked for; a test may set what is said to be there instead."""
+        return self.ahead()
 
     def batches(self, epoch: int) -> int:
         return self.epochs[epoch % len(self.epochs)] * self.replicas

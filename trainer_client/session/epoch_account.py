@@ -120,6 +120,11 @@ class Accounts:
         #: Rows with a sample of each batch that was read and not trained on yet, by epoch and number.
         self._untrained: dict[tuple[int, int], int] = {}
 
+    @property
+    def staged(self) -> int:
+        """How many batches with samples were handed to the reader and are not trained on, up to 4096."""
+        return len(self._untrained)
+
     def count_read(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], times: ReadTimes) -> None:
         """Batches of one shape were handed to the reader at once, after waiting for the first."""
         first = headers[0]
@@ -195,6 +200,10 @@ class Accounts:
             self.counts.rounds += rounds
             account.first = account.first if account.steps else number
             account.steps += rounds
+
+    def count_given_back(self, epoch: int, number: int) -> None:
+        """A batch that was read is not this trainer's any more; ignored if it was not read."""
+        self._untrained.pop((epoch, number), None)
 
     def forget(self) -> None:
         """The cursor was moved elsewhere: what was read so far belongs to no epoch that will be reported."""

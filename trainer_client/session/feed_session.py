@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError, WorldChangedError
+from trainer_client.core.slot_states import SlotState
 from trainer_client.network.receiver import Receiver
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
@@ -184,6 +185,12 @@ class FeedSession:
     def count_retraces(self, traces: int) -> None:
         """A step was traced so often in the midst of training."""
         self.accounts.counts.retraces += traces
+
+    def batches_ahead(self) -> tuple[int, int]:
+        """How many batches are ready and not taken yet, and how many were handed to a reader, such as TensorFlow's
+        prefetching, and are not trained on.
+        """
+        return self.receiver.stream.slots.count(SlotState.OFFERED), self.accounts.staged
 
     def epoch_rounds(self) -> tuple[int, int] | None:
         """How many rounds the cursor's epoch has, and how many of them are left; None where nobody knows (queue)."""

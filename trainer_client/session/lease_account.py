@@ -107,6 +107,8 @@ class LeaseAccount:
         assert batch.lease is not None
         if done:
             self._accounts.count_trained(batch.position.epoch, batch.number, stop=batch.number + 1)
+        else:
+            self._accounts.count_given_back(batch.position.epoch, batch.number)
         self._receiver.outbox.tell(LeaseSettled(batch.lease, batch.generation, done, costs_try))
 
     def count_to_end(self, start: Position, _rounds: int) -> None:

@@ -46,6 +46,7 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
     yield MetricSamples.one(names.GARBAGE, receiver.count_garbage())
     yield MetricSamples.one(names.COPIED, maker.copied, name)
     yield MetricSamples(names.SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
+    yield MetricSamples.one(names.STAGED, accounts.staged, name)
     yield from _wants(stream.tickets.counts, name)
     yield from _waits(accounts.counts, name)
     yield from _reads(accounts.counts, name)

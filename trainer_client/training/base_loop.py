@@ -140,6 +140,7 @@ class BaseLoop:
     # --- a step ---
 
     def _wait_next(self, iterator: Iterator[Any]) -> Any:  # noqa: ANN401 - an element; None at the end
+        self._teller.note_ahead()
         began_s = time.perf_counter()
         element = next(iterator, None)
         if element is not None:

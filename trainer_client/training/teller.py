@@ -1,4 +1,5 @@
 """What the loop tells while it trains: a progress line every so many steps, summaries, and steps traced too late.
+Summaries have the batches ahead of the model as well, smoothed over steps.
 
 Rules: one process of all speaks. It decides nothing.
 """
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Teller"]
 
+#: What each step leaves of a smoothed figure: it is about the mean of the last twenty.
+_LEFT = 0.95
+
 
 class Teller:
     """Of one run; `traces` is how often the step was traced, as far as it was told."""
@@ -33,11 +37,21 @@ class Teller:
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
         self._log = Log("trainer", stream=session.stream)
         self._before = self._figures(0)
+        #: Batches that are ready, and that are staged; none before the first step.
+        self._ahead: list[float] = []
 
     def begin(self, progress: RunProgress, traces: int) -> None:
         """Training begins; what was traced so far was to be."""
         self.traces = traces
         self._before = self._figures(progress.totals.steps)
+
+    def note_ahead(self) -> None:
+        """The model asks for its next batch: note how many there are."""
+        if self._summaries is None:
+            return
+        now = self._session.batches_ahead()
+        before = self._ahead or now
+        self._ahead = [_LEFT * old + (1 - _LEFT) * new for old, new in zip(before, now, strict=True)]
 
     def count_traces(self, traces: int) -> None:
         """The step was traced for another shape, in the midst of training."""
@@ -60,8 +74,9 @@ class Teller:
             rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
         )
         print(progress_line(epoch, totals.steps, loss, rates, left_s), flush=True)
-        values = {"loss": loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting}
-        self._summarize(totals.steps, values | {"padding": rates.padding})
+        values = {"loss": loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
+        values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)
+        self._summarize(totals.steps, values)
 
     def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any]) -> None:
         """What an epoch came to, validation included."""

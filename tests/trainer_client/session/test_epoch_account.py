@@ -52,6 +52,18 @@ def _read(accounts: Accounts, *, at_s: float = 10.0, wait_s: float = 0.5, **more
     accounts.count_read([_header(**more)], ARRAYS, ReadTimes(at_s=at_s, wait_s=wait_s, conversion_s=0.01))
 
 
+def test_a_batch_is_staged_until_it_is_trained_on_or_given_back() -> None:
+    accounts = Accounts(FIELDS)
+    for number in range(3):
+        _read(accounts, number=number)
+    assert accounts.staged == 3
+    accounts.count_given_back(0, 1)
+    accounts.count_given_back(0, 7)
+    assert accounts.staged == 2
+    accounts.count_trained(0, 0, stop=3)
+    assert (accounts.staged, accounts.counts.trained_rows) == (0, 4)
+
+
 def test_batches_that_are_read_at_once_count_as_if_one_by_one() -> None:
     at_once, one_by_one = Accounts(FIELDS), Accounts(FIELDS)
     headers = [_header(rows=rows, masked=masked) for rows, masked in ((4, 0), (3, 1), (1, 0))]

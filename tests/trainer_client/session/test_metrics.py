@@ -73,6 +73,16 @@ def test_a_feed_serves_all_that_is_declared_for_as_long_as_it_is_open(loaders: L
         fetch_metrics(target["address"])
 
 
+def test_batches_that_were_read_are_staged_until_they_are_trained_on(loaders: Loaders, tmp_path: Path) -> None:
+    with trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=tmp_path) as feed:
+        (target,) = read_targets(tmp_path).values()
+        reading = feed.open()
+        for _ in range(3):
+            next(reading)
+        feed.trained()
+        assert fetch_metrics(target["address"])["stoker_staged_batches", TRAIN] == 2
+
+
 def test_without_a_port_nothing_is_served(loaders: Loaders, tmp_path: Path) -> None:
     with trainer_client.connect(loaders.endpoint, metrics_targets=tmp_path):
         assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from tests.support.joined_feed import joined_feed, spread_feed
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
-from tests.support.strategy_runs import STEPS, Spoken, adam, saved, trained  # isort: skip
+from tests.support.strategy_runs import FORM, STEPS, Spoken, adam, saved, trained  # isort: skip
 from trainer_client import Until  # isort: skip
 from trainer_client.strategies.central import Central  # isort: skip
 from trainer_client.strategies.mirrored import Mirrored  # isort: skip
@@ -94,6 +94,18 @@ def test_variables_lie_on_the_least_loaded_tower_or_on_the_cpu_and_an_optimizers
             beside = [path for path in on if path.startswith("adam") and each.path.replace("/", "_") in path]
             assert [on[path] for path in beside] == [on[each.path]] * 2
     assert placement.said.endswith("variables on cpu, because no tower is on a GPU")
+
+
+@pytest.mark.heritage("T11")
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_each_towers_batches_lie_on_its_device_and_are_staged_until_they_are_trained_on(placement):
+    made, feed = placement(TOWERS), spread_feed(2, epochs=STEPS)
+    for at, element in enumerate(made.data(feed, FORM), 1):
+        towers = made._strategy.experimental_local_results(element) if placement is Mirrored else element
+        on = [{each.device[-5:] for each in tf.nest.flatten(one)} for one in towers]
+        assert on == [{"CPU:0"}, {"CPU:1"}]
+        assert feed.session.batches_ahead()[1] >= 2 * at, "none is trained on"
+    assert at == STEPS[0]
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])

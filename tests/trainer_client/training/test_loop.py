@@ -11,6 +11,7 @@ import pytest
 from shared.errors import DataError, EndedError, SettingsError
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import wait_until
+from tests.support.summary_files import scalars
 from tests.support.tiny_models import tiny_model
 
 import keras  # isort: skip - after the devices are set
@@ -405,7 +406,23 @@ def test_validation_and_callbacks_of_the_users_are_called_as_fit_does(tmp_path, 
     assert any(line.startswith("epoch 2 is over, step 7: loss ") and "val_dev_loss" in line for line in lines)
     assert lines[-1].startswith("FINISHED: 3 epochs, 11 steps, 34 samples, 0:00:")
     assert loop._session.ended == [("a callback stopped it", 3, 11)]
-    assert list((tmp_path / "logs").iterdir())
+    written = scalars(tmp_path / "logs")
+    assert {"loss", "waiting", "batches_ready", "batches_staged", "epoch/val_dev_loss"} <= {one.name for one in written}
+
+
+def test_how_many_batches_lie_ahead_of_the_model_is_smoothed_over_steps(tmp_path):
+    feed, said = FakeFeed(epochs=(4,)), [(10, 2), (0, 2), (0, 2), (0, 0)]
+    feed.session.ahead = partial(next, iter(said))
+    looped(tmp_path, Until(steps=4), feed=feed, summaries=tmp_path / "logs", tell_every=2).run()
+    found = {(one.name, one.step): one.value for one in scalars(tmp_path / "logs") if one.name.startswith("batches")}
+    assert found == pytest.approx(
+        {
+            ("batches_ready", 2): 10 * 0.95,
+            ("batches_staged", 2): 2,
+            ("batches_ready", 4): 10 * 0.95**3,
+            ("batches_staged", 4): 2 * 0.95,
+        }
+    )
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):
