@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.transforms.columns import Columns, Ragged
+    from loader_server.transforms.columns import Columns
     from loader_server.transforms.declare import LengthRule, Lengths
     from loader_server.transforms.find import NamedTransform
     from shared.settings.values import Table
@@ -195,7 +195,7 @@ class Chain:
         """Whether all transforms take a batch's samples at once as well."""
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
-    def on_columns(self, columns: Columns) -> dict[str, Ragged | NDArray[Any]]:
+    def on_columns(self, columns: Columns) -> Columns:
         """The values of all fields for the samples of a batch, as `apply` gives them for each of these."""
         for step in self.steps:
             assert isinstance(step.call, OfColumns)

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import SampleError, SettingsError, choice, setting, text, transform
+from loader_server.transforms.columns import OfColumns, listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from loader_server.transforms.columns import Columns
 
 __all__ = ["Characters", "CharactersSettings"]
 
@@ -38,7 +41,7 @@ class CharactersSettings:
     settings=CharactersSettings,
     draws=False,
 )
-class Characters:
+class Characters(OfColumns):
     """The transform: `text`, a string, becomes int32 `[characters]`."""
 
     def __init__(self, settings: CharactersSettings) -> None:
@@ -55,7 +58,13 @@ class Characters:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the transcript by its numbers."""
-        words: str = sample["text"]
+        sample["text"] = self._numbered(sample["text"])
+
+    def on_columns(self, columns: Columns) -> None:
+        """Replace the transcripts of all samples."""
+        columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
+
+    def _numbered(self, words: str) -> NDArray[np.int32]:
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
         ids = self._numbers[np.minimum(points, len(self._numbers) - 1)]
         known = ids > 0
@@ -67,7 +76,7 @@ class Characters:
                 where=f"transform characters, text {words[:80]!r}",
                 remedy='Add it to the alphabet, or set unknown = "drop".',
             )
-        sample["text"] = ids[known]
+        return ids[known]
 
 
 def _numbers(alphabet: str) -> NDArray[np.int32]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shared.wire.layout import Field
 
-__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "interleaved", "ragged"]
+__all__ = ["Column", "Columns", "ColumnsOfBatch", "OfColumns", "Ragged", "column_of", "interleaved", "listed", "ragged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Ragged:
     lengths: NDArray[np.int64]
 
 
-#: A list for the transforms, of texts for example; an array with one value for each sample; or ragged lists.
+#: A list, of texts or of an array for each sample; an array with one value for each; or ragged lists.
 Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
 Columns: TypeAlias = dict[str, Column]
 
@@ -49,6 +49,14 @@ class OfColumns(abc.ABC):
     @abc.abstractmethod
     def on_columns(self, columns: Columns) -> None:
         """Change the columns as the transform changes each sample."""
+
+
+def listed(columns: Columns, key: str) -> list[Any]:
+    """The column of this key, which has to be a list."""
+    column = columns[key]
+    if not isinstance(column, list):
+        raise TypeError(f'"{key}" is no list')
+    return column
 
 
 def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
@@ -76,30 +84,50 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
 
 
-def column_of(field: Field, columns: Columns) -> Ragged | NDArray[Any]:
+def column_of(field: Field, columns: Columns) -> Column:
     """The column of a field, with the dtype and shape that were declared; a TypeError for any other."""
     found = columns.get(field.key)
-    dtype = found.values.dtype if isinstance(found, Ragged) else getattr(found, "dtype", None)
-    as_declared = field.shape == ((None,) if isinstance(found, Ragged) else ())
-    if not isinstance(found, Ragged | np.ndarray) or dtype != field.dtype or not as_declared:
+    if not _is_of(field, found):
         raise TypeError(f'"{field.key}" is no column of {field.dtype} {field.shape}')
+    assert found is not None
     return found
+
+
+def _is_of(field: Field, column: Column | None) -> bool:
+    if isinstance(column, list):
+        return field.padded and all(_is_value_of(field, value) for value in column)
+    if isinstance(column, Ragged):
+        return column.values.dtype == field.dtype and field.shape == (None,)
+    return column is not None and column.dtype == field.dtype and field.shape == ()
+
+
+def _is_value_of(field: Field, value: Any) -> bool:  # noqa: ANN401 - whatever a transform made
+    return isinstance(value, np.ndarray) and value.dtype == field.dtype and value.shape[1:] == field.shape[1:]
 
 
 class ColumnsOfBatch:
     """Writes the columns of a batch's samples like a source that gathers."""
 
-    def __init__(self, columns: Mapping[str, Ragged | NDArray[Any]]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self._columns = columns
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write one sample into each row, lengths, and zeros after ragged values; a ValueError if there is no room."""
+        """Write one sample into each row, lengths, and zeros after padded values; a ValueError if there is no room."""
         for key, column in self._columns.items():
-            if not isinstance(column, Ragged):
+            if isinstance(column, np.ndarray):
                 out[key][:] = column
                 continue
-            lengths = column.lengths
+            lengths = _lengths(column)
             if len(lengths) != len(samples) or lengths.max(initial=0) > out[key].shape[1]:
                 raise ValueError(f'"{key}": {len(lengths)} samples, at most {lengths.max(initial=0)} steps')
-            write_padded(column.values, np.cumsum(lengths) - lengths, lengths, out[key])
             out[f"{key}_length"][:] = lengths
+            if isinstance(column, Ragged):
+                write_padded(column.values, np.cumsum(lengths) - lengths, lengths, out[key])
+                continue
+            for row, value in zip(out[key], column, strict=True):
+                row[: len(value)] = value
+                row[len(value) :] = 0
+
+
+def _lengths(column: Ragged | list[Any]) -> NDArray[np.int64]:
+    return column.lengths if isinstance(column, Ragged) else np.fromiter(map(len, column), np.int64, len(column))

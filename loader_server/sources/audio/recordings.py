@@ -146,6 +146,22 @@ class Recordings:
         """The samples and their rate; a SampleError if there are not as many as the index says."""
         return self._decode(self._extent(sample), raw)
 
+    def decode_plain(
+        self, samples: Sequence[int], raw: Sequence[bytes]
+    ) -> tuple[list[NDArray[np.float32]], list[int]] | None:
+        """The same of all these, samples and rates; None unless all are whole WAV files of the plainest kind."""
+        if self._start is not None:
+            return None
+        audio: list[NDArray[np.float32]] = []
+        rates: list[int] = []
+        for one, frames in zip(raw, self._columns["frames"][samples].tolist(), strict=True):
+            found = plain_wav(one)
+            if found is None or len(found[0]) != frames:
+                return None
+            audio.append(found[0])
+            rates.append(found[1])
+        return audio, rates
+
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """The same of a stretch of the sample."""
         return self._decode(self._extent_of(chunk), raw)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns
     from shared.wire.layout import Field
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
@@ -269,6 +270,10 @@ class KaldiSource(RecordedSource):
         if self._features:
             return self.said_of(sample) | {"features": self._archived.decode(sample, raw)}
         return super().decode(sample, raw)
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
+        """The same of all these, where it is audio."""
+        return None if self._features else super().decode_all(samples, raw)
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """Text and speaker as strings."""

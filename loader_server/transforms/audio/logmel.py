@@ -9,18 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loader_server.transforms import Outputs, transform
-from loader_server.transforms.audio.mel_bands import MelBands, logarithms
+from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
+from loader_server.transforms.columns import OfColumns
 from shared.audio.conventions import CONVENTIONS, OWN
 from shared.audio.features import LogMelSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
+    from numpy.typing import NDArray
+
+    from loader_server.transforms.audio.mel_bands import Recording
+    from loader_server.transforms.columns import Columns
 
 __all__ = ["LogMelSettings", "LogMelTransform"]
 
 
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
-class LogMelTransform:
+class LogMelTransform(OfColumns):
     """The transform: `audio` becomes float32 `[frames, bands]`."""
 
     def __init__(self, settings: LogMelSettings) -> None:
@@ -34,4 +41,12 @@ class LogMelTransform:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the audio by its bands."""
-        sample["audio"] = logarithms(self._mel.energies(sample), self._convention, self._convention.range_db)
+        (sample["audio"],) = self._features([(sample["audio"], sample["audio_rate"])])
+
+    def on_columns(self, columns: Columns) -> None:
+        """Replace the audio of all samples."""
+        columns["audio"] = self._features(recordings_of(columns))
+
+    def _features(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
+        said = self._convention
+        return [logarithms(energies, said, said.range_db) for energies in self._mel.energies(recordings)]

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, SettingsError, choice, setting, transform, whole
-from loader_server.transforms.audio.mel_bands import MelBands, logarithms
+from loader_server.transforms.audio.mel_bands import MelBands, logarithms, recordings_of
+from loader_server.transforms.columns import OfColumns
 from shared.audio.conventions import CONVENTIONS, NAMED
 from shared.audio.features import MelSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from loader_server.transforms.audio.mel_bands import Recording
+    from loader_server.transforms.columns import Columns
 
 __all__ = ["Mfcc", "MfccSettings"]
 
@@ -32,7 +38,7 @@ class MfccSettings(MelSettings):
 
 
 @transform(settings=MfccSettings, draws=False, packages=("soxr",))
-class Mfcc:
+class Mfcc(OfColumns):
     """The transform: `audio` becomes float32 `[frames, coefficients]`."""
 
     def __init__(self, settings: MfccSettings) -> None:
@@ -54,8 +60,16 @@ class Mfcc:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the audio by its coefficients."""
+        (sample["audio"],) = self._coefficients([(sample["audio"], sample["audio_rate"])])
+
+    def on_columns(self, columns: Columns) -> None:
+        """Replace the audio of all samples."""
+        columns["audio"] = self._coefficients(recordings_of(columns))
+
+    def _coefficients(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
         said = self._convention
-        sample["audio"] = logarithms(self._mel.energies(sample), said, said.cepstral_range_db) @ self._cosines
+        made = self._mel.energies(recordings)
+        return [logarithms(energies, said, said.cepstral_range_db) @ self._cosines for energies in made]
 
 
 def _cosines(bands: int, coefficients: int, lifter: int) -> NDArray[np.float32]:

@@ -13,10 +13,12 @@ import numpy as np
 
 from loader_server.transforms import Outputs, choice, setting, transform, whole
 from loader_server.transforms.audio.resampling import resampled, resampled_length
+from loader_server.transforms.columns import OfColumns, listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from loader_server.transforms.columns import Columns
     from loader_server.transforms.declare import Lengths
 
 __all__ = ["Waveform", "WaveformSettings"]
@@ -38,7 +40,7 @@ class WaveformSettings:
 
 
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
-class Waveform:
+class Waveform(OfColumns):
     """The transform: `audio` becomes `[samples]` at this rate."""
 
     def __init__(self, settings: WaveformSettings) -> None:
@@ -52,9 +54,17 @@ class Waveform:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Resample the audio."""
-        audio = resampled(sample["audio"], sample["audio_rate"], self._rate)
-        sample["audio"] = _in_16_bits(audio) if self._whole else audio
+        sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self._rate
+
+    def on_columns(self, columns: Columns) -> None:
+        """Resample the audio of all samples."""
+        made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
+        columns |= {"audio": made, "audio_rate": [self._rate] * len(made)}
+
+    def _made(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.generic]:
+        audio = resampled(audio, rate, self._rate)
+        return _in_16_bits(audio) if self._whole else audio
 
     def _length(self, lengths: Lengths) -> NDArray[np.int64]:
         return resampled_length(lengths["audio"], lengths["audio_rate"], self._rate)

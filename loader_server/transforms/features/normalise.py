@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
+from loader_server.transforms.columns import OfColumns, listed
 from shared.settings.values import FileName
 
 if TYPE_CHECKING:
+    from loader_server.transforms.columns import Columns
     from loader_server.transforms.features.moments import Moments
 
 __all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
@@ -56,7 +58,7 @@ class NormaliseSettings:
 
 
 @transform(settings=NormaliseSettings, draws=False)
-class Normalise:
+class Normalise(OfColumns):
     """The transform: the features keep their shape."""
 
     def __init__(self, settings: NormaliseSettings) -> None:
@@ -71,16 +73,22 @@ class Normalise:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:  # noqa: ARG002 - every transform gets it
         """Replace the features by normalised ones."""
-        features = sample[self._key]
+        sample[self._key] = self._normalised(sample[self._key])
+
+    def on_columns(self, columns: Columns) -> None:
+        """Replace the features of all samples."""
+        columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
+
+    def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         if not len(features):
-            return
+            return features
         if self._known is not None:
             made, factor = features - self._known[0], self._known[1]
         else:
             made = features - features.mean(axis=0, dtype=np.float64).astype(np.float32)
             factor = self._factor(np.sqrt(np.square(made).mean(axis=0, dtype=np.float64)))
         made *= factor
-        sample[self._key] = made
+        return made
 
     def _factor(self, deviation: _Numbers) -> NDArray[np.float32]:
         factor = 1 / np.maximum(deviation, _LEAST_DEVIATION) if self._scales else np.ones_like(deviation)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from loader_server.transforms import SettingsError, choice
-from loader_server.transforms.columns import OfColumns, ragged
+from loader_server.transforms.columns import OfColumns, listed, ragged
 from shared.settings.values import nearest
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class TextEncoder(OfColumns):
     def on_columns(self, columns: Columns) -> None:
         """Replace the texts of all samples."""
         for key, model in self._models:
-            texts = columns[key]
-            assert isinstance(texts, list)
-            columns[key] = ragged(model.ids_of_all(texts), self._dtype)
+            columns[key] = ragged(model.ids_of_all(listed(columns, key)), self._dtype)
 
 
 def _lacking(key: str, sample: Mapping[str, Any]) -> SettingsError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +47,21 @@ def test_columns_of_different_kinds_do_not_come_into_one() -> None:
         interleaved([["a"], ragged([[1]], INT32)], [np.array([0]), np.array([1])])
 
 
+@given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3))
+def test_an_array_a_sample_is_written_into_a_row_and_zeros_behind(lengths: list[int], more: int) -> None:
+    column = [np.arange(3 * length, dtype=np.float32).reshape(length, 3) + 1 for length in lengths]
+    width = max(lengths, default=0) + more
+    out = {
+        "audio": np.full((len(lengths), width, 3), 9, np.float32),
+        "audio_length": np.full(len(lengths), 9, np.int32),
+    }
+    ColumnsOfBatch({"audio": column}).gather(np.arange(len(lengths)), out)
+    assert out["audio_length"].tolist() == lengths
+    for row, value in zip(out["audio"], column, strict=True):
+        assert row[: len(value)].tolist() == value.tolist()
+        assert not row[len(value) :].any()
+
+
 def test_a_value_a_sample_is_written_as_it_is() -> None:
     out = {"third": np.zeros(3, np.float32)}
     ColumnsOfBatch({"third": np.array([1, 2, 4], np.float32)}).gather(np.arange(3), out)
@@ -75,6 +92,9 @@ def test_a_column_is_as_its_field_says() -> None:
     [
         (TOKENS, None),
         (TOKENS, ["a text"]),
+        (TOKENS, [np.zeros(1, np.int64)]),
+        (TOKENS, [np.zeros(1, np.int32), np.zeros((1, 1), np.int32)]),
+        (Field(key="tokens", dtype="int32", shape=()), [np.zeros((), np.int32)]),
         (TOKENS, np.zeros(1, np.int32)),
         (TOKENS, ragged([[1]], np.dtype(np.int64))),
         (Field(key="tokens", dtype="int32", shape=()), ragged([[1]], INT32)),
@@ -82,6 +102,6 @@ def test_a_column_is_as_its_field_says() -> None:
         (Field(key="tokens", dtype="float32", shape=()), np.zeros(1)),
     ],
 )
-def test_a_column_of_another_dtype_or_shape_is_refused(field: Field, column: list[str] | Ragged | None) -> None:
+def test_a_column_of_another_dtype_or_shape_is_refused(field: Field, column: list[Any] | Ragged | None) -> None:
     with pytest.raises(TypeError, match='"tokens" is no column of'):
         column_of(field, {} if column is None else {"tokens": column})
