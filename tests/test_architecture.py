@@ -51,26 +51,44 @@ DATED = ("loader_server/building/quarantine.py", "shared/logs.py", "trainer_clie
 
 
 @functools.cache
+def text(name):
+    return FILES[name].read_text("utf-8")
+
+
+@functools.cache
 def tree(name):
-    return ast.parse(FILES[name].read_text("utf-8"), name)
+    return ast.parse(text(name), name)
 
 
+@functools.cache
+def nodes(name):
+    """All of a file's nodes by type: going through a tree takes longer than parsing it, and many tests do."""
+    found = {}
+    for node in ast.walk(tree(name)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def of_types(name, *types):
+    return [node for one in types for node in nodes(name).get(one, [])]
+
+
+@functools.cache
 def imports(name, *, at_run_time=True):
     """The modules that a file imports anywhere in it; those for type checkers only if they are asked for as well."""
     found = set()
-    body = tree(name)
     ignored = {
         id(inner)
-        for node in ast.walk(body)
-        if at_run_time and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in of_types(name, ast.If)
+        if at_run_time and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(body):
+    for node in of_types(name, ast.Import, ast.ImportFrom):
         if id(node) in ignored:
             continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{name}: imports are absolute"
             found |= {node.module or ""}
     return found
@@ -121,12 +139,12 @@ def test_packages_keep_apart(name):
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_in_the_code_runs_what_it_reads(name):
     assert not roots(imports(name, at_run_time=False)) & RUNS_CODE
-    for node in ast.walk(tree(name)):
-        if isinstance(node, ast.Name):
-            assert node.id not in ("eval", "exec", "compile"), f"{name}:{node.lineno}"
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in ("send_pyobj", "recv_pyobj", "unsafe_load"), f"{name}:{node.lineno}"
-        if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
+    for node in of_types(name, ast.Name):
+        assert node.id not in ("eval", "exec", "compile"), f"{name}:{node.lineno}"
+    for node in of_types(name, ast.Attribute):
+        assert node.attr not in ("send_pyobj", "recv_pyobj", "unsafe_load"), f"{name}:{node.lineno}"
+    for node in of_types(name, ast.keyword):
+        if node.arg in ("allow_pickle", "shell"):
             assert isinstance(node.value, ast.Constant), f"{name}:{node.value.lineno}"
             assert node.value.value is False, f"{name}:{node.value.lineno}"
 
@@ -134,7 +152,7 @@ def test_nothing_in_the_code_runs_what_it_reads(name):
 @pytest.mark.parametrize("name", FILES)
 def test_only_what_people_read_is_timed_by_the_time_of_day(name):
     assert ("datetime" in roots(imports(name))) == (name in DATED), f"{name}: a clock that somebody may set"
-    assert not re.search(r"\btime\.(time|gmtime|localtime)|\bfrom time import .*\btime", FILES[name].read_text("utf-8"))
+    assert not re.search(r"\btime\.(time|gmtime|localtime)|\bfrom time import .*\btime", text(name))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -149,13 +167,8 @@ def test_a_module_says_what_it_is_for_and_what_is_public(name):
     if not name.endswith(("__init__.py", "__main__.py")):
         assert listed, f"{name} has no __all__"
     defined = {node.name for node in body.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    defined |= {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    defined |= {
-        alias.asname or alias.name
-        for node in ast.walk(body)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    defined |= {node.id for node in of_types(name, ast.Name) if isinstance(node.ctx, ast.Store)}
+    defined |= {alias.asname or alias.name for node in of_types(name, ast.ImportFrom) for alias in node.names}
     for names in listed:
         assert set(names) <= defined
         assert len(names) == len(set(names))
@@ -302,8 +315,7 @@ def functions():
     return [
         node.end_lineno - node.lineno + 1
         for name in FILES
-        for node in ast.walk(tree(name))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in of_types(name, ast.FunctionDef, ast.AsyncFunctionDef)
     ]
 
 
@@ -314,7 +326,7 @@ def test_few_modules_are_on_the_top_level_of_a_package(package):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_module_can_be_read_in_one_sitting(name):
-    assert len(FILES[name].read_text("utf-8").splitlines()) <= 500
+    assert len(text(name).splitlines()) <= 500
 
 
 def test_functions_are_short():
@@ -325,9 +337,8 @@ def test_a_class_name_means_one_thing():
     """Private helpers of different modules too: what is called the same is looked for in the wrong place."""
     places = {}
     for name in FILES:
-        for node in ast.walk(tree(name)):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(name)
+        for node in of_types(name, ast.ClassDef):
+            places.setdefault(node.name.lstrip("_"), []).append(name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
@@ -358,19 +369,19 @@ def test_only_sources_know_what_a_sample_holds(name):
     prose = not name.startswith("loader_server/planning/")
     refused = OF_FORMATS if prose else OF_FORMATS - {"frames"}
     for node in ast.walk(tree(name)):
-        if not isinstance(node, ast.alias) and ast.unparse(node) not in ("text", "texts"):
-            assert not words_of(node, prose=prose) & refused, f"{name}:{getattr(node, 'lineno', '')}"
+        if words_of(node, prose=prose) & refused and not isinstance(node, ast.alias):
+            assert ast.unparse(node) in ("text", "texts"), f"{name}:{getattr(node, 'lineno', '')}"
 
 
 def imported_modules(name):
     """The project's own modules that a file imports, lazily and for type checkers too."""
-    for node in ast.walk(tree(name)):
+    for node in of_types(name, ast.Import, ast.ImportFrom):
         if isinstance(node, ast.ImportFrom):
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
             for module in [one for one in submodules if one in MODULES] or [node.module]:
                 if module in MODULES:
                     yield module
-        elif isinstance(node, ast.Import):
+        else:
             yield from (alias.name for alias in node.names if alias.name in MODULES)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -167,15 +168,21 @@ FAULTS_LATER = {}
 REAL = ("end_to_end/", "faults/", "trainer_client/tf/test_with_loaders.py")
 
 
+@cache
 def marks(name, tests=TESTS):
     """Where each row or fault is marked: {value: [file:line, …]}."""
     found = defaultdict(list)
     for path in sorted(tests.rglob("*.py")):
         text = path.read_text("utf-8")
         for node in ast.walk(ast.parse(text, str(path))) if f".{name}" in text else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{name}":
+            if _is_mark(node, name):
                 found[ast.literal_eval(node.args[0])].append(f"{path.relative_to(tests)}:{node.lineno}")
     return found
+
+
+def _is_mark(node, name):
+    is_call_of_it = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+    return is_call_of_it and ast.unparse(node.func) == f"pytest.mark.{name}"
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,13 @@ def spills_into(bucket: int, subs: int) -> int:
     return bucket + 1 if (bucket + 1) % subs else bucket + subs
 
 
-def groups_needed(counts: NDArray[np.int64], rows: NDArray[np.int64], group: int, subs: int = 1) -> NDArray[np.int64]:
-    """Groups of each bucket: `counts` is [windows, buckets], `rows` [buckets] or the same shape."""
+def groups_needed(
+    counts: NDArray[np.int64], rows: NDArray[np.int64], group: int | NDArray[np.int64], subs: int = 1
+) -> NDArray[np.int64]:
+    """Groups of each bucket: `counts` is [windows, buckets], `rows` [buckets] or the same shape.
+
+    `group` may be another one for each row of counts: [windows, 1].
+    """
     full = np.broadcast_to(rows, counts.shape) * group
     groups = np.empty_like(counts)
     waiting = counts.copy()

@@ -1,10 +1,10 @@
-"""One hand-written instance of every message, and strategies that derive any instance from the fields' checks."""
+"""One hand-written instance of every message, and any instance, drawn by the fields' checks."""
 
 from __future__ import annotations
 
 import dataclasses
-
-from hypothesis import strategies as st
+import math
+from typing import TYPE_CHECKING
 
 from shared.wire import bounds
 from shared.wire import messages as m
@@ -25,6 +25,10 @@ from shared.wire.parts import (
     WorkerAddress,
 )
 from shared.wire.topics import server_messages as servers
+from tests.support import draws
+
+if TYPE_CHECKING:
+    from random import Random
 
 #: Not by `__subclasses__`: a slotted dataclass leaves its unslotted twin there until it is collected.
 PARTS = {
@@ -267,41 +271,41 @@ EXAMPLES: tuple[m.Message, ...] = (
 )
 
 
-def values(check: bounds.Check) -> st.SearchStrategy[object]:  # noqa: C901, PLR0911, PLR0912 - one case a kind
+def value(check: bounds.Check, random: Random) -> object:  # noqa: C901, PLR0911, PLR0912 - one case a kind
     """Whatever a field with this check may hold."""
     match check:
         case bounds.Integer(low, high):
-            return st.integers(low, high)
+            return draws.integer(random, low, high)
         case bounds.Text(longest):
-            return st.text(max_size=min(longest, 12))
+            return draws.text(random, min(longest, 12))
         case bounds.Blob(longest):
-            return st.binary(max_size=longest)
+            return draws.blob(random, longest)
         case bounds.Boolean():
-            return st.booleans()
+            return random.random() < 0.5
         case bounds.Rate():
-            return st.floats(0, 1e9, exclude_min=True, exclude_max=True)
+            return draws.number(random, math.ulp(0.0), math.nextafter(1e9, 0))
         case bounds.Number():
-            return st.floats(allow_nan=False, allow_infinity=False)
+            return draws.finite(random)
         case bounds.Share():
-            return st.floats(0, 1)
+            return draws.number(random, 0.0, 1.0)
         case bounds.OneOf(names):
-            return st.sampled_from(names)
+            return random.choice(names)
         case bounds.Dtype():
-            return st.sampled_from(sorted(bounds.DTYPES))
+            return random.choice(sorted(bounds.DTYPES))
         case bounds.Maybe(inner):
-            return st.none() | values(inner)
+            return None if random.random() < 0.5 else value(inner, random)
         case bounds.Many(inner, most):
-            return st.lists(values(inner), max_size=min(most, 3)).map(tuple)
+            return tuple(value(inner, random) for _ in range(random.randint(0, min(most, 3))))
         case bounds.FixedList(checks):
-            return st.tuples(*map(values, checks))
+            return tuple(value(check, random) for check in checks)
         case bounds.Record(kind, fields):
-            return values(fields).map(lambda row: kind(*row))
-    raise AssertionError(f"no strategy for {check!r}")
+            return kind(*value(fields, random))
+    raise AssertionError(f"nothing to draw for {check!r}")
 
 
-def instances(kind: type[m.Message]) -> st.SearchStrategy[m.Message]:
+def instance(kind: type[m.Message], random: Random) -> m.Message:
     """Any message of this class."""
-    return st.builds(kind, **{name: values(check) for name, check in kind.checks.items()})
+    return kind(**{name: value(check, random) for name, check in kind.checks.items()})
 
 
 def plain(message: m.Message) -> dict[str, object]:

@@ -17,22 +17,11 @@ from shared.wire import bounds, codec
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
 from shared.wire.parts import WorkerAddress
-from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instances, plain
+from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instance, plain
+from tests.support import draws
 
 GOLDEN = Path(__file__).parents[2] / "support" / "golden" / f"messages-v{VERSION}.txt"
 EVERY = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.kind)
-ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8) | st.binary(max_size=4), inner, max_size=5)
-    ),
-    max_leaves=12,
-)
 
 
 def survives(frame):
@@ -57,8 +46,9 @@ def test_every_class_has_an_example():
 @pytest.mark.parametrize("kind", m.KINDS.values(), ids=m.KINDS)
 def test_any_message_comes_back_as_it_was(kind):
     @settings(max_examples=25, deadline=None)
-    @given(instances(kind))
-    def check(message):
+    @given(draws.RANDOMS)
+    def check(random):
+        message = instance(kind, random)
         back = decode(encode(message))
         assert back == message
         assert type(back) is kind
@@ -104,8 +94,9 @@ def test_random_bytes(frame):
 
 @pytest.mark.fault(25)
 @settings(max_examples=200, deadline=None)
-@given(ANYTHING, st.sampled_from([*m.KINDS, "", "Nothing"]))
-def test_random_msgpack(anything, kind):
+@given(draws.RANDOMS)
+def test_random_msgpack(random):
+    anything, kind = draws.anything(random), random.choice([*m.KINDS, "", "Nothing"])
     survives(msgpack.packb(anything))
     survives(frame_of(kind, anything))
     survives(frame_of(anything, {}))
@@ -117,15 +108,9 @@ def test_random_msgpack(anything, kind):
 @EVERY
 def test_mutated_frames(example):
     @settings(max_examples=25, deadline=None)
-    @given(st.data())
-    def check(data):
-        frame = bytearray(encode(example))
-        for _ in range(data.draw(st.integers(1, 3))):
-            place = data.draw(st.integers(0, len(frame) - 1))
-            frame[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-            if not frame:
-                return
-        survives(bytes(frame))
+    @given(draws.RANDOMS)
+    def check(random):
+        survives(draws.mutated(random, encode(example)))
 
     check()
 
@@ -142,11 +127,11 @@ def test_truncated_frames(example):
 @EVERY
 def test_any_value_in_any_field(example):
     @settings(max_examples=40, deadline=None)
-    @given(ANYTHING, st.data())
-    def check(anything, data):
+    @given(draws.RANDOMS)
+    def check(random):
         fields = plain(example)
-        name = data.draw(st.sampled_from(sorted(fields) or ["none"]))
-        survives(frame_of(example.kind, {**fields, name: anything}))
+        name = random.choice(sorted(fields) or ["none"])
+        survives(frame_of(example.kind, {**fields, name: draws.anything(random)}))
 
     check()
 

@@ -23,6 +23,7 @@ from shared.wire.payload import (
     require_library,
     round_in_place,
 )
+from tests.support import draws
 
 ENCODINGS = [PayloadEncoding(float32=form, compression=name) for form in FLOAT32_FORMS for name in COMPRESSIONS]
 EVERY = pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda p: f"{p.float32}-{p.compression}")
@@ -302,15 +303,11 @@ def test_random_bytes_are_refused(encoding, data):
 @pytest.mark.fault(25)
 @EVERY
 @settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_mutated_payloads(encoding, data):
+@given(random=draws.RANDOMS)
+def test_mutated_payloads(encoding, random):
     payload = payload_for(LAYOUT)
     round_in_place(payload, LAYOUT, encoding.float32)
-    encoded = bytearray(encode_payload(payload, LAYOUT, encoding))
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(encoded) - 1))
-        encoded[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
-    back = survives(bytes(encoded), LAYOUT, encoding)
+    back = survives(draws.mutated(random, bytes(encode_payload(payload, LAYOUT, encoding))), LAYOUT, encoding)
     if back is not None:
         for tensor in LAYOUT.tensors:
             tensor.lies_in(back)[...] = 0
