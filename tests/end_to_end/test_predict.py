@@ -80,9 +80,9 @@ def write_checkpoint(folder: Path, factor: float) -> None:
     CheckpointFolder(folder / "checkpoints", 3).write(arrays, record)
 
 
-def start(folder: Path, endpoint: str, *arguments: str, fork: bool = True, **environment: str) -> Program:
+def start(folder: Path, endpoint: str, *arguments: str, **environment: str) -> Program:
     words = ("--model", "times", "--checkpoint", "checkpoints", "--stream", "shared", *arguments)
-    return Program(folder, "predict", "--feed", endpoint, *words, fork=fork, **environment)
+    return Program(folder, "predict", "--feed", endpoint, *words, **environment)
 
 
 def expected(factor: float) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_gone_says_what_to_remove(folder: Path, endpoint: s
 
 def test_a_processor_of_the_users_gets_each_sample_and_none_is_a_warning(folder: Path, endpoint: str) -> None:
     write_checkpoint(folder, 2.0)
-    code, said, complained = start(folder, endpoint, fork=False).ended()
+    code, said, complained = start(folder, endpoint).ended()
     assert code == 0, complained
     _, *lines, end = said.splitlines()
     assert "outputs go nowhere" not in complained
