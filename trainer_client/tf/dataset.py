@@ -16,10 +16,10 @@ It must not know sockets, slots or plans: it sees a session only.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +71,10 @@ def make(
     counting = _Counting(session)
     pipeline = _pipeline(Openings(session, structure, counting))
     counted = _ahead(pipeline, structure, None if in_rounds else _accelerator(), always=ahead)
-    derived = _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
+
+    def derived() -> tf.data.Dataset:
+        return _pipeline(Openings(session, structure, _Derived(session))).prefetch(PREFETCH)
+
     return FeedDataset(counting, counted, derived)
 
 
@@ -100,7 +103,7 @@ def distributed(
     return data
 
 
-@cache
+@functools.cache
 def copies_batches() -> bool:
     """Whether this TensorFlow copies what a generator yields: 2.18 does, 2.21 takes aligned arrays as they are."""
     raw = np.zeros(4096 + ALIGNMENT, np.uint8)
@@ -226,13 +229,28 @@ class _Derived:
 
 
 class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # TensorFlow has no types
-    """A feed's own dataset: iterating it reads one pipeline, and whatever is derived from it reads the other."""
+    """A feed's own dataset: iterating it reads one pipeline, and whatever is derived from it reads the other, which is
+    only made then.
+    """
 
-    def __init__(self, counting: _Counting, counted: tf.data.Dataset, uncounted: tf.data.Dataset) -> None:
+    def __init__(
+        self, counting: _Counting, counted: tf.data.Dataset, make_uncounted: Callable[[], tf.data.Dataset]
+    ) -> None:
         self._counting = counting
         self._counted = counted
+        self._make_uncounted = make_uncounted
         self._warned = False
-        super().__init__(uncounted, uncounted._variant_tensor)  # noqa: SLF001 - how one dataset stands for another
+        super().__init__(counted, None)
+
+    @property
+    def _variant_tensor(self) -> tf.Tensor:
+        """What stands for this dataset in those that are derived from it, perhaps in a graph."""
+        return self._uncounted._variant_tensor  # noqa: SLF001 - how one dataset stands for another
+
+    @functools.cached_property
+    def _uncounted(self) -> tf.data.Dataset:
+        with tf.init_scope():
+            return self._make_uncounted()
 
     def cardinality(self) -> tf.Tensor:
         """The length of the longest epoch: with less, or none, Keras would cut all epochs to the first one's length."""

@@ -172,7 +172,7 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:  # noqa: AN
         tf.constant(0, tf.int64),
         lambda nothing: tf.numpy_function(begin, [nothing], tf.int64),
         lambda number: number,
-        lambda number: _unless_python_has_ended(lambda: tf.numpy_function(end, [number], tf.int64)),
+        lambda number: _unless_python_has_ended(number, end),
         tf.TensorSpec((), tf.int64),
     )
     return iterators.take(1).flat_map(elements_of)
@@ -203,6 +203,12 @@ def _python_has_ended() -> tf.Tensor:
     return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=(), shared_name="stoker: Python has ended")
 
 
-def _unless_python_has_ended(call: Callable[[], tf.Tensor]) -> tf.Tensor:
+def _unless_python_has_ended(number: tf.Tensor, call: Callable[[np.int64], Any]) -> tf.Tensor:
+    """Call it with this number. A `tf.cond` would be two more functions for TensorFlow to optimise for each iterator.
+    The call counts as stateless, or else what comes after would wait for it, and there is nothing to wait for if it is
+    left out.
+    """
     ended = tf.raw_ops.VarIsInitializedOp(resource=_python_has_ended())
-    return tf.cond(ended, lambda: tf.constant(0, tf.int64), call)
+    before, after = tf.raw_ops.Switch(data=number, pred=ended)
+    called = tf.numpy_function(call, [before], tf.int64, stateful=False)
+    return tf.raw_ops.Merge(inputs=[called, after]).output

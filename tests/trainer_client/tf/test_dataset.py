@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -226,6 +227,22 @@ class TestCursor:
         (message,) = caplog.messages
         assert "count nothing: to train on one, use FeedCheckpoint or feed.trained()" in message
 
+    def test_nothing_is_made_for_what_is_derived_before_something_is_and_then_once(self, feed):
+        traced = []
+
+        def mapped(batch):
+            traced.append(batch)
+            return batch["tag"]
+
+        data = feed.dataset(map=mapped)
+        assert data.element_spec.shape == (None,)
+        assert [int(tag[0]) for tag in data] == tags(0, 5)
+        assert len(traced) == 1
+        largest = tf.function(lambda: data.take(2).reduce(tf.constant(0, tf.int64), lambda _, tag: tag[0]))
+        assert int(largest()) == tags(1, 2)[-1]
+        assert [int(tag[0]) for tag in data.take(2)] == tags(1, 2)
+        assert len(traced) == 2
+
     def test_what_is_derived_may_be_trained_on_by_who_counts(self, feed):
         derived = feed.dataset().map(lambda batch: batch["tag"])
         for count in (5, 3, 4):
@@ -280,6 +297,16 @@ class TestCursor:
         next(iter(data))
         assert tags_of(data) == tags_of(data) == tags(0, 4)
         assert int(data.cardinality()) == 4
+
+    def test_a_pass_ends_with_its_iterator(self, feed):
+        opened, open_one = [], feed.session.open
+        feed.session.open = lambda **how: opened.append(open_one(**how)) or opened[-1]
+        iterator = iter(feed.dataset().take(3))
+        next(iterator)
+        assert not opened[0].closed
+        del iterator
+        gc.collect()
+        assert opened[0].closed
 
 
 class TestErrors:
