@@ -11,6 +11,7 @@ from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
+from loader_server.sources.audio import recordings
 from loader_server.stream import Stream
 from tests.support.corpora import make_corpus
 from tests.support.in_memory import Steps, memory_want
@@ -88,32 +89,28 @@ def one_by_one(stream: Stream) -> None:
     stream.source.decode_all = lambda _samples, _raw: None  # type: ignore[method-assign]
 
 
-def test_plain_recordings_are_decoded_at_once_and_give_the_same_bytes(
-    open_job: Callable[..., Stream], tmp_path: Path
-) -> None:
-    stream = open_job()
-    noted = watched(stream)
-    together = built(stream, tmp_path)
-    assert len(together) > 3
-    assert noted == [True] * len(together)
-    assert sum(decoded for _, _, decoded in together) == 30
-    one_by_one(stream)
-    assert built(stream, tmp_path) == together
+def with_stretches(manifest: str) -> str:
+    head, *rows = manifest.splitlines()
+    return "\n".join([f"{head},offset,duration", *(f"{row},0.01,0.05" for row in rows), ""])
+
+
+def with_one_flac(manifest: str) -> str:
+    return manifest.replace("clips/00003.wav", "clips/00004.flac")
 
 
 @pytest.mark.parametrize(
     ("suffix", "change"),
-    [("flac", str), ("wav", lambda text: text.replace("clips/00003.wav", "clips/00004.flac"))],
+    [("wav", str), ("flac", str), ("wav", with_one_flac), ("wav", with_stretches), ("flac", with_stretches)],
 )
-def test_a_batch_with_any_other_recording_is_decoded_one_by_one(
+def test_recordings_are_decoded_at_once_and_give_the_same_bytes(
     open_job: Callable[..., Stream], tmp_path: Path, suffix: str, change: Callable[[str], str]
 ) -> None:
     make_corpus(tmp_path, samples=5, suffix="flac")
     stream = open_job(suffix, change)
     noted = watched(stream)
     together = built(stream, tmp_path)
-    assert noted.count(False) == (len(together) if suffix == "flac" else 1)
-    assert sum(masked for _, masked, _ in together) == 0
+    assert noted == [True] * len(together) != []
+    assert sum(decoded for _, _, decoded in together) == 30
     one_by_one(stream)
     assert built(stream, tmp_path) == together
 
@@ -127,14 +124,13 @@ def test_one_sample_that_cannot_be_used_is_masked_alone(open_job: Callable[..., 
     assert built(stream, tmp_path) == together
 
 
-def with_stretches(manifest: str) -> str:
-    head, *rows = manifest.splitlines()
-    return "\n".join([f"{head},offset,duration", *(f"{row},0.01,0.05" for row in rows), ""])
-
-
-def test_stretches_of_recordings_are_decoded_one_by_one(open_job: Callable[..., Stream], tmp_path: Path) -> None:
-    stream = open_job(change=with_stretches)
+def test_batches_that_take_long_are_decoded_one_by_one(
+    open_job: Callable[..., Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_job()
     noted = watched(stream)
-    built(stream, tmp_path)
-    assert noted
-    assert not any(noted)
+    together = built(stream, tmp_path)
+    monkeypatch.setattr(recordings, "_MOST_AT_ONCE", 11_000)
+    del noted[:]
+    assert built(stream, tmp_path) == together
+    assert set(noted) == {True, False}
