@@ -7,6 +7,7 @@ batches at once (`gather`), with the same bytes as sample by sample, which lets 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -127,10 +128,15 @@ def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int
 
 def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
     """The possible lengths, equally likely, in ascending order."""
-    count = 2**_LENGTH_BITS
-    scores = (NormalDist().inv_cdf((step + 0.5) / count) for step in range(count))
-    lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in scores]
+    lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in _scores()]
     return np.maximum(np.array(lengths, np.int64), 1)
+
+
+@functools.cache
+def _scores() -> tuple[float, ...]:
+    """As many standard scores as there are steps, equally likely."""
+    count = 2**_LENGTH_BITS
+    return tuple(NormalDist().inv_cdf((step + 0.5) / count) for step in range(count))
 
 
 def _starts(samples: NDArray[np.int64]) -> NDArray[np.int64]:

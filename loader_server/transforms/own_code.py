@@ -103,11 +103,17 @@ def _imported(source: bytes, spec: ModuleSpec) -> Iterator[str]:
         yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _named(source: bytes, package: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=512)
+def _named(source: bytes, package: str) -> frozenset[str]:
+    """Parsing takes a process most of the time that it needs for this, and it is asked for each stream and source."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # compiled, or not Python: only its bytes count
+        return frozenset()  # compiled, or not Python: only its bytes count
+    return frozenset(_names_in(tree, package))
+
+
+def _names_in(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -262,3 +262,6 @@ class _NoAccounts:
 
     def count_trained(self, *_batch: object, **_more: object) -> None:
         """As the real one."""
+
+    def count_given_back(self, *_batch: object) -> None:
+        """As the real one."""
