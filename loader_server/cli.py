@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import signal
+import socket
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from loader_server.machine.nursery import Nursery
+    from loader_server.machine.nursery import Asker, Nursery
 
 __all__ = ["main"]
 
@@ -84,7 +85,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run_demo(options: argparse.Namespace) -> int:
-    with contextlib.closing(_open_nursery()) as nursery:
+    with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery:
         from loader_server.demo.acts import DemoOptions, run
 
         demo = DemoOptions(
@@ -98,16 +99,26 @@ def _run_demo(options: argparse.Namespace) -> int:
         return run(demo, nursery)
 
 
-def _open_nursery() -> Nursery:
+def _open_nursery(*services: str) -> Nursery:
     """What is imported here, all processes of this machine start with."""
     from loader_server.machine.nursery import Nursery
 
     # numpy imports the last one at the first call of `unique`, which all of them make.
-    modules = ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma")
+    modules = (*(f"loader_server.{service}.service" for service in services), "loader_server.metrics", "numpy.ma")
     with quick_import():
         for module in modules:
             import_module(module)
-    return Nursery(main)
+    return Nursery(_be_forked)
+
+
+def _be_forked(arguments: Sequence[str]) -> None:
+    """What a child of the nursery does: a command, or trials for a worker."""
+    from loader_server.building.crash_trial import TRIAL, serve_trials
+
+    if arguments[0] == TRIAL:
+        serve_trials(arguments)
+    else:
+        main(arguments)
 
 
 def _whole(text: str) -> int:
@@ -139,7 +150,7 @@ def _add_listen(command: argparse.ArgumentParser) -> None:
 
 
 def _run_machine(options: argparse.Namespace) -> int:
-    with contextlib.closing(_open_nursery()) as nursery:
+    with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery:
         return _run_loaders(options, nursery)
 
 
@@ -256,6 +267,7 @@ def _add_worker(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--drain-seconds", type=float, default=5.0, help="how long SIGTERM waits for what is being built"
     )
     command.add_argument("--shelf", default="", help=argparse.SUPPRESS)
+    command.add_argument("--nursery-fd", type=int, default=-1, help=argparse.SUPPRESS)
     _add_listen(command)
     _add_parent(command)
     return command
@@ -303,6 +315,15 @@ def _run_coordinator(options: argparse.Namespace) -> int:
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    from loader_server.machine.nursery import Asker
+
+    if options.nursery_fd >= 0:
+        return _serve_batches(options, Asker(socket.socket(fileno=options.nursery_fd), os.getppid()))
+    with contextlib.closing(_open_nursery("worker")) as nursery:  # for trials alone
+        return _serve_batches(options, nursery)
+
+
+def _serve_batches(options: argparse.Namespace, nursery: Asker) -> int:
     with quick_import():
         from loader_server import metrics
         from loader_server.machine.deadline import let_deadlines_end_us
@@ -332,7 +353,7 @@ def _run_worker(options: argparse.Namespace) -> int:
         shelf=options.shelf,
     )
     try:
-        worker = Worker(settings)
+        worker = Worker(settings, nursery)
     except StokerError as error:
         say_why(settings.coordinator, settings.client_keys, settings.name, error)
         raise

@@ -1,7 +1,8 @@
 """A batch that killed a worker is first tried in a child process, sample by sample, to find the one that kills.
 
-The child opens the job, says that it is ready, and from then on has one sample at a time in hand: it decodes and
-transforms it, throws away the result and answers. The bytes come from the worker, so the child reads nothing.
+The child is forked from the nursery. It opens the job, says that it is ready, and from then on has one sample at a time
+in hand: it decodes and transforms it, throws away the result and answers. The bytes come from the worker, so the child
+reads nothing.
 
 Rules: a sample is convicted only if two children that had said that they were ready ended with it in hand, and if it
 can be the cause: a crash, an exit that nobody asked for, or our own kill at the deadline. Anything else (no child
@@ -16,8 +17,7 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,13 +26,16 @@ from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.stream import Stream
 from loader_server.transforms.blame import told
+from shared.command import allow_many_files
 from shared.errors import MachineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Conviction", "CrashTrial", "judged"]
+    from loader_server.machine.nursery import Asker
+
+__all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 
 #: Signals that a process causes by its own fault.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
@@ -43,7 +46,10 @@ _READY_TIMEOUT_S = 60.0
 #: After the whole process was stopped everything looks late, though an answer may be there at once.
 _LAST_MOMENT_S = 0.5
 
-_PASSED = b"passed\n"
+_PASSED = b"passed"
+
+#: The first argument of a child.
+TRIAL = "crash-trial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,66 +67,61 @@ def judged(returncode: int) -> tuple[str, bool]:
 
 
 class _TrialProcess:
-    """One child process, trying samples of one stream."""
+    """One child process, trying samples of one stream. Orders and answers are messages on one socket."""
 
-    def __init__(self, job_path: Path, stream: str) -> None:
+    def __init__(self, nursery: Asker, job_path: Path, stream: str) -> None:
         self.stream = stream
-        self._bytes = os.memfd_create("stoker-sample")
-        try:
-            command = [sys.executable, "-m", "loader_server.building.crash_trial", str(job_path), stream]
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), str(self._bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[self._bytes],
-            )
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            os.close(self._bytes)
-            raise
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._bytes = os.memfd_create("stoker-sample")
+            try:
+                socket.send_fds(self._socket, [b"bytes"], [self._bytes])
+                words = [TRIAL, str(job_path), stream, str(nursery.pid)]
+                self._process = nursery.start(words, keep=theirs.fileno())
+            except BaseException:
+                self._close()
+                raise
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
         """Give it a sample; if the child is gone, waiting for its answer will show that."""
         os.ftruncate(self._bytes, len(raw))
         os.pwrite(self._bytes, raw, 0)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{epoch} {sample}\n".encode())
-            self._process.stdin.flush()
+        with contextlib.suppress(ConnectionError):
+            self._socket.send(f"{epoch} {sample}".encode())
 
     def wait_for_answer(self, timeout_s: float) -> bytes | None:
         """What it says; b"" if it ended, None if it did neither in time."""
-        assert self._process.stdout is not None
-        answers = self._process.stdout.fileno()
         poller = select.poll()
-        # Watch for its end too, because a process that a transform left behind may hold the pipe open.
-        poller.register(answers, select.POLLIN)
-        poller.register(self._pidfd, select.POLLIN)
+        # Watch for its end too, because a process that a transform left behind may hold the socket open.
+        poller.register(self._socket, select.POLLIN)
+        poller.register(self._process, select.POLLIN)
         ready = dict(poller.poll(1000 * timeout_s) or poller.poll(1000 * _LAST_MOMENT_S))
         if not ready:
             return None
-        return os.read(answers, 2**16) if ready.get(answers, 0) & select.POLLIN else b""
+        with contextlib.suppress(ConnectionError):
+            return self._socket.recv(2**16) if ready.get(self._socket.fileno(), 0) & select.POLLIN else b""
+        return b""
 
     def end(self, patience_s: float = 0.0) -> int:
         """End it, by force if it does not end by itself in time; returns its return code."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        code = self._process.wait()
-        os.close(self._pidfd)
-        os.close(self._bytes)
+        code = self._process.wait(patience_s)
+        if code is None:
+            self._process.kill()
+            code = self._process.wait()
+        assert code is not None
+        self._close()
         return code
+
+    def _close(self) -> None:
+        self._socket.close()
+        os.close(self._bytes)
 
 
 class CrashTrial:
     """The worker's side; a child starts with the first sample, and lives until a sample kills it or until `close`."""
 
-    def __init__(self, job_path: Path, timeout_s: float) -> None:
+    def __init__(self, nursery: Asker, job_path: Path, timeout_s: float) -> None:
+        self._nursery = nursery
         self._job_path = job_path
         self._timeout_s = timeout_s
         self._child: _TrialProcess | None = None
@@ -156,8 +157,8 @@ class CrashTrial:
             self.close()
         if self._child is None:
             try:
-                child = _TrialProcess(self._job_path, stream.name)
-            except OSError as error:
+                child = _TrialProcess(self._nursery, self._job_path, stream.name)
+            except (OSError, MachineError) as error:
                 raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
             said = child.wait_for_answer(_READY_TIMEOUT_S)
             problem = _unready(said, stream)
@@ -196,30 +197,37 @@ def _failed(stream: Stream, sample: int, got: str) -> MachineError:
 # --- the child ---
 
 
-def _serve_trials(job_path: str, name: str, parent: str, handed: str) -> None:
+def serve_trials(arguments: Sequence[str]) -> None:
+    """What a child of the nursery does that was started with TRIAL as first argument."""
+    _, job_path, name, parent, _, answers = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(parent), signal.SIGKILL)
-    answers = os.dup(1)
-    os.dup2(2, 1)  # so that nothing a transform prints is taken for an answer
+    allow_many_files()
+    _print_nothing()
+    worker = socket.socket(fileno=int(answers))
+    _, (handed,), _, _ = socket.recv_fds(worker, 16, 1)
     try:
         stream = _open(job_path, name)
     except BaseException as error:
-        os.write(answers, json.dumps({"error": told(error)}).encode())
+        worker.send(json.dumps({"error": told(error)}).encode())
         return
-    os.write(answers, json.dumps({"opened": stream.opened}).encode())
-    for line in sys.stdin:
-        epoch, sample = map(int, line.split())
+    worker.send(json.dumps({"opened": stream.opened}).encode())
+    while asked := worker.recv(64):
+        epoch, sample = map(int, asked.split())
         # An exception is no reason to die: the worker will meet it again, and mask or report the sample.
         with contextlib.suppress(BaseException):
-            values_of(stream, epoch, sample, os.pread(int(handed), os.fstat(int(handed)).st_size, 0))
-        os.write(answers, _PASSED)
+            values_of(stream, epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
+        worker.send(_PASSED)
+
+
+def _print_nothing() -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    os.close(nothing)
 
 
 def _open(job_path: str, name: str) -> Stream:
     job = JobFile(job_path)
     job.make_importable()
     return Stream(job, name)
-
-
-if __name__ == "__main__":
-    _serve_trials(*sys.argv[1:])

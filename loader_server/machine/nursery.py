@@ -3,12 +3,14 @@
 A new interpreter takes a third of a second to import what a worker needs, a fork some milliseconds, so a worker that
 was killed has its place back almost at once. Rules: open it before this process starts threads or imports what a job
 file names, because a process with threads may hang when it forks. It forks one child for each request, tells its end,
-and does nothing else; it ends with its owner, and its children end with it (see processes).
+and does nothing else; it ends with its owner, and its children end with it (see processes). A child may ask for
+children of its own, which are killed once it has ended; what it sends instead of a request harms nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -18,6 +20,7 @@ import socket
 import sys
 import threading
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +32,13 @@ from shared.extras import library
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Nursery", "Nursling", "no_room"]
+__all__ = ["ASKING_FD", "Asker", "Nursery", "Nursling", "no_room"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
+
+#: Where a child has the descriptor that it was told to keep, and the socket by which it asks for children of its own.
+_KEPT_FD = 3
+ASKING_FD = 4
 
 _MOST_BYTES = 2**16
 
@@ -81,22 +88,13 @@ class Nursling:
         return int(code) if code else -signal.SIGKILL  # the nursery was killed, and took all with it
 
 
-class Nursery:
-    """The owner's side. `run` is what a child does with the arguments that `start` gives it."""
+class Asker:
+    """Has a nursery fork children; used in one thread."""
 
-    def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
-        assert threading.active_count() == 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        gc.freeze()  # so that garbage collection does not write to pages that all share
-        self._socket = ours
-        owner = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_OWNER)
-        self.pid = os.fork()
-        if not self.pid:
-            ours.close()
-            _become(lambda: _serve(theirs, run, owner))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
-        theirs.close()
+    def __init__(self, opened: socket.socket, pid: int) -> None:
+        self._socket = opened
+        #: The nursery's process id.
+        self.pid = pid
 
     def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
         """Fork a child, which keeps this descriptor of ours."""
@@ -117,6 +115,24 @@ class Nursery:
         os.close(reading)
         raise no_room(told.decode() or "the end of the one that forks", f"process {self.pid}")
 
+
+class Nursery(Asker):
+    """The owner's side. `run` is what a child does with the arguments that `start` gives it."""
+
+    def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
+        assert threading.active_count() == 1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gc.freeze()  # so that garbage collection does not write to pages that all share
+        owner = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_OWNER)
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            _become(lambda: _serve(theirs, run, owner))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
+        theirs.close()
+        super().__init__(ours, pid)
+
     def close(self) -> None:
         """End it."""
         self._socket.close()
@@ -126,6 +142,17 @@ class Nursery:
 # --- the nursery's side ---
 
 
+@dataclass(slots=True)
+class _Forked:
+    """A child; `end` is the pipe on which to report how it ended."""
+
+    pid: int
+    end: int
+    #: By which it asks for children of its own, and by which it was asked for itself.
+    asks: socket.socket
+    asker: socket.socket
+
+
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
     """Fork what is asked for until the owner hangs up."""
     for number in _FOR_THE_OWNER:
@@ -133,57 +160,98 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_OWNER)
     end_with_parent(owner_pid, signal.SIGKILL)
     _setproctitle(_title(["nursery"]))
-    #: By pidfd: each child's process id, and where to report how it ended.
-    children: dict[int, tuple[int, int]] = {}
-    while True:
-        ready, _, _ = select.select([owner.fileno(), *children], [], [])
-        for fd in ready:
-            if fd in children:
-                _tell_end(fd, *children.pop(fd))
-            elif not _fork(owner, run, children):
-                return
+    _Forker(owner, run).serve()
 
 
-def _fork(owner: socket.socket, run: Callable[[Sequence[str]], object], children: dict[int, tuple[int, int]]) -> bool:
-    """Do what the owner asks for; False once it has hung up."""
-    asked, fds, _flags, _sender = socket.recv_fds(owner, _MOST_BYTES, 2)
-    if not asked:
-        return False
-    if len(fds) != 2:
+class _Forker:
+    """Forks children for its owner, and for these."""
+
+    def __init__(self, owner: socket.socket, run: Callable[[Sequence[str]], object]) -> None:
+        self._owner, self._run = owner, run
+        #: By descriptor: those who may ask, and the children by pidfd.
+        self._askers = {owner.fileno(): owner}
+        self._children: dict[int, _Forked] = {}
+
+    def serve(self) -> None:
+        """Until the owner hangs up."""
+        while self._owner.fileno() in self._askers:
+            # One at a time, because doing it may close others; ends first, because who floods us must not live on.
+            fd = select.select([*self._children, *self._askers], [], [])[0][0]
+            if fd in self._children:
+                self._tell_end(fd, self._children.pop(fd))
+            else:
+                self._hear(self._askers[fd])
+
+    def _hear(self, asker: socket.socket) -> None:
+        asked, fds = _read(asker)
+        if not asked:
+            del self._askers[asker.fileno()]
+            return
+        words = _words(asked)
+        if words is not None and len(fds) == 2:
+            self._fork(asker, words, *fds)
+            return
         for fd in fds:
             os.close(fd)
-        owner.send(b"no descriptor for its pipes")
-        return True
-    keep, end = fds
-    arguments = json.loads(asked)
+        _answer(asker, b"no request: words, and two descriptors")
+
+    def _fork(self, asker: socket.socket, arguments: Sequence[str], keep: int, end: int) -> None:
+        try:
+            asks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                pid = os.fork()
+                if not pid:
+                    _become(lambda: _live(self._run, arguments, keep, theirs.fileno()))
+        except OSError as error:
+            os.close(end)
+            os.close(keep)
+            _answer(asker, str(error).encode())
+            return
+        os.close(keep)  # which leaves room for the next one
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = _Forked(pid, end, asks, asker)
+        self._askers[asks.fileno()] = asks
+        _answer(asker, str(pid).encode(), pidfd)
+
+    def _tell_end(self, pidfd: int, child: _Forked) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        for other, one in self._children.items():
+            if one.asker is child.asks:
+                signal.pidfd_send_signal(other, signal.SIGKILL)
+        self._askers.pop(child.asks.fileno(), None)
+        child.asks.close()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(child.end, str(code).encode())
+        os.close(child.end)
+        os.close(pidfd)
+
+
+def _read(asker: socket.socket) -> tuple[bytes, list[int]]:
+    """What somebody sends; nothing once it has hung up."""
+    with contextlib.suppress(ConnectionError):
+        asked, fds, _flags, _sender = socket.recv_fds(asker, _MOST_BYTES, 2)
+        return asked, fds
+    return b"", []
+
+
+def _words(asked: bytes) -> list[str] | None:
+    """The arguments for a child; None if these are none."""
     try:
-        pid = os.fork()
-    except OSError as error:
-        owner.send(str(error).encode())
-        os.close(end)
-        os.close(keep)
-        return True
-    if not pid:
-        _become(lambda: _live(run, arguments, keep))
-    os.close(keep)  # which leaves room for the next one
-    pidfd = os.pidfd_open(pid)
-    children[pidfd] = pid, end
-    socket.send_fds(owner, [str(pid).encode()], [pidfd])
-    return True
+        words = json.loads(asked)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) else None
 
 
-def _tell_end(pidfd: int, pid: int, end: int) -> None:
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(BrokenPipeError):
-        os.write(end, str(code).encode())
-    os.close(end)
-    os.close(pidfd)
+def _answer(asker: socket.socket, said: bytes, *fds: int) -> None:
+    with contextlib.suppress(ConnectionError):  # it has ended
+        socket.send_fds(asker, [said], fds)
 
 
 # --- a child's side ---
 
 
-def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep: int) -> None:
+def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep: int, asking: int) -> None:
     """Run with these arguments, as a new process would."""
     # In a session of its own, because our owner passes on Ctrl-C from the terminal, in good order.
     os.setsid()
@@ -191,11 +259,13 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    kept = os.dup2(keep, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    asking = fcntl.fcntl(asking, fcntl.F_DUPFD, ASKING_FD + 1)  # out of the way
+    os.dup2(keep, _KEPT_FD)
+    os.dup2(asking, ASKING_FD, inheritable=False)
+    os.closerange(ASKING_FD + 1, os.sysconf("SC_OPEN_MAX"))
     _setproctitle(_title(arguments))
     np.random.seed()  # numpy's own generator was seeded at import, and would draw the same in all children
-    run([*arguments, "--ready-fd", str(kept)])
+    run([*arguments, "--ready-fd", str(_KEPT_FD)])
 
 
 def _title(arguments: Sequence[str]) -> str:

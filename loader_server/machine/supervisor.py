@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.job_folder import JobFolder
 from loader_server.machine import deadline
 from loader_server.machine.job_socket import JobSocket
+from loader_server.machine.nursery import ASKING_FD
 from loader_server.machine.processes import how_it_ended
 from loader_server.machine.served_job import END_SIGNAL, PrintedError, ServedJob, Stage, StartError, refuse_conflicts
 from loader_server.machine.shares import Demand, Shares, divide
@@ -107,7 +108,8 @@ class Supervisor:
         insecure = ["--insecure"] if self.settings.insecure else []
         shares = role == "worker" and folder.settings.share
         shelf = ["--shelf", f"/proc/{os.getpid()}/fd/{self._shelf}"] if shares else []
-        return [role, str(folder.path), "--listen", listen, *common, *insecure, *shelf]
+        asks = ["--nursery-fd", str(ASKING_FD)] if role == "worker" else []
+        return [role, str(folder.path), "--listen", listen, *common, *insecure, *shelf, *asks]
 
     # --- life ---
 

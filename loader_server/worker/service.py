@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from loader_server.building.build_thread import Outcome
     from loader_server.building.builder import Builder
     from loader_server.building.crash_trial import Conviction
+    from loader_server.machine.nursery import Asker
     from loader_server.wants.session import Session
     from shared.keys import ClientKeys, ServerKeys
 
@@ -74,7 +75,7 @@ class WorkerSettings:
 class Worker:
     """Made in the process's main thread; `run` returns when it has drained."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
         self.settings = settings
         self.incarnation = secrets.randbits(63)
         #: The content of the last heartbeat: how much there is to do.
@@ -105,7 +106,7 @@ class Worker:
         self._buffers = SendBuffers(encoding, self._job.settings.queue_bytes)
         self._thread = BuildThread(
             self._builders,
-            crash_trial=CrashTrial(settings.job_path, build_timeout_s),
+            crash_trial=CrashTrial(nursery, settings.job_path, build_timeout_s),
             buffers=self._buffers,
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,

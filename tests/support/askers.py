@@ -20,6 +20,7 @@ from shared.wire.codec import decode, encode
 from shared.wire.messages import Message
 from shared.wire.parts import Seal, Ticket
 from tests.support import transforms
+from tests.support.forked import TrialNursery
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class Desk:
 def a_worker(job: Path, *, coordinator: str = "tcp://127.0.0.1:9") -> Iterator[Worker]:
     """A worker in a thread of this process; what ends it is raised here."""
     index_missing(JobFile(job))
-    worker = Worker(WorkerSettings(job_path=job, name="worker", listen="tcp://127.0.0.1:*", coordinator=coordinator))
+    settings = WorkerSettings(job_path=job, name="worker", listen="tcp://127.0.0.1:*", coordinator=coordinator)
+    worker = Worker(settings, TrialNursery())
     ended: list[BaseException] = []
 
     def run() -> None:

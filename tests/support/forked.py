@@ -42,6 +42,7 @@ __all__ = [
     "ModuleProcess",
     "Nurseries",
     "TalkingProcess",
+    "TrialNursery",
     "run_module",
     "start_code",
     "start_module",
@@ -70,12 +71,12 @@ _LOADERS = (
 _TRAINERS = ("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset")
 
 
-class _Nursery(nursery.Nursery):
+class _Nursery(nursery.Asker):
     """In an interpreter of its own, because this one has threads; by a socket that it listens to."""
 
     def __init__(self, opened: socket.socket) -> None:
+        super().__init__(opened, 0)
         self._lock = threading.Lock()
-        self._socket = opened
         atexit.register(opened.close)
 
     def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
@@ -290,6 +291,25 @@ def run_module(module: str, *arguments: str, timeout_s: float = 120.0) -> tuple[
             process.kill()
     assert process.returncode is not None
     return process.returncode, said, errors
+
+
+_TRIALS = """
+import os, sys
+from loader_server.building.crash_trial import serve_trials
+serve_trials([*sys.argv[1:4], str(os.getppid()), *sys.argv[5:]])
+"""
+
+
+class TrialNursery(nursery.Asker):
+    """Where a worker in this process, which has threads, has its trials forked; children run this code."""
+
+    def __init__(self, code: str = _TRIALS) -> None:
+        self.pid, self._code = 0, code
+
+    def start(self, arguments: Sequence[str], *, keep: int) -> nursery.Nursling:
+        how = {"command": ["-c", self._code, *arguments], "folder": str(ROOT), "outputs": [os.devnull] * 2}
+        how |= {"environment": dict(os.environ), "ready": True}
+        return _nursery(tensorflow=False).start([json.dumps(how)], keep=keep)
 
 
 def _may_be_forked(environment: Mapping[str, str], forked_with: Mapping[str, str]) -> bool:

@@ -100,7 +100,7 @@ def killed_in_trials(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Slow; the first process that tries samples is killed, as the system does where memory is short."""
     time.sleep(0.004)
     marker = Path(os.environ["STOKER_TEST_KILLED"])
-    if not marker.exists() and b"loader_server.building.crash_trial" in Path("/proc/self/cmdline").read_bytes():
+    if not marker.exists() and b"crash-trial" in Path("/proc/self/cmdline").read_bytes():
         marker.write_text(sample["text"])
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -193,7 +193,7 @@ def undeclared(sample: dict[str, Any], rng: np.random.Generator) -> None:
 @transform()
 def kills_workers(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Ends the worker on every sample, as the system does where memory is short; children that try them pass."""
-    if b"loader_server.building.crash_trial" not in Path("/proc/self/cmdline").read_bytes():
+    if b"crash-trial" not in Path("/proc/self/cmdline").read_bytes():
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import psutil
@@ -11,10 +12,12 @@ import pytest
 
 from loader_server.building.crash_trial import CrashTrial, judged
 from loader_server.job_file import JobFile
+from loader_server.machine.nursery import Asker
 from loader_server.stream import Stream
 from shared.errors import MachineError
 from tests.support.bad_samples import index, job_with_texts, write_texts
 from tests.support.descriptors import open_descriptors
+from tests.support.forked import TrialNursery
 from tests.support.loaders import ROOT, wait_until, write_job
 from tests.support.sources import raw_of
 
@@ -42,7 +45,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
 
 @pytest.fixture
 def trial(stream: Stream) -> Iterator[CrashTrial]:
-    trial = CrashTrial(stream.path, timeout_s=2.0)
+    trial = CrashTrial(TrialNursery(), stream.path, timeout_s=2.0)
     yield trial
     trial.close()
 
@@ -52,31 +55,37 @@ def convicted(trial: CrashTrial, stream: Stream, *samples: int) -> dict[int, str
     return {one.sample: one.ends for one in found}
 
 
-def children() -> set[int]:
-    return {one.pid for one in psutil.Process().children()}
+def children(stream: Stream) -> set[psutil.Process]:
+    """The processes that try samples of this stream, or were left behind by one."""
+    found = set()
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(one.cmdline()).split()
+            if {"crash-trial", str(stream.path), stream.name} <= set(words):
+                found.add(one)
+    return found
 
 
 # --- verdicts ---
 
 
 def test_samples_that_pass_share_one_child_whatever_they_raise_or_print(trial: CrashTrial, stream: Stream) -> None:
-    before = children()
     assert convicted(trial, stream, 0, NUMBER["quit"], NUMBER["print"], 11) == {}
-    (child,) = children() - before
-    os.kill(child, signal.SIGINT)  # Ctrl-C is for the worker to decide on
+    (child,) = children(stream)
+    child.send_signal(signal.SIGINT)  # Ctrl-C is for the worker to decide on
     assert convicted(trial, stream, 10) == {}
-    assert children() - before == {child}
+    assert children(stream) == {child}
     trial.close()
-    assert children() == before
+    assert not children(stream)
 
 
 def test_another_stream_has_a_child_of_its_own(trial: CrashTrial, stream: Stream) -> None:
-    before = children()
     dev = Stream(JobFile(stream.path), "dev")
-    for one in (stream, dev):
+    dev.path = stream.path
+    for one, other in ((stream, dev), (dev, stream)):
         assert convicted(trial, one, 0) == {}
-        (child,) = children() - before
-        assert one.name in psutil.Process(child).cmdline()
+        assert len(children(one)) == 1
+        assert not children(other)
 
 
 def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +95,7 @@ def test_transforms_that_lie_beside_the_job_file_are_found(tmp_path: Path, monke
     (tmp_path / "beside.py").write_text(f"{declared}def nothing(sample, rng): pass\n")
     path = write_job(tmp_path, samples=4, transforms=("beside:nothing", "logmel", "characters"))
     index(path)
-    trial = CrashTrial(path, 60.0)
+    trial = CrashTrial(TrialNursery(), path, 60.0)
     assert convicted(trial, Stream(JobFile(path), "train"), 0) == {}
     trial.close()
 
@@ -115,14 +124,8 @@ def test_a_process_that_is_left_behind_does_not_hide_the_end_of_the_child(trial:
     try:
         assert convicted(trial, stream, NUMBER["leave"]) == {NUMBER["leave"]: "signal SIGABRT, signal SIGABRT"}
     finally:
-        mine = [
-            one
-            for one in psutil.process_iter(["cmdline"])
-            if "loader_server.building.crash_trial" in (one.info["cmdline"] or [])
-        ]
-        for one in mine:
-            if str(stream.path) in one.info["cmdline"]:
-                one.kill()
+        for one in children(stream):
+            one.kill()
 
 
 def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: CrashTrial, stream: Stream) -> None:
@@ -133,9 +136,9 @@ def test_a_child_that_is_killed_from_outside_is_the_machines_failure(trial: Cras
 
 def test_one_that_died_while_it_had_nothing_in_hand_speaks_against_nobody(trial: CrashTrial, stream: Stream) -> None:
     assert convicted(trial, stream, 0) == {}
-    (child,) = (one for one in psutil.Process().children() if "loader_server.building.crash_trial" in one.cmdline())
+    (child,) = children(stream)
     child.send_signal(signal.SIGSEGV)
-    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it has died")
+    wait_until(lambda: not child.is_running(), "it has died")
     assert convicted(trial, stream, 0) == {}  # a fresh child has the last word
 
 
@@ -171,7 +174,7 @@ def test_a_job_that_no_longer_opens_is_the_machines_failure(tmp_path: Path, monk
     with pytest.raises(
         MachineError, match=r"clips/00000.wav in hand: a child that could not open the job: DataError: .*csv\.csv"
     ):
-        convicted(CrashTrial(path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery(), path, 1.0), stream, 0)
 
 
 def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
@@ -183,36 +186,31 @@ def test_another_index_is_the_machines_failure_even_if_it_holds_the_same(
     stream = Stream(JobFile(path), "train")
     index(path)
     with pytest.raises(MachineError, match="an index or transforms that have changed on disk since"):
-        convicted(CrashTrial(path, 1.0), stream, 0)
+        convicted(CrashTrial(TrialNursery(), path, 1.0), stream, 0)
 
 
-def test_so_is_one_that_takes_for_ever_to_start(
-    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
-    python.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(python))
+def test_so_is_one_that_takes_for_ever_to_start(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loader_server.building.crash_trial._READY_TIMEOUT_S", 0.1)
-    before = children()
     with pytest.raises(MachineError, match="a child that was not ready in time: signal SIGKILL"):
-        convicted(CrashTrial(stream.path, 1.0), stream, 0)
-    assert children() == before
+        convicted(CrashTrial(TrialNursery("import signal; signal.pause()"), stream.path, 1.0), stream, 0)
+    assert not children(stream)
 
 
-@pytest.mark.parametrize(
-    ("python", "said"),
-    [
-        ("/nowhere/python", "no child that starts: FileNotFoundError"),
-        ("/bin/false", "a child that ended before it was ready: exit 1"),
-    ],
-)
-def test_a_child_that_does_not_start_is_the_machines_failure(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch, python: str, said: str
-) -> None:
-    monkeypatch.setattr("sys.executable", python)
-    before, descriptors = children(), open_descriptors()
-    with pytest.raises(MachineError, match=said):
-        convicted(CrashTrial(stream.path, 1.0), stream, 0)
-    assert children() == before
+def test_a_child_that_does_not_start_is_the_machines_failure(trial: CrashTrial, stream: Stream) -> None:
+    assert convicted(trial, stream, 0) == {}  # so that the nursery is there
+    descriptors = open_descriptors()
+    with pytest.raises(MachineError, match="a child that ended before it was ready: exit 1"):
+        convicted(CrashTrial(TrialNursery("raise SystemExit(1)"), stream.path, 1.0), stream, 0)
+    assert not open_descriptors() - descriptors
+
+
+def test_so_is_a_nursery_that_has_ended(stream: Stream) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    descriptors = open_descriptors()
+    with (
+        ours,
+        pytest.raises(MachineError, match=r"no child that starts: MachineError: .*the end of the one that forks"),
+    ):
+        convicted(CrashTrial(Asker(ours, 0), stream.path, 1.0), stream, 0)
     assert not open_descriptors() - descriptors

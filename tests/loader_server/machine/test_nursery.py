@@ -116,14 +116,18 @@ def owned() -> Iterator[Owner]:
 
 
 def test_a_child_has_what_it_is_given_and_nothing_else(owned: Owner) -> None:
-    """No socket of its owner, no pipe of another child; Ctrl-C at the terminal does not reach it."""
+    """No socket of its owner, no pipe of another child; one to ask the nursery by.
+
+    Ctrl-C at the terminal does not reach it.
+    """
     facts = owned.ask("pass")
-    assert facts["descriptors"] == [0, 1, 2, 3]
+    assert facts["descriptors"] == [0, 1, 2, 3, 4]
     assert facts["ready"] == 3
     assert facts["stdin"] == os.devnull
     assert facts["session"]
     assert facts["interrupted_by_ctrl_c"]
     assert facts["parent"] == owned.nursery.pid
+    assert owned.ask("sys.exit(os.get_inheritable(4))")["ended"] == 0
 
 
 def test_children_draw_different_numbers(owned: Owner) -> None:
@@ -135,6 +139,65 @@ def test_what_threads_of_a_child_have_begun_is_finished(owned: Owner) -> None:
     """As in any process: it ends with its last thread."""
     how = "threading.Timer(0.05, lambda: os._exit(7)).start()"
     assert owned.ask(how)["ended"] == 7
+
+
+#: What a child does to have a child of its own: `asker` and `ask`, which has it do something and returns it.
+_ASKS = """
+import socket
+from loader_server.machine.nursery import ASKING_FD, Asker
+asker = Asker(socket.socket(fileno=ASKING_FD), os.getppid())
+def ask(how, asker=asker):
+    reading, writing = os.pipe()
+    one = asker.start([how], keep=writing)
+    os.close(writing)
+    os.read(reading, 65536)
+    return one
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_child_may_ask_for_children_of_its_own(owned: Owner, code: int) -> None:
+    """Which are its siblings, to all but itself."""
+    how = f"os.getppid() == {owned.nursery.pid} and sys.exit({code})"
+    assert owned.ask(f"{_ASKS}\nsys.exit(10 + ask({how!r}).wait())")["ended"] == 10 + code
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("hides", ["pass", "os.close(ASKING_FD)", "os.fork() or os._exit(one.wait())"])
+def test_they_end_with_it(owned: Owner, end: str, hides: str) -> None:
+    """However it ends, and whoever has its socket."""
+    siblings = set(owned.nursery.children())
+    owned.ask(f"{_ASKS}\none = ask('signal.pause()')\n{hides}\n{end}")
+    wait_until(lambda: set(owned.nursery.children()) <= siblings, "its children have ended")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "[]",
+        "asker._socket.send(b'nonsense')",
+        "asker._socket.send(b'[1]')",
+        "socket.send_fds(asker._socket, [b'{}'], [0, 1])",
+        "socket.send_fds(asker._socket, [b'[]'], [0])",
+        "asker._socket.send(b'')",
+        "os.close(ASKING_FD)",
+    ],
+)
+def test_what_a_child_sends_instead_of_a_request_harms_nobody(owned: Owner, garbage: str) -> None:
+    """Its own code is a user's."""
+    before = owned.nursery.num_fds()
+    assert owned.ask(f"{_ASKS}\n{garbage}\nsys.exit(5)")["ended"] == 5
+    assert owned.ask("pass")["ended"] == 0
+    wait_until(lambda: owned.nursery.num_fds() == before, "all of it is closed")
+
+
+def test_one_that_hangs_up_and_lives_on_keeps_the_nursery_not_busy() -> None:
+    """Its socket stays readable."""
+    with owner() as made:
+        child = psutil.Process(made.ask(f"{_ASKS}\nos.close(ASKING_FD)\nsignal.pause()")["pid"])
+        wait_until(lambda: child.num_fds() == 4, "it has hung up")
+        wait_until(lambda: made.nursery.status() == psutil.STATUS_SLEEPING, "the nursery waits")
+        child.kill()
 
 
 def test_signals_that_reach_the_whole_group_end_no_nursery() -> None:
