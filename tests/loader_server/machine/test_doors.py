@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -44,18 +45,27 @@ def doors(router):
     doors.close()
 
 
+def _used():
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
 @pytest.fixture
 def few_descriptors():
     """Have so many files that those which are open are this share of them."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    gc.collect()  # which would close some later, and so leave room
+    used, filling = _used(), [os.open(os.devnull, os.O_RDONLY)]
+    while filling[-1] < used:  # so that none is free below the limit
+        filling.append(os.open(os.devnull, os.O_RDONLY))
+    used = _used()
 
     def limit(share):
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(used / share), before[1]))
 
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    for fd in filling:
+        os.close(fd)
 
 
 def counted(doors, **expected):
