@@ -15,7 +15,7 @@ from shared.quick_import import quick_import
 from tests.support.lean_keras import lean_keras
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
 # A shell lets what it runs in the background ignore Ctrl-C, and so would every process that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,15 +31,10 @@ hypothesis.settings.load_profile("suite")
 #: still have work.
 SLOW = (
     "tests/faults/",
-    "tests/trainer_client/core/test_simulated_worlds.py",
-    "tests/trainer_client/tf/",
-    "tests/trainer_client/test_callbacks.py",
-    "tests/trainer_client/test_early_stop.py",
-    "tests/trainer_client/test_validation.py",
+    "tests/trainer_client/",
     "tests/conformance/",
     "tests/end_to_end/",
     "tests/release/",
-    "tests/trainer_client/load_test/",
 )
 
 
@@ -60,26 +55,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Put back what a command changed that ran in this process: its log went to a stream that pytest closes."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Leave things as they were. No fixture does it, because ten thousand tests would each set it up.
+
+    A command that ran in this process changed the log, which went to a stream that pytest closes. A test's tiny models
+    are lent to the next one, but not to the next module.
+    """
     logger = logging.getLogger("stoker")
     before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
-
-
-@pytest.fixture(autouse=True)
-def models_taken_back() -> Iterator[None]:
-    """A test's tiny models are lent to the next one."""
-    yield
-    if (models := sys.modules.get("tests.support.tiny_models")) is not None:
-        models.take_back()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def models_forgotten() -> Iterator[None]:
-    """Not to the next module."""
-    yield
-    if (models := sys.modules.get("tests.support.tiny_models")) is not None:
-        models.forget()
+    try:
+        return (yield)
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+        if (models := sys.modules.get("tests.support.tiny_models")) is not None:
+            models.take_back()
+            if nextitem is None or nextitem.path != item.path:
+                models.forget()

@@ -31,12 +31,12 @@ with trainer_client.connect("tcp://127.0.0.1:7400", stream="train", prefetch=4) 
 """
 
 
-def build(folder: Path, *kinds: str) -> list[Path]:
-    """Build these kinds of `--sdist` and `--wheel`, from a copy: the sources stay as they are."""
+def build(folder: Path, *options: str) -> list[Path]:
+    """Build sdist and wheel, with these options of `python -m build`, from a copy: the sources stay as they are."""
     with tempfile.TemporaryDirectory(prefix="stoker-build-") as place:
         copy = Path(place) / "stoker"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
-        _run([sys.executable, "-m", "build", *kinds, "--outdir", str(folder), str(copy)])
+        _run([sys.executable, "-m", "build", *options, "--outdir", str(folder), str(copy)])
     return sorted(folder.iterdir())
 
 

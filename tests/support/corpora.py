@@ -1,8 +1,14 @@
-"""Small corpora of tones with manifests, the same on every machine, made in milliseconds."""
+"""Small corpora of tones with manifests, the same on every machine, made in milliseconds.
+
+Tests write the same recordings thousands of times: what a file holds is made once a process, and written without
+waiting for the disk, as soundfile does whenever it closes one.
+"""
 
 from __future__ import annotations
 
 import csv
+import functools
+import io
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,14 +50,25 @@ def tone(digit: int, frames: int, rate: int) -> np.ndarray:
 
 def utterances(samples: int, *, rate: int = 8000, suffix: str = "wav", longest_s: float = 0.4) -> list[Utterance]:
     """Utterances of 1 to 4 digits whose lengths differ; `longest_s` is the longest one's."""
-    made = []
-    for number in range(samples):
-        digits = [(number * 7 + place * 3) % 10 for place in range(1 + number * 5 % 4)]
-        frames = int(longest_s * rate * (8 + (number * 13) % 9) / 16 / 4)
-        audio = np.concatenate([tone(digit, frames, rate) for digit in digits])
-        text = " ".join(DIGITS[digit] for digit in digits)
-        made.append(Utterance(f"clips/{number:05d}.{suffix}", text, audio))
-    return made
+    return [_utterance(number, rate, suffix, longest_s) for number in range(samples)]
+
+
+@functools.cache
+def _utterance(number: int, rate: int, suffix: str, longest_s: float) -> Utterance:
+    digits = [(number * 7 + place * 3) % 10 for place in range(1 + number * 5 % 4)]
+    frames = int(longest_s * rate * (8 + (number * 13) % 9) / 16 / 4)
+    audio = np.concatenate([tone(digit, frames, rate) for digit in digits])
+    audio.flags.writeable = False  # other tests get it as well
+    text = " ".join(DIGITS[digit] for digit in digits)
+    return Utterance(f"clips/{number:05d}.{suffix}", text, audio)
+
+
+@functools.cache
+def _recording(number: int, rate: int, suffix: str, longest_s: float) -> bytes:
+    """The file that soundfile makes of it."""
+    file = io.BytesIO()
+    soundfile.write(file, _utterance(number, rate, suffix, longest_s).audio, rate, format=suffix)
+    return file.getvalue()
 
 
 def make_corpus(
@@ -60,8 +77,8 @@ def make_corpus(
     """Write a corpus below a folder; returns its manifest. Style: csv, deepspeech, jsonl or nemo."""
     (folder / "clips").mkdir(parents=True, exist_ok=True)
     made = utterances(samples, rate=rate, suffix=suffix, longest_s=longest_s)
-    for utterance in made:
-        soundfile.write(folder / utterance.path, utterance.audio, rate)
+    for number, utterance in enumerate(made):
+        (folder / utterance.path).write_bytes(_recording(number, rate, suffix, longest_s))
     manifest = folder / f"{style}.{'jsonl' if style in ('jsonl', 'nemo') else 'csv'}"
     _write_manifest(manifest, style, made, rate)
     return manifest
