@@ -26,6 +26,7 @@ _IMPORTED = (
     "loader_server.sources.index.probe",
     "loader_server.sources.conformance.case",
     "tests.conformance.fixtures",
+    "tests.conformance.test_sources",  # whose sources with faults they construct
 )
 
 
