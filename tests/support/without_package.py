@@ -1,4 +1,5 @@
-"""Commands of a machine that lacks a package: run one after another, each in a fork of a process that imported little.
+"""Commands of a machine that lacks a package: run one after another, each in a fork of a process that has imported what
+all need. None of the packages that lack somewhere could be imported meanwhile.
 
 `python -m tests.support.without_package` reads [[package, *arguments], ...] as JSON and answers with the exit code and
 what was said on standard error, for each.
@@ -11,10 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loader_server.cli import main
+from shared.quick_import import quick_import
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["run_without"]
 
 ROOT = Path(__file__).parents[2]
+
+_NEEDED = ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma")
+_NEEDED += ("loader_server.commands.index", "loader_server.commands.statistics")
 
 
 def run_without(commands: Sequence[tuple[str, ...]]) -> list[tuple[int, str]]:
@@ -45,5 +51,17 @@ def _forked(package: str, *arguments: str) -> tuple[int, str]:
         return code, said.read()
 
 
+def _import_what_all_need(lacking: set[str]) -> None:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as `main` has it, before numpy is imported
+    sys.modules.update(dict.fromkeys(lacking))  # type: ignore[arg-type]
+    with quick_import():
+        for name in _NEEDED:
+            import_module(name)
+    for name in lacking:
+        del sys.modules[name]
+
+
 if __name__ == "__main__":
-    print(json.dumps([_forked(*command) for command in json.load(sys.stdin)]))
+    asked = json.load(sys.stdin)
+    _import_what_all_need({package for package, *_ in asked if package})
+    print(json.dumps([_forked(*command) for command in asked]))
