@@ -126,22 +126,24 @@ class _Distributor:
 
     def _hear(self, process: _TestProcess) -> None:
         try:
-            what, value = process.connection.recv()
+            reports, what, value = process.connection.recv()
+            for data in reports:
+                self._pass_on(data)
+                process.at = None
             if what == "next":
                 self._give_module(process)
         except (EOFError, OSError):
             self._note_end(process)
             return
-        hook = self._session.config.hook
         if what == "begin":
             process.at, process.rest = value, range(value + 1, process.rest.stop)
             item = self._session.items[value]
-            hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        elif what == "report":
-            report = hook.pytest_report_from_serializable(config=self._session.config, data=value)
-            hook.pytest_runtest_logreport(report=report)
-            if report.when == "teardown":
-                process.at = None
+            item.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+
+    def _pass_on(self, data: dict[str, Any]) -> None:
+        hook = self._session.config.hook
+        report = hook.pytest_report_from_serializable(config=self._session.config, data=data)
+        hook.pytest_runtest_logreport(report=report)
 
     def _give_module(self, process: _TestProcess) -> None:
         stop = self._session.shouldfail or self._session.shouldstop
@@ -177,22 +179,38 @@ def _modules(session: pytest.Session) -> Iterator[range]:
 
 
 class _Teller:
-    """Passes on what becomes of each test."""
+    """Tells what became of each test when the next one begins: each message wakes the process that hears it."""
 
     def __init__(self, config: pytest.Config, connection: Connection) -> None:
         self._config, self._connection = config, connection
+        self._reports: list[object] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._connection.send(("report", data))
+        self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def begin(self, place: int) -> None:
+        self._send("begin", place)
+
+    def next(self) -> range:
+        self._send("next", None)
+        module: range = self._connection.recv()
+        return module
+
+    def end(self) -> None:
+        self._send("end", None)
+
+    def _send(self, what: str, value: object) -> None:
+        self._connection.send((self._reports, what, value))
+        self._reports = []
 
 
 def _be_test_process(session: pytest.Session, connection: Connection, folder: Any) -> None:
     """Run what is given out; never return."""
     code = 1
     try:
-        _settle(session.config, connection, folder)
-        _run_modules(session, connection)
+        teller = _Teller(session.config, connection)
+        _settle(session.config, teller, folder)
+        _run_modules(session, teller)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -202,7 +220,7 @@ def _be_test_process(session: pytest.Session, connection: Connection, folder: An
         os._exit(code)
 
 
-def _settle(config: pytest.Config, connection: Connection, folder: Any) -> None:
+def _settle(config: pytest.Config, teller: _Teller, folder: Any) -> None:
     """Have what two processes cannot share: the file that output is captured in, and the folder for tests' files."""
     capture = config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
@@ -213,26 +231,21 @@ def _settle(config: pytest.Config, connection: Connection, folder: Any) -> None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     assert reporter is not None
     reporter._tw._file = StringIO()  # for the parent reports
-    config.pluginmanager.register(_Teller(config, connection))
+    config.pluginmanager.register(teller)
 
 
-def _run_modules(session: pytest.Session, connection: Connection) -> None:
+def _run_modules(session: pytest.Session, teller: _Teller) -> None:
     """One after the other; the last test of one is told what comes next, so that what both need stays."""
-    module = _next(connection)
+    module = teller.next()
     while module:
         following = module
         for place in module:
-            connection.send(("begin", place))
+            teller.begin(place)
             is_last = place + 1 == module.stop
-            following = _next(connection) if is_last else module
+            following = teller.next() if is_last else module
             upcoming = (following.start if following else None) if is_last else place + 1
             nextitem = None if upcoming is None else session.items[upcoming]
             item = session.items[place]
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
         module = following
-
-
-def _next(connection: Connection) -> range:
-    connection.send(("next", None))
-    module: range = connection.recv()
-    return module
+    teller.end()
