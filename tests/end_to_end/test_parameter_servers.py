@@ -51,7 +51,9 @@ class Words(keras.layers.Layer):
 def model():
     audio, tag = keras.Input((None, 40)), keras.Input((), dtype="int64")
     both = keras.layers.Concatenate()([MeanLevel()(audio), Words()(keras.ops.maximum(tag, 0))])
-    return keras.Model({"audio": audio, "tag": tag}, keras.layers.Dense(1)(keras.layers.Dense(8)(both)))
+    far_off = {"kernel_initializer": "ones"}  # so that the loss falls by far more than batches differ
+    outputs = keras.layers.Dense(1, **far_off)(keras.layers.Dense(8, **far_off)(both))
+    return keras.Model({"audio": audio, "tag": tag}, outputs)
 
 
 loss = "mse"

@@ -68,7 +68,10 @@ _LOADERS = (
     "trainer_client.feed",
     *("soundfile", "soxr", "numpy.fft", "stringprep", "encodings.idna", "zmq.utils.garbage", "shared.malloc_tuning"),
 )
-_TRAINERS = ("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset")
+_TRAINERS = (
+    *("keras", "trainer_client.cli", "trainer_client.callbacks", "trainer_client.tf.dataset"),
+    *("trainer_client.training.train", "trainer_client.strategies.by_name", "trainer_client.runs.predicting.predict"),
+)
 
 
 class _Nursery(nursery.Asker):
