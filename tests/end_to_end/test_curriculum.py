@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import trainer_client
-from tests.support.loaders import ROOT, running, write_job
+from tests.support.forked import run_module
+from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +50,8 @@ def test_samples_grow_longer_with_the_epochs_and_any_of_them_can_be_resumed(tmp_
                 assert read_epoch(feed) == epochs[number]
         with trainer_client.connect(loaders.endpoint, stream="dev") as feed:
             assert set(read_epoch(feed)[0]) == tags[3], "an evaluation stream has all that is ever trained on"
-    command = [sys.executable, "-m", "loader_server", "plan", str(job), "--json"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    code, said, errors = run_module("loader_server", "plan", str(job), "--json")
+    assert code == 0, errors
     assert [(stage["epoch"], stage["samples"]) for stage in json.loads(said)["curriculum"]] == [
         (epoch, len(tags[epoch])) for epoch in (0, 2, 3)
     ]

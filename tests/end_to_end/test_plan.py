@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from tests.support.loaders import ROOT
+from tests.support.forked import run_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def _plan(job: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "loader_server", "plan", str(job), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    code, said, errors = run_module("loader_server", "plan", str(job), *arguments)
+    assert code == 0, errors
+    return said
 
 
 @pytest.mark.parametrize("stream", ["train", "dev"])

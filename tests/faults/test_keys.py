@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import operator
 import secrets
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from shared.sockets import connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.shared.wire.examples import EXAMPLES
+from tests.support.forked import run_module
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets, total
 
@@ -174,12 +173,10 @@ def test_a_worker_with_a_trainers_pair_is_told_what_to_do(loaders: Loaders, fold
         (folder / "other" / name).write_bytes((folder / "keys" / held).read_bytes())
     job = folder / "other.toml"
     job.write_text((folder / "job.toml").read_text().replace('keys = "keys"', 'keys = "other"'))
-    command = [sys.executable, "-m", "loader_server", "worker", str(job), "--coordinator", loaders.endpoint]
-    done = subprocess.run(
-        [*command, "--listen", "tcp://127.0.0.1:*"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 4
-    assert "expected a key in allowed/worker, got Register with a key in allowed/trainer" in done.stderr
+    where = ("--coordinator", loaders.endpoint, "--listen", "tcp://127.0.0.1:*")
+    code, _, errors = run_module("loader_server", "worker", str(job), *where)
+    assert code == 4
+    assert "expected a key in allowed/worker, got Register with a key in allowed/trainer" in errors
 
 
 @pytest.mark.fault(26)

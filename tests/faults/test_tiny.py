@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 import trainer_client
 from shared.errors import RefusedError
-from tests.support.loaders import ROOT, Loaders, running, write_job
+from tests.support.forked import run_module
+from tests.support.loaders import Loaders, running, write_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +73,6 @@ def test_more_ranks_than_the_parts_have_batches_for_are_refused_before_training(
 )
 def test_parts_that_nobody_could_train_on_are_refused_at_the_start(tmp_path: Path, stream: str, words: str) -> None:
     job = write_job(tmp_path, samples=SAMPLES, budget="2 s", stream=stream)
-    command = [sys.executable, "-m", "loader_server", "run", str(job), "--workers", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0
-    assert words in done.stderr
+    code, _, errors = run_module("loader_server", "run", str(job), "--workers", "1")
+    assert code == 1
+    assert words in errors
