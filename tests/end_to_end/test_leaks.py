@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,8 @@ import psutil
 import pytest
 
 import trainer_client
-from tests.support.loaders import ROOT, running, wait_until, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:
     from tests.support.loaders import Loaders
@@ -63,5 +62,6 @@ def test_a_hundred_attaches_and_crashes_leave_nothing_open(tmp_path: Path) -> No
 
 
 def _crash(loaders: Loaders) -> None:
-    command = [sys.executable, "-c", _CRASHER, loaders.endpoint, str(_CRASHES)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    crasher = start_code(_CRASHER, loaders.endpoint, str(_CRASHES))
+    _, errors = crasher.communicate(60)
+    assert crasher.returncode == 0, errors

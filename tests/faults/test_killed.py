@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,7 +13,8 @@ import pytest
 import trainer_client
 from loader_server.commands.status import ask
 from tests.faults import kill_workers
-from tests.support.loaders import ROOT, Loaders, running, wait_until, write_job
+from tests.support.forked import start_code
+from tests.support.loaders import Loaders, running, wait_until, write_job
 
 
 @pytest.mark.fault(1)
@@ -84,10 +83,10 @@ print(json.dumps(committed))
 def test_a_trainer_killed_in_a_step_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     with running(write_job(tmp_path, samples=250)) as loaders:
         for die_at in (3, 6, 9, 0):
-            command = [sys.executable, "-c", _TRAINER, loaders.endpoint, str(tmp_path / "checkpoint"), str(die_at)]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        committed = json.loads(done.stdout)
+            trainer = start_code(_TRAINER, loaders.endpoint, str(tmp_path / "checkpoint"), str(die_at))
+            said, errors = trainer.communicate(60)
+            assert trainer.returncode == (-signal.SIGKILL if die_at else 0), errors
+        committed = json.loads(said)
     assert committed == list(range(len(committed)))
     assert len(committed) > 9
 
