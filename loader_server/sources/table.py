@@ -110,6 +110,13 @@ def source_class(name: str, where: str) -> type[Source]:
             where=f'{where}, source = "{name}"',
             remedy="Write what is missing: docs/sources.md shows a whole source.",
         )
+    if found.gathers is not Source.gathers and found.gather is Source.gather:
+        raise SettingsError(
+            expected="a source that writes whole batches where it says so (gathers)",
+            got=f"{found.__name__} without gather",
+            where=f'{where}, source = "{name}"',
+            remedy="Write gather(samples, out), or leave gathers out: then samples are read and decoded one by one.",
+        )
     return found
 
 

@@ -36,6 +36,11 @@ class UnfinishedSource(Source):
     fields = ()
 
 
+class HalfGatheringSource(FewSource):
+    gathers = True
+    gather = Source.gather
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package brings two, one of them under a name that is taken."""
@@ -85,3 +90,10 @@ def test_a_source_that_lacks_methods_is_refused_by_their_names_before_anything_r
     job.write_text(f'[job]\nname = "x"\n[streams.train]\nsource = "{name}"\nlength = "x"\n')
     with pytest.raises(SettingsError, match=r"got UnfinishedSource without Settings, survey, probe, decode\. Write"):
         JobFile(job)
+
+
+def test_a_class_that_says_that_it_gathers_and_does_not_is_refused() -> None:
+    where = f"{__name__}:HalfGatheringSource"
+    with pytest.raises(SettingsError, match=r"got HalfGatheringSource without gather\. Write gather\(samples, out\)"):
+        source_class(where, "[streams.train]")
+    assert source_class(f"{__name__}:FewSource", "[streams.train]") is FewSource

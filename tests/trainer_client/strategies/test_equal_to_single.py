@@ -123,7 +123,7 @@ class Normal(keras.Model):
     """Batch statistics, and dropout, which has a seed."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(name="normal")  # of Keras' own choice, it would depend on how many there were before
         self.normal = keras.layers.BatchNormalization(momentum=0.5)
         self.drop = keras.layers.Dropout(0.3, seed=2)
         self.dense = keras.layers.Dense(1)
