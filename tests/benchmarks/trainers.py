@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.trainers [--only loop,demo,torch] [--json]
 
-loop: CPU of the loop over that of a bare `for x in data` loop, for batches in memory and a step of some milliseconds;
-both take the same batches in short turns, and the median of the pairs counts. demo: `trainer-client train` on the
+loop: CPU of the loop over that of a bare `for x in data` loop, for batches in memory: for two dense layers and plain
+SGD, whose step takes some milliseconds, and for the demo's recogniser (`demo_...`); both take the same batches in short
+turns, and the median of the pairs counts. demo: `trainer-client train` on the
 demo's job with two workers: seconds from the command to its first step, the share of time that it waited for data once
 each worker had begun (from the second epoch on), and how often a step was traced in the midst of training. torch:
 10 MB batches a second by each adapter, of a torch DataLoader's in the same rounds, where both packages are installed.
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,37 +69,87 @@ alphabet = "0123456789"
 
 
 def loop_overhead(steps: int = _STEPS, turns: int = _TURNS) -> dict[str, float]:
-    """CPU of our loop over that of a bare one, and of one bare step in milliseconds."""
+    """CPU of our loop over that of a bare one, and of one bare step in milliseconds, for two models."""
     with quick_import():
         import keras  # noqa: PLC0415 - seconds
         import tensorflow as tf  # noqa: PLC0415 - as above
 
-        from trainer_client.strategies.single import Single  # noqa: PLC0415
-        from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415
+        from trainer_client import demo  # noqa: PLC0415
     keras.utils.set_random_seed(7)
     inputs = tf.random.normal((128, _WIDTH))
-    data = tf.data.Dataset.from_tensors((inputs, inputs[:, :1], tf.ones(128))).cache().repeat()
-    options = tf.data.Options()
-    options.autotune.enabled = False  # as of a feed's: it takes CPU of its own
-    data = data.with_options(options)
 
-    def model() -> Any:
+    def dense() -> Any:
         layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(2)]
-        made = keras.Sequential([keras.layers.Input((_WIDTH,)), *layers, keras.layers.Dense(1)])
-        made.compile("sgd", "mse")
+        return keras.Sequential([keras.layers.Input((_WIDTH,)), *layers, keras.layers.Dense(1)])
+
+    def mse(targets: Any, outputs: Any, weight: Any) -> Any:
+        per_row = keras.losses.mean_squared_error(targets, outputs)
+        return tf.reduce_sum(weight * per_row) / tf.reduce_sum(weight)
+
+    small = tf.data.Dataset.from_tensors((inputs, inputs[:, :1], tf.ones(128)))
+    gc.freeze()  # collecting what the imports left is nobody's part
+    found = _overhead(_Trained(dense, "sgd", "mse", mse), small, steps, turns)
+    recogniser = _Trained(demo.model, demo.optimizer(), demo.loss, demo.loss)
+    of_demo = _overhead(recogniser, _recordings(), steps, max(turns // 2, 3))
+    return found | {f"demo_{name}": value for name, value in of_demo.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A model as our loop trains it, and the same loss for the bare one: of targets, outputs and weights."""
+
+    model: Callable[[], Any]
+    optimizer: Any
+    loss: Any
+    bare_loss: Callable[[Any, Any, Any], Any]
+
+    def compiled(self, element: Any) -> Any:
+        import keras  # noqa: PLC0415 - as above
+
+        made = self.model()
+        made(element[0])
+        optimizer = keras.optimizers.get(self.optimizer)
+        made.compile(type(optimizer).from_config(optimizer.get_config()), self.loss)
         made.optimizer.build(made.trainable_variables)
         return made
 
-    ours, theirs = model(), model()
+
+def _recordings() -> Any:
+    """Batches of 40 s of digits in several padded shapes, as the demo's job has them, with random values."""
+    import tensorflow as tf  # noqa: PLC0415 - as above
+
+    data: Any = None
+    for frames in (120, 170, 220, 280):
+        rows = 4000 // frames
+        audio = {"audio": tf.random.normal((rows, frames, 40)) - 4.0, "audio_length": tf.fill((rows,), frames)}
+        text = tf.random.uniform((rows, 6), 1, 11, tf.int32)
+        one = tf.data.Dataset.from_tensors((audio, text, tf.ones(rows)))
+        data = one if data is None else data.concatenate(one)
+    return data
+
+
+def _overhead(trained: _Trained, data: Any, steps: int, turns: int) -> dict[str, float]:
+    import tensorflow as tf  # noqa: PLC0415 - as above
+
+    from trainer_client.strategies.single import Single  # noqa: PLC0415 - as above
+    from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # noqa: PLC0415 - as above
+
+    data = data.cache().repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # as of a feed's: it takes CPU of its own
+    data = data.with_options(options)
+    first = next(iter(data))
+    ours, theirs = trained.compiled(first), trained.compiled(first)
 
     @tf.function  # type: ignore[untyped-decorator] # TensorFlow has no types
     def bare_step(x: Any, y: Any, weight: Any) -> Any:
         with tf.GradientTape() as tape:
-            per_row = keras.losses.mean_squared_error(y, theirs(x, training=True))
-            loss = tf.reduce_sum(weight * per_row) / tf.reduce_sum(weight)
+            loss = trained.bare_loss(y, theirs(x, training=True), weight)
         gradients = tape.gradient(loss, theirs.trainable_variables)
         theirs.optimizer.apply(gradients, theirs.trainable_variables)
         return loss
+
+    bare_step.get_concrete_function(*data.element_spec)  # one graph for all shapes, as ours is
 
     class Turns:
         """The loop's elements; each so many, a bare loop takes a turn of its own."""
@@ -124,14 +176,11 @@ def loop_overhead(steps: int = _STEPS, turns: int = _TURNS) -> dict[str, float]:
     elements = Turns()
     with tempfile.TemporaryDirectory() as folder:
         fed = TrainingData(
-            feed=FakeFeed(epochs=(turns * steps,)),
-            elements=elements,
-            for_each_shape=lambda call: call(next(iter(data))),
+            feed=FakeFeed(epochs=(turns * steps,)), elements=elements, for_each_shape=lambda call: call(first)
         )
         settings = LoopSettings(until=Until(epochs=1), checkpoints=Path(folder), tell_every=100)
-        gc.freeze()  # collecting what the imports left is nobody's part
         TrainingLoop(ours, fed, Single(), settings).run()
-    pairs = list(zip(elements.ours_s, elements.bare_s, strict=True))[1:]  # in the first turn the bare step is traced
+    pairs = list(zip(elements.ours_s, elements.bare_s, strict=True))[1:]  # both begin in the first turn
     return {
         "loop_overhead": statistics.median(our_s / bare_s for our_s, bare_s in pairs) - 1,
         "bare_step_ms": statistics.median(bare_s for _, bare_s in pairs) / steps * 1000,

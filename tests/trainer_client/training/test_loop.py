@@ -342,6 +342,36 @@ def test_a_batch_without_samples_changes_no_variable(tmp_path):
     assert not np.array_equal(seen[1][0], seen[2][0])
 
 
+def test_once_it_is_traced_for_all_shapes_no_graph_is_looked_for_but_for_what_does_not_fit():
+    model = keras.Sequential([keras.layers.Input((None, 2)), keras.layers.Dense(1)])
+    step, _ = step_of(model, scales=False)
+    row = tf.TensorSpec((None,))
+    step.get_concrete_function((tf.TensorSpec((None, None, 2)), tf.TensorSpec((None, None, 1)), row))
+    fits = (tf.ones((3, 5, 2)), tf.ones((3, 5, 1)), tf.ones(3))
+    function, step._function = step._function, None
+    assert step(fits)[2] == APPLIED
+    step._function = function
+    assert step((*fits[:2], tf.ones(3, tf.float64)))[2] == APPLIED
+    assert function.experimental_get_tracing_count() == 2
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_user_may_have_tensorflow_run_the_step_in_python(run_eagerly):
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    tf.config.run_functions_eagerly(run_eagerly)
+    try:
+        optimizer = keras.optimizers.SGD(0.01)
+        optimizer.build(model.trainable_variables)
+        taken = TrainStep(model, "mse", optimizer)
+        step = Single().compiled(taken, xla=False, any_shape=False)
+        step.get_concrete_function((tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))))
+        for _ in range(3):
+            step((tf.ones((3, 2)), tf.ones((3, 1))))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert taken.traces == (4 if run_eagerly else 1)
+
+
 @pytest.mark.parametrize("spoilt", ["not finite", "empty"])
 @pytest.mark.parametrize("scales", [False, True])
 def test_a_step_that_is_not_applied_changes_no_batch_statistics(spoilt, scales):
