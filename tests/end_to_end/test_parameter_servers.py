@@ -24,6 +24,8 @@ import time
 import keras
 import tensorflow as tf
 
+from trainer_client import EarlyStop, NoProgress
+
 
 def paced(level):
     time.sleep(float(os.environ.get("STEP_S", "0")))
@@ -76,7 +78,7 @@ class Held(keras.callbacks.Callback):
 
 
 def callbacks():
-    return [Held()]
+    return [Held(), EarlyStop(NoProgress(50), monitor="loss")]
 
 
 feed_keys = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weights": "weight"}
@@ -145,11 +147,13 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
     options = ("--pull-every", "2", "--server-memory", "2")
     with cluster(folder, endpoint, "queue0", *options, servers=1, environment=paced) as processes:
         for kind in ("ps", "worker"):
-            processes.start(kind, 0, "--steps", "10")
+            processes.start(kind, 0, "--epochs", "1")
         first = processes.ended()
-        assert first["worker 0"][0] == "STARTING: training queue0 from epoch 0, step 0, until 10 steps"
-        assert first["worker 0"][-1].endswith(": 10 steps are reached")
-        assert saved(folder / "queue0")[1]["step"] == 10
+        assert first["worker 0"][0] == "STARTING: training queue0 from epoch 0, step 0, until 1 epochs"
+        assert first["worker 0"][-1].endswith(": 1 epochs are reached")
+        there = saved(folder / "queue0")[1]
+        assert there["step"] == table(endpoint, "queue0")["batches"]
+        assert [epoch for epoch, _ in there["early_stop"]["evaluated"]] == [0]
         processes.running.clear()
         for kind, index in (("ps", 0), ("worker", 1), ("worker", 0)):
             processes.start(
@@ -157,15 +161,17 @@ def test_workers_train_on_one_server_and_the_next_run_goes_on_where_the_last_end
             )
         said = processes.ended()
     assert said["ps 0"][0].startswith("SERVING: share 1 of 1 at tcp://127.0.0.1:")
-    assert said["worker 0"][0] == "STARTING: training queue0 from epoch 0, step 10, until 3 epochs"
-    found = losses(said["worker 0"])
+    assert said["worker 0"][0] == f"STARTING: training queue0 from epoch 1, step {there['step']}, until 3 epochs"
+    found = losses([*first["worker 0"], *said["worker 0"]])
     assert found[-1] < found[0]
     record, queue = saved(folder / "queue0")[1], table(endpoint, "queue0")
     assert record["step"] == 3 * queue["batches"]
     assert (queue["epoch"], queue["failed"], queue["dead"]) == (3, 0, 0)
     assert queue["returned"] > 0, "every second step of a worker came too late"
-    taken = [steps_of(said["worker 0"]) - 10, steps_of(said["worker 1"])]
-    assert sum(taken) == record["step"] - 10
+    assert record["early_stop"]["evaluated"][0] == there["early_stop"]["evaluated"][0]
+    assert len(record["early_stop"]["evaluated"]) == len(found)
+    taken = [steps_of(said["worker 0"]) - there["step"], steps_of(said["worker 1"])]
+    assert sum(taken) == record["step"] - there["step"]
     assert min(taken) > 0
     assert (folder / "exported.keras").stat().st_size > 1000
 

@@ -9,7 +9,6 @@ Rules:
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -173,11 +172,15 @@ class ServedLoop(BaseLoop):
         self._progress.count(epochs=self._session.cursor.at.epoch)
         if noted.rows:
             self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
-        self._save()  # which brings the servers' values, so that these are judged
+        cut = self._cut()  # which brings the servers' values, so that these are judged
         for callback in self._callbacks.callbacks:
             callback.on_epoch_end(epoch, logs)
         self._teller.tell_epoch(self._progress.totals, logs)
+        is_judged = logs and JOB_ENDED not in self._params  # others may have taken all of the epoch's batches
+        if self._early_stop is not None and is_judged:
+            self._early_stop.note(epoch, logs)
         self._heed_callbacks()
+        self._commit(cut)
 
     # --- beginning and ending ---
 
@@ -195,10 +198,11 @@ class ServedLoop(BaseLoop):
         self._rows = self._session.trained_rows
         self._progress.begin(f"training {self._session.stream}", there)
         self._progress.stop(self._served.over)
+        self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
 
     def _begin_as_chief(self) -> RunTotals:
-        totals = self._saved.read(self._model)
+        totals = self._saved.read(self._model, self._early_stop)
         if totals is not None and self._served.look() and not self._served.over:
             self._log.info("goes on with what parameter servers have", version=self._served.version)
             return replace(totals, steps=self._served.version)
@@ -206,8 +210,8 @@ class ServedLoop(BaseLoop):
 
     def _restore(self) -> RunTotals:
         """Give all servers the last checkpoint, and take the queue back to it; the first one is written here."""
-        is_first = self._saved.read(self._model) is None
-        totals, _ = self._saved.restore(self._model, self._session, None)
+        is_first = self._saved.read(self._model, None) is None
+        totals, _ = self._saved.restore(self._model, self._session, self._early_stop)
         self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
         self._served.look()
         self._since_pull, self._noted = None, NotedMeans()
@@ -227,6 +231,7 @@ class ServedLoop(BaseLoop):
         self._is_joined = True
         self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
         self._progress.stop(self._served.over)
+        self._heed_early_stop()
         return is_restored
 
     def _when_built(self) -> None:
@@ -250,23 +255,34 @@ class ServedLoop(BaseLoop):
         return self._is_joined and self._is_long_ago(self._served.version)
 
     def _save(self) -> bool:
-        """The chief commits what all have trained: variables of one cut, and the batches that are in them. Whether it
-        did; if not, servers have moved.
+        """The chief commits what all have trained. Whether it did; if not, servers have moved."""
+        return self._commit(self._cut())
+
+    def _cut(self) -> dict[str, Any] | None:
+        """In the chief: one version of all variables, which the model has then; the batches that are in them. None if
+        servers have moved.
         """
         if not self._worker.is_chief or self._served.generation == 0:
+            return None
+        with self._timed("checkpoint"):
+            state = self._session.cursor.state()
+            try:
+                done = self._served.save(int(state["epochs"][0][0]))
+            except MovedError:
+                self._is_joined = False
+                return None
+            self._since_pull = 0
+            epochs = merged(_done_set(state), done).epochs
+            return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
+
+    def _commit(self, cut: dict[str, Any] | None) -> bool:
+        """Commit what was cut, as long as nothing else was trained or pulled; whether there was anything."""
+        if cut is None:
             return False
-        state, began_s = self._session.cursor.state(), time.perf_counter()
-        try:
-            done = self._served.save(int(state["epochs"][0][0]))
-        except MovedError:
-            self._is_joined = False
-            return False
-        epochs = merged(_done_set(state), done).epochs
-        feed = state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
-        self._saved.commit(self._model, feed, replace(self._totals(), steps=self._served.version), self._noted, None)
-        self._since_pull = 0
+        with self._timed("checkpoint"):
+            totals = replace(self._totals(), steps=self._served.version)
+            self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
         self._note_saved(self._served.version)
-        self._session.count_phase("checkpoint", time.perf_counter() - began_s)
         return True
 
     def _totals(self) -> RunTotals:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from shared.errors import DataError
+from shared.errors import DataError, SettingsError
 from shared.logs import Log
+from trainer_client.early_stop import EarlyStop
 from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.run import JOB_ENDED, progress_of
 from trainer_client.tf.models.variables import assign_values, plain_value
@@ -88,6 +89,7 @@ class BaseLoop:
         #: As `fit` gives them to callbacks; one that finds that the job was ended says so there.
         self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
         self._callbacks.set_params(self._params)
+        self._early_stop = _only_early_stop(callbacks)
         self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes)
         self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, is_quiet=not writes)
@@ -196,8 +198,13 @@ class BaseLoop:
     def _heed_callbacks(self) -> None:
         if JOB_ENDED in self._params:
             self._progress.stop(JOB_ENDED)
+        self._heed_early_stop()
         if self._model.stop_training:
             self._progress.stop("a callback stopped it")
+
+    def _heed_early_stop(self) -> None:
+        if self._early_stop is not None and self._early_stop.reason:
+            self._progress.stop(f"stopped early, {self._early_stop.reason}")
 
     # --- saving ---
 
@@ -222,3 +229,16 @@ class BaseLoop:
         began_s = time.perf_counter()
         yield
         self._session.count_phase(phase, time.perf_counter() - began_s)
+
+
+def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
+    """The one among the callbacks; what it saw is kept with the checkpoint from now on."""
+    found = [one for one in callbacks if isinstance(one, EarlyStop)]
+    if len(found) > 1:
+        raise SettingsError(
+            expected="one EarlyStop at most", got=f"{len(found)}", where="--model, callbacks",
+            remedy="Give all rules to one: EarlyStop(NoProgress(3), LevelledOff(4)).",
+        )  # fmt: skip
+    for one in found:
+        one.be_kept_by_checkpoint()
+    return found[0] if found else None

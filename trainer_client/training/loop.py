@@ -12,8 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import EndedError, SettingsError
-from trainer_client.early_stop import EarlyStop
+from shared.errors import EndedError
 from trainer_client.runs.noted import NotedMeans
 from trainer_client.runs.run import JOB_ENDED
 from trainer_client.tf import ctrl_c
@@ -40,7 +39,6 @@ class TrainingLoop(BaseLoop):
     ) -> None:
         placement.refuse_other_world(data.feed)
         super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
-        self._early_stop = _only_early_stop(callbacks)
         self._is_in_step = self._is_ending_epoch = False
 
     def run(self) -> str:
@@ -139,8 +137,8 @@ class TrainingLoop(BaseLoop):
             self._heed_callbacks()
             return
         self._teller.tell_epoch(totals, logs)
-        if self._early_stop is not None and self._early_stop.note(epoch, logs):
-            self._progress.stop(f"stopped early, {self._early_stop.reason}")
+        if self._early_stop is not None:
+            self._early_stop.note(epoch, logs)
         self._heed_callbacks()
         self._is_ending_epoch = False
         self._save()
@@ -156,8 +154,7 @@ class TrainingLoop(BaseLoop):
         self._rows, self._saved_steps = self._session.trained_rows, there.steps
         self._model.stop_training = False
         self._progress.begin(f"training {self._session.stream}", there)
-        if self._early_stop is not None and self._early_stop.reason:
-            self._progress.stop(f"stopped early, {self._early_stop.reason}")
+        self._heed_early_stop()
         self._teller.begin(self._progress, self._step.traces)
         self._callbacks.on_train_begin()
 
@@ -194,16 +191,3 @@ class TrainingLoop(BaseLoop):
         with self._timed("checkpoint"):
             self._saved.save(self._model, self._session, totals, self._noted, self._early_stop)
         self._note_saved(totals.steps)
-
-
-def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
-    """The one among the callbacks; what it saw is kept with the checkpoint from now on."""
-    found = [one for one in callbacks if isinstance(one, EarlyStop)]
-    if len(found) > 1:
-        raise SettingsError(
-            expected="one EarlyStop at most", got=f"{len(found)}", where="--model, callbacks",
-            remedy="Give all rules to one: EarlyStop(NoProgress(3), LevelledOff(4)).",
-        )  # fmt: skip
-    for one in found:
-        one.be_kept_by_checkpoint()
-    return found[0] if found else None

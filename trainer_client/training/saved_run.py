@@ -96,13 +96,15 @@ class SavedRun:
         done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}
         return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
 
-    def read(self, model: Any) -> RunTotals | None:  # noqa: ANN401 - as above
-        """The newest checkpoint's variables alone, and its totals; None without one."""
+    def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:  # noqa: ANN401 - as above
+        """The same, but for the feed's place: its totals; None without one."""
         found = self._folder.read_last()
         if found is None:
             return None
         arrays, record = found
         assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
+        if early_stop is not None:
+            early_stop.restore(record.get("early_stop", {}))
         return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record["epoch"]})
 
 
