@@ -68,10 +68,10 @@ class Single:
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        return _Step(tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False))
+        return _TracedStep(tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False))
 
 
-class _Step:
+class _TracedStep:
     """A step as a graph. Once it is traced for all shapes, that graph is called without looking for one that fits,
     which takes TensorFlow 0.1 ms of each call.
     """

@@ -23,6 +23,7 @@ from trainer_client.runs.run import JOB_ENDED  # isort: skip
 from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 from trainer_client.strategies.single import Single  # isort: skip
 from trainer_client.tf.dataset import PREFETCH  # isort: skip
+from trainer_client.training.saved_run import SavedRun  # isort: skip
 from trainer_client.training.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, TrainStep  # isort: skip
 
 FORM = {"inputs": "audio", "targets": "weight", "weights": "weight"}
@@ -211,6 +212,14 @@ def test_an_epoch_whose_last_step_is_interrupted_is_judged_before_it_is_saved(tm
     assert len(record["early_stop"]["evaluated"]) == 1
     assert judged == [(0, ["loss"])]
     assert [epoch for epoch, *_ in feed.session.told] == [1]
+
+
+def test_whoever_takes_the_model_of_a_checkpoint_alone_has_what_early_stopping_saw_with_it(tmp_path):
+    stop, other, model = EarlyStop(NoProgress(9), monitor="loss"), EarlyStop(NoProgress(9), monitor="loss"), compiled()
+    looped(tmp_path, Until(epochs=2), model=model, callbacks=[stop]).run()
+    assert SavedRun(tmp_path, 3, writes=False).read(model, other).steps == 7
+    assert other.state() == stop.state()
+    assert len(other.state()["evaluated"]) == 2
 
 
 def test_a_run_that_reaches_its_steps_within_an_epoch_is_saved_there(tmp_path):
