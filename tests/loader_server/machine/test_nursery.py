@@ -195,9 +195,11 @@ def test_one_that_hangs_up_and_lives_on_keeps_the_nursery_not_busy() -> None:
     """Its socket stays readable."""
     with owner() as made:
         child = psutil.Process(made.ask(f"{_ASKS}\nos.close(ASKING_FD)\nsignal.pause()")["pid"])
-        wait_until(lambda: child.num_fds() == 4, "it has hung up")
-        wait_until(lambda: made.nursery.status() == psutil.STATUS_SLEEPING, "the nursery waits")
-        child.kill()
+        try:
+            wait_until(lambda: child.num_fds() == 4, "it has hung up")
+            wait_until(lambda: made.nursery.status() == psutil.STATUS_SLEEPING, "the nursery waits")
+        finally:
+            child.kill()
 
 
 def test_signals_that_reach_the_whole_group_end_no_nursery() -> None:
