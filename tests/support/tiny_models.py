@@ -19,7 +19,7 @@ with quick_import():
 
     from trainer_client.callbacks import FeedCheckpoint
 
-__all__ = ["FORM", "Recorder", "StopAfter", "Stopped", "tiny_model"]
+__all__ = ["FORM", "Recorder", "StopAfter", "Stopped", "forget", "take_back", "tiny_model"]
 
 #: What the recorder's dataset has to hold.
 FORM = {"inputs": {"audio": "audio", "tag": "tag"}, "targets": "weight", "weights": "weight"}
@@ -85,7 +85,7 @@ _SHELVED: dict[Any, list[Recorder]] = {}
 
 
 def take_back() -> None:
-    """A test has ended."""
+    """A test has ended, or needs none of its models any more."""
     for key, model in _LENT:
         _SHELVED.setdefault(key, []).append(model)
     _LENT.clear()

@@ -15,7 +15,7 @@ from tests.support.two_devices import mirrored
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
-from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
+from tests.support.tiny_models import FORM, StopAfter, Stopped, take_back, tiny_model  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
@@ -33,7 +33,10 @@ def test_its_public_names():
 
 
 def fit(feed, callbacks, model=None, epochs=3):
-    model = model or tiny_model()
+    """Without a model, the one of the fit before is as new again."""
+    if model is None:
+        take_back()
+        model = tiny_model()
     model.fit(feed.dataset(**FORM), epochs=epochs, verbose=0, callbacks=callbacks)
     return model
 
@@ -312,6 +315,7 @@ class TestTargets:
         for target in (2, 2, "+2"):
             feed = FakeFeed(epochs=EPOCHS)
             checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(epochs=target))
+            take_back()
             model = tiny_model()
             model.fit(FakeFeed(epochs=(1,)).dataset(**FORM), verbose=0)
             model.seen.clear()
@@ -328,6 +332,7 @@ class TestTargets:
         for target, want in ((8, 8), ("+1", 1), (9, 0), (10, 1)):
             feed = FakeFeed(epochs=EPOCHS)
             checkpoint = FeedCheckpoint(feed, tmp_path, until=Until(steps=target))
+            take_back()
             model = tiny_model()
             model.fit(FakeFeed(epochs=(1,)).dataset(**FORM), verbose=0)
             model.seen.clear()

@@ -11,7 +11,7 @@ from tests.support.two_devices import mirrored  # noqa: F401 - devices are set b
 
 import keras  # isort: skip - after the devices are set
 
-from tests.support.tiny_models import FORM, StopAfter, Stopped, tiny_model  # isort: skip
+from tests.support.tiny_models import FORM, StopAfter, Stopped, take_back, tiny_model  # isort: skip
 from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
 from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 
@@ -25,8 +25,11 @@ def dev(name="dev", epochs=(2,)):
 
 
 def fit(folder, *callbacks, epochs=4, model=None):
+    """Without a model, the one of the fit before is as new again."""
     feed = FakeFeed(epochs=(STEPS,))
-    model = model or tiny_model()
+    if model is None:
+        take_back()
+        model = tiny_model()
     later = [] if folder is None else [FeedCheckpoint(feed, folder, every=1)]
     model.fit(feed.dataset(**FORM), epochs=epochs, verbose=0, callbacks=[*callbacks, *later])
     return model

@@ -11,7 +11,7 @@ from tests.support.two_devices import mirrored
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
-from tests.support.tiny_models import FORM, tiny_model  # isort: skip
+from tests.support.tiny_models import FORM, take_back, tiny_model  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
 
 EPOCHS = (10, 12, 9)
@@ -77,14 +77,16 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
             data_of(feed, strategy), epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1), stop]
         )
     feed.close()
+    seen = first.seen
+    take_back()
 
     feed = feed_of(strategy, **crossing)
     data = data_of(feed, strategy)
     next(iter(data))
     second = tiny_model(strategy, steps)
     second.fit(data, epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
-    assert len(first.seen) == (6 if steps == 1 else 8) * feed.session.replicas
-    assert sorted(first.seen + second.seen) == wanted(feed)
+    assert len(seen) == (6 if steps == 1 else 8) * feed.session.replicas
+    assert sorted(seen + second.seen) == wanted(feed)
     assert (feed.epoch, feed.cursor) == (3, 0)
 
 
