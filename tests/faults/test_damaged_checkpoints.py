@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
-from tests.support.tiny_models import tiny_model  # isort: skip
+from tests.support.tiny_models import take_back, tiny_model  # isort: skip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,7 @@ def _named(batch):
 
 def _fit(loaders: Loaders, folder: Path, steps: int) -> list[int]:
     """Train one epoch, saving each step, and stop after so many; what was trained on."""
+    take_back()
     model = tiny_model()
     with trainer_client.connect(loaders.endpoint) as feed:
         callbacks = [trainer_client.FeedCheckpoint(feed, folder, every=1), _StopAt(steps)]
