@@ -5,7 +5,8 @@ any other crash, and the kernel releases its memory and then its locks. A kernel
 nothing here handles, so it ends even a process whose C code holds the interpreter.
 
 Rules: armed only while something is built, by the building thread. Each sample has the full time for itself, and so
-have gathering a whole batch and finishing one (digest, encoding, sealing). Setting the timer costs 0.6 µs, so it is set
+have decoding and transforming a batch's samples at once, which only quick sources and built-in transforms do, gathering
+a whole batch, and finishing one (digest, encoding, sealing). Setting the timer costs 0.6 µs, so it is set
 anew only once a tenth of the time has passed: a step gets at most a tenth more than it was promised, and never less.
 """
 

@@ -69,31 +69,20 @@ torch.distributed.destroy_process_group()
 """
 
 
-#: torchrun, once for each number of steps. It forks its ranks, and has imported what they need.
-TORCHRUN = """
-import sys
-import torch._dynamo  # as DistributedDataParallel would
-from torch.distributed.run import main
-
-script, endpoint, folder, *runs = sys.argv[1:]
-how = ["--standalone", "--nproc-per-node", "2", "--run-path", "--start-method", "fork"]
-for steps in runs:
-    main([*how, script, endpoint, folder, steps])
-"""
-
-
-def _train(endpoint: str, folder: Path, *runs: int) -> None:
+def _train(endpoint: str, folder: Path, steps: int) -> None:
     script = folder / "train.py"
     script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [sys.executable, "-c", TORCHRUN, str(script), endpoint, str(folder), *map(str, runs)],
+        [*torchrun, str(script), endpoint, str(folder), str(steps)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[:3000]
 
 
 def test_two_ranks_stopped_and_gone_on_get_each_sample_once(loaders: Loaders, tmp_path: Path) -> None:
-    _train(loaders.endpoint, tmp_path, 3, 1_000_000)
+    _train(loaders.endpoint, tmp_path, 3)
+    _train(loaders.endpoint, tmp_path, 1_000_000)
     heard = [json.loads(line) for rank in (0, 1) for line in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
     assert sorted(tag for one in heard for tag in one["tags"]) == list(range(150))
     numbers = sorted(one["number"] for one in heard)

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_tried_elsewhere_and_then_stops_the_job(tm
 
 
 @pytest.mark.fault(8)
-def test_a_sample_that_kills_its_decoder_costs_one_restart_and_its_row(
+def test_a_sample_that_kills_its_decoder_costs_a_restart_a_worker_and_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text says which it is; unique, so that only one sample dies."""

@@ -37,7 +37,7 @@ class RecordedSource(Source):
         return _audio_first(audio, rate, self.said_of(sample))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """The same of all these, unless they are very long."""
+        """The same of all these, unless that takes long."""
         found = self._recordings.decode_all(samples, raw)
         said = [self.said_of(sample) for sample in samples]
         if found is None or any(one.keys() != said[0].keys() for one in said):

@@ -82,13 +82,13 @@ class MelBands:
 
     def energies(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
         """The energies of the bands of each recording: the same, whichever others are given with it."""
-        made, pieces = [], list[_Piece]()
-        for audio in itertools.starmap(self._padded, recordings):
-            made.append(bands := np.empty((self._frames_of(len(audio)), self._bands), np.float32))
-            pieces += self._pieces(audio, bands)
-        tapered = np.zeros((min(sum(map(len, made)), self._most), self._fft), np.float32)
-        for together in self._blocks(pieces):
-            self._transform(together, tapered)
+        made: list[NDArray[np.float32]] = []
+        tapered = np.zeros((0, self._fft), np.float32)
+        for together in self._blocks(self._pieces(recordings, made)):
+            frames = sum(len(piece.bands) for piece in together)
+            if frames > len(tapered):
+                tapered = np.zeros((frames, self._fft), np.float32)
+            self._transform(together, tapered[:frames])
         return made
 
     def _padded(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
@@ -100,13 +100,15 @@ class MelBands:
             audio = np.pad(audio, (0, self._window - len(audio)))
         return audio
 
-    def _pieces(self, audio: NDArray[np.float32], bands: NDArray[np.float32]) -> Iterator[_Piece]:
-        """The frames of a recording, as many at a time as are multiplied at once."""
-        framed = self._framed(audio, len(bands))
-        raised = self._framed(_raised(audio), len(bands)) if self._convention.like_kaldi else None
-        for start in range(0, len(bands), self._block):
-            frames = slice(start, start + self._block)
-            yield _Piece(framed[frames], None if raised is None else raised[frames], bands[frames])
+    def _pieces(self, recordings: Iterable[Recording], made: list[NDArray[np.float32]]) -> Iterator[_Piece]:
+        """The frames of recordings, as many at a time as are multiplied at once; `made` gets a place for the bands."""
+        for audio in itertools.starmap(self._padded, recordings):
+            made.append(bands := np.empty((self._frames_of(len(audio)), self._bands), np.float32))
+            framed = self._framed(audio, len(bands))
+            raised = self._framed(_raised(audio), len(bands)) if self._convention.like_kaldi else None
+            for start in range(0, len(bands), self._block):
+                frames = slice(start, start + self._block)
+                yield _Piece(framed[frames], None if raised is None else raised[frames], bands[frames])
 
     def _blocks(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         """Which of them are transformed at once."""
@@ -121,16 +123,15 @@ class MelBands:
             yield together
 
     def _transform(self, pieces: Sequence[_Piece], tapered: NDArray[np.float32]) -> None:
-        """Write the bands of these, with room for tapered frames."""
-        frames = 0
+        """Write the bands of these; `tapered` has room for their frames."""
+        start = 0
         for piece in pieces:
-            windows = tapered[frames : (frames := frames + len(piece.bands)), : self._window]
+            windows = tapered[start : (start := start + len(piece.bands)), : self._window]
             if piece.raised is None:
                 np.copyto(windows, piece.framed)
             else:
                 _write_without_mean(piece.framed, piece.raised, windows)
-        tapered = tapered[:frames]
-        np.multiply(tapered, self._taper[:frames], out=tapered)
+        np.multiply(tapered, self._taper[: len(tapered)], out=tapered)
         spectrum = _spectrum(tapered)
         power = np.square(spectrum.real)
         power += np.square(spectrum.imag)
