@@ -23,12 +23,14 @@ import sys
 import tempfile
 import threading
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import setproctitle
 
 from loader_server.machine import nursery
+from loader_server.sources.index import pool
 from shared.quick_import import quick_import
 from tests.support.lean_keras import lean_keras
 
@@ -350,6 +352,8 @@ def _run(arguments: Sequence[str]) -> None:
     if Path("sitecustomize.py").exists():  # which an interpreter imports as it starts
         sys.modules.pop("sitecustomize", None)
         import_module("sitecustomize")
+    if "tensorflow" in sys.modules:  # where what reads a user's pipeline would be an interpreter that imports it anew
+        pool.get_context = lambda _: get_context("fork")
     module, *words = how["command"]
     code = words.pop(0) if module == "-c" else None
     sys.argv = [module, *words, *(arguments[1:] if how["ready"] else ())]
