@@ -57,12 +57,14 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         """From now on a checkpoint keeps the values, and brings them back."""
         self._kept_by_checkpoint = True
 
-    def note(self, epoch: int, logs: Mapping[str, Any]) -> bool:
-        """Note an epoch's value, if it was evaluated; whether to stop."""
+    def note(self, epoch: int, logs: Mapping[str, Any], *, is_trained: bool = True) -> bool:
+        """Note an epoch's value, if it was evaluated; whether to stop. Where others trained all of the epoch, there may
+        be none.
+        """
         if self._monitor in logs:
             self._values[epoch] = float(logs[self._monitor])
             self._decide()
-        elif not self._may_come_later(logs):
+        elif is_trained and not self._may_come_later(logs):
             raise SettingsError(
                 expected=f'"{self._monitor}" among what an epoch is judged by', got=", ".join(logs) or "nothing",
                 where="EarlyStop", remedy="Name one of these as monitor, and callbacks that add to them before it.",

@@ -173,12 +173,13 @@ class ServedLoop(BaseLoop):
         if noted.rows:
             self._session.share_results(logs, rows=noted.rows, epoch=epoch + 1, step=0)
         cut = self._cut()  # which brings the servers' values, so that these are judged
+        if self._worker.is_chief and cut is None:
+            return  # servers have moved: the epoch is judged when it is over again
         for callback in self._callbacks.callbacks:
             callback.on_epoch_end(epoch, logs)
         self._teller.tell_epoch(self._progress.totals, logs)
-        is_judged = logs and JOB_ENDED not in self._params  # others may have taken all of the epoch's batches
-        if self._early_stop is not None and is_judged:
-            self._early_stop.note(epoch, logs)
+        if self._early_stop is not None and JOB_ENDED not in self._params:
+            self._early_stop.note(epoch, logs, is_trained=noted.rows > 0)
         self._heed_callbacks()
         self._commit(cut)
 

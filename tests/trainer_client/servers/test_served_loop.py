@@ -1,0 +1,130 @@
+"""The chief's loop over a real server: by what an epoch is judged, whoever trained it and whatever servers did."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from shared.quick_import import quick_import
+from shared.wire.parts import Lease
+from tests.support.fake_feed import FakeCursor, FakeFeed
+from trainer_client.core.upcoming import Position
+
+with quick_import():
+    import keras
+
+    from tests.trainer_client.servers.test_served_model import Served
+    from trainer_client import EarlyStop, NoProgress, Until, Validation
+    from trainer_client.checkpoint_folder import CheckpointFolder
+    from trainer_client.servers.served_loop import ServedLoop, ServedSettings
+    from trainer_client.servers.served_model import SharesSettings
+    from trainer_client.servers.server_connections import ServerConnections
+    from trainer_client.strategies.single import Single
+    from trainer_client.training.base_loop import LoopSettings, TrainingData
+
+FORM = {"inputs": "audio_length", "targets": "weight", "weights": "weight"}
+
+
+class QueueCursor(FakeCursor):
+    """Of a trainer that is leased its batches in order; an epoch of no batches is one that others have taken."""
+
+    done = reading = 0
+
+    def begin_reading(self):
+        return Position(self.at.epoch, self.done, 1)
+
+    def count(self, rounds):
+        self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
+        self.done += rounds
+
+    def count_to_end(self, start):
+        self._go_to(self.at.epoch + 1, 0)
+        self.done = 0
+
+    def state(self):
+        return {"epochs": [[self.at.epoch, self.done, []]]}
+
+    def restore(self, state):
+        ((epoch, self.done, _),) = state["epochs"]
+        self._go_to(epoch, 0)
+
+    def rewind(self):
+        self.restore({"epochs": [[0, 0, []]]})
+
+    # --- leases, of the same batches ---
+
+    def count_handed_over(self, reading, rounds):
+        pass
+
+    def in_hand(self):
+        return Lease(self.at.epoch, self.done, 1)
+
+
+class Judged(keras.callbacks.Callback):
+    """Notes the epochs that callbacks are told to be over."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+
+class MoveAt(keras.callbacks.Callback):
+    """After so many steps the server is another one, which has nothing."""
+
+    def __init__(self, served, steps):
+        super().__init__()
+        self.served, self.left = served, steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            self.served.stop(0)
+            self.served.start(0)
+
+
+@pytest.fixture
+def served():
+    served = Served(1)
+    yield served
+    served.close()
+
+
+def train(served, folder, epochs, *callbacks):
+    """Train for as many epochs as there are, of so many steps each; why it ended, and the last record."""
+    feed = FakeFeed(epochs=epochs)
+    session = feed.session
+    session.in_queue, session.epoch_rounds = True, lambda: None
+    session.cursor = session.leases = QueueCursor(session)
+    model = keras.Sequential([keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
+    model.compile(served.make(), "mse")
+    data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
+    shares = SharesSettings(staleness=4, most=0, memory=None)
+    worker = ServedSettings(is_chief=True, pull_every=1, shares=shares)
+    settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder)
+    connections = ServerConnections(served.endpoints, None, 60.0)
+    try:
+        reason = ServedLoop(model, data, connections, worker, settings, callbacks).run()
+    finally:
+        connections.close()
+    return reason, CheckpointFolder(folder, 3).read_last()[1]
+
+
+@pytest.mark.parametrize(("monitor", "judged"), [("loss", [0, 2]), ("val_fake_loss", [0, 1, 2])])
+def test_an_epoch_whose_batches_others_took_has_what_it_was_evaluated_by_and_no_loss(served, tmp_path, monitor, judged):
+    validation = Validation(FakeFeed(epochs=(1,), evaluation=True), epochs=1, **FORM)
+    stop = EarlyStop(NoProgress(9), monitor=monitor)
+    reason, record = train(served, tmp_path, (2, 0, 2), validation, stop)
+    assert reason == "3 epochs are reached"
+    assert [epoch for epoch, _ in record["early_stop"]["evaluated"]] == judged
+
+
+def test_an_epoch_at_whose_end_servers_have_moved_is_judged_once_it_is_trained_again(served, tmp_path):
+    judged = Judged()
+    reason, record = train(served, tmp_path, (2, 3), MoveAt(served, 5), judged)
+    assert reason == "2 epochs are reached"
+    assert judged.epochs == [0, 1]
+    assert record["step"] == 5
