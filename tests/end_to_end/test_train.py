@@ -204,20 +204,21 @@ def test_killed_and_told_to_end_it_goes_on_and_the_weights_are_those_of_an_unbro
 def test_two_towers_of_one_process_are_killed_go_on_and_are_judged_and_exported(folder: Path, endpoint: str) -> None:
     checkpoints, exported = folder / "mirrored", folder / "mirrored-model"
     towers = ("--strategy", "mirrored", "--replicas", "2", "--checkpoint", str(checkpoints), "--stream", "pairs")
-    target = ("--epochs", "2", "--validate", "dev", "--log-every", "1", "--export", str(exported))
-    killed = start(folder, endpoint, "train", *towers, *target, "--callbacks", "slow", "--save-every-steps", "1")
+    target = ("--validate", "dev", "--log-every", "1", "--export", str(exported), "--callbacks", "slow")
+    killed = start(folder, endpoint, "train", *towers, *target, "--epochs", "999", "--save-every-steps", "1")
     killed.wait_for_text(", step 3: ")
     killed.send_signal(signal.SIGKILL)
     ended(killed, -9)
-    done = saved(checkpoints)[1]["step"]
-    more = ("--all-reduce", "nccl", "--summaries", str(folder / "towers"), "--callbacks", "slow")
+    done = saved(checkpoints)[1]
+    epochs = done["epoch"] + 2  # however late the kill came, there is more than an epoch left
+    more = ("--all-reduce", "nccl", "--summaries", str(folder / "towers"), "--epochs", "+2")
     lines, _ = ended(start(folder, endpoint, "train", *towers, *target, *more))
     assert lines[:2] == [
         "STRATEGY: mirrored: 2 replicas on CPU:0, CPU:1; gradients by cpu, because nccl needs all replicas on GPUs, "
         "and they are on 2 x CPU",
-        f"STARTING: training pairs from epoch 0, step {done}, until 2 epochs",
+        f"STARTING: training pairs from epoch {done['epoch']}, step {done['step']}, until {epochs} epochs",
     ]
-    assert f", {2 * SAMPLES} samples, " in lines[-2]
+    assert f", {epochs * SAMPLES} samples, " in lines[-2]
     assert all(max(values) > 0 for values in ahead(folder / "towers").values())
     assert any(line.startswith("dev at step ") for line in lines)
     assert exported.is_dir()
