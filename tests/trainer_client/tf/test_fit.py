@@ -83,7 +83,8 @@ def test_stopped_at_batch_6_and_resumed_each_batch_is_trained_once(strategy, ste
     feed = feed_of(strategy, **crossing)
     data = data_of(feed, strategy)
     next(iter(data))
-    second = tiny_model(strategy, steps)
+    second = tiny_model(strategy, steps, new=steps > 1)
+    assert second.built == (steps == 1), "as a restarted process has it, in some of the cases"
     second.fit(data, epochs=3, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path, every=1)])
     assert len(seen) == (6 if steps == 1 else 8) * feed.session.replicas
     assert sorted(seen + second.seen) == wanted(feed)
