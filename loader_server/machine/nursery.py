@@ -135,6 +135,8 @@ class Nursery(Asker):
 
     def close(self) -> None:
         """End it."""
+        # Before closing, because a child that a transform left behind holds a copy: the nursery would never be told.
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         os.waitpid(self.pid, 0)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
+from tests.support.fleet import fleet
 from tests.support.loaders import running, wait_until, write_job
 
 if TYPE_CHECKING:
@@ -66,3 +67,17 @@ def test_a_killed_workers_successor_attaches_though_a_child_lives_on(
         assert (ready[0] == ready[1]) == (by == "python")
     assert back_s < 10
     wait_until(lambda: not victim.is_running(), "it is gone")
+
+
+def test_a_worker_that_was_started_alone_ends_in_good_order_though_a_child_lives_on(
+    tmp_path: Path, children: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child holds what its worker had open, the socket to the nursery as well."""
+    monkeypatch.setenv("STOKER_TEST_FORK", "python")
+    with fleet(write_job(tmp_path, samples=40, transforms=_TRANSFORMS), "alone") as one:
+        with trainer_client.connect(one.endpoint) as feed:
+            next(iter(feed))
+        worker = one.processes["alone"]
+        os.kill(int((children / str(worker.pid)).read_text()), 0)
+        worker.terminate()
+        assert worker.wait(60) == 0
