@@ -140,9 +140,11 @@ for number, way in enumerate(ways):
         break
     children[child] = number
 else:
-    ends = (os.waitpid(child, 0) for child in children)
-    codes = {children[child]: os.waitstatus_to_exitcode(status) for child, status in ends}
-    Path(folder, "codes").write_text(json.dumps([codes[number] for number in range(len(ways))]))
+    codes = {}
+    while len(codes) < len(children):
+        child, status = os.wait()
+        codes[children[child]] = os.waitstatus_to_exitcode(status)
+        Path(folder, "codes").write_text(json.dumps(codes))
     sys.exit()
 
 class Leave(keras.callbacks.Callback):
@@ -221,10 +223,23 @@ def left(tmp_path_factory):
     """Of each way, the exit code and what was said."""
     folder = tmp_path_factory.mktemp("left")
     with running(write_job(folder, samples=60, longest_s=0.5, job="group = 2")) as loaders:
-        code, complained = run(TRAINER, loaders.endpoint, str(folder), *(way for way, _ in WAYS.values()))
+        try:
+            code, complained = run(TRAINER, loaders.endpoint, str(folder), *(way for way, _ in WAYS.values()))
+        except subprocess.TimeoutExpired:
+            hung = {way: said for way, (code, said) in ends(folder).items() if code is None}
+            pytest.fail(f"no end of a program that leaves {' or '.join(hung)}: {hung}")
     assert code == 0, complained
-    codes = json.loads((folder / "codes").read_text())
-    return {way: (codes[number], (folder / str(number)).read_text()) for number, way in enumerate(WAYS)}
+    return ends(folder)
+
+
+def ends(folder):
+    """Of each way, the exit code, or None while there is none, and what was said."""
+    codes, said = folder / "codes", [folder / str(number) for number in range(len(WAYS))]
+    codes = json.loads(codes.read_text()) if codes.exists() else {}
+    return {
+        way: (codes.get(one.name), one.read_text() if one.exists() else "never begun")
+        for way, one in zip(WAYS, said, strict=True)
+    }
 
 
 def test_a_process_whose_passes_were_stopped_ends(left):
