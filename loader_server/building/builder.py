@@ -20,7 +20,7 @@ from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
-from loader_server.building.read_ahead import read_patiently
+from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import gather_rows
 from loader_server.transforms.blame import undecoded
 from loader_server.transforms.columns import ColumnsOfBatch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from loader_server.building.read_ahead import read_patiently
+from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.index.probe import refuse_other_fields
 from loader_server.sources.source import Source, gather_rows
 from loader_server.transforms.columns import interleaved

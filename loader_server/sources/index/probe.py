@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.building.read_ahead import read_patiently
 from loader_server.machine.processes import end_with_parent
+from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import BadRow, Found, Indexed
 from loader_server.transforms.blame import undecoded
 from shared.errors import DataError, SampleError, StokerError

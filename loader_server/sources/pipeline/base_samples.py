@@ -10,8 +10,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from loader_server.building.builder import values_of
-from loader_server.building.read_ahead import read_patiently
 from loader_server.job_file import JobFile
+from loader_server.sources.files.patience import read_patiently
 from loader_server.stream import Stream
 from shared.errors import SampleError, SettingsError
 from shared.logs import Log

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loader_server.building import read_ahead
 from loader_server.building.builder import Builder
 from loader_server.building.quarantine import Quarantine
+from loader_server.sources.files import patience
 from loader_server.transforms import transform
 from loader_server.transforms.columns import OfColumns, Ragged
 from loader_server.transforms.declare import Declaration
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "_READ_PAUSES_S", (0.0,))
+    monkeypatch.setattr(patience, "_READ_PAUSES_S", (0.0,))
 
 
 @pytest.fixture
