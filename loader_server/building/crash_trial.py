@@ -40,8 +40,9 @@ __all__ = ["TRIAL", "Conviction", "CrashTrial", "judged", "serve_trials"]
 #: Signals that a process causes by its own fault.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE))
 
-#: A start takes a second; this is for a machine that is busy.
+#: A start takes a second, and a kill less; this is for a machine that is busy.
 _READY_TIMEOUT_S = 60.0
+_KILLED_S = 30.0
 
 #: After the whole process was stopped everything looks late, though an answer may be there at once.
 _LAST_MOMENT_S = 0.5
@@ -71,9 +72,13 @@ class _TrialProcess:
 
     def __init__(self, nursery: Asker, job_path: Path, stream: str) -> None:
         self.stream = stream
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._bytes = os.memfd_create("stoker-sample")
+        try:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            os.close(self._bytes)
+            raise
         with theirs:
-            self._bytes = os.memfd_create("stoker-sample")
             try:
                 socket.send_fds(self._socket, [b"bytes"], [self._bytes])
                 words = [TRIAL, str(job_path), stream, str(nursery.pid)]
@@ -107,9 +112,15 @@ class _TrialProcess:
         code = self._process.wait(patience_s)
         if code is None:
             self._process.kill()
-            code = self._process.wait()
-        assert code is not None
+            code = self._process.wait(_KILLED_S)
         self._close()
+        if code is None:
+            raise MachineError(
+                expected="a killed process to end",
+                got=f"none that has in {_KILLED_S:g} s",
+                where=f"process {self._process.pid}",
+                remedy="Look at memory and disks on this machine.",
+            )
         return code
 
     def _close(self) -> None:

@@ -10,6 +10,7 @@ children of its own, which are killed once it has ended; what it sends instead o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import json
@@ -20,6 +21,7 @@ import socket
 import sys
 import threading
 import traceback
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from shared.extras import library
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ASKING_FD", "Asker", "Nursery", "Nursling", "no_room"]
+__all__ = ["ASKING_FD", "Asker", "Nursery", "NurseryEndedError", "Nursling", "no_room"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
@@ -41,6 +43,9 @@ _KEPT_FD = 3
 ASKING_FD = 4
 
 _MOST_BYTES = 2**16
+
+#: A fork takes milliseconds; this is for a machine that is busy.
+_PATIENCE_S = 30.0
 
 #: Signals that reach all of us, from a terminal or a service manager: the owner decides in which order we end.
 _FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
@@ -54,6 +59,10 @@ def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
         where=where,
         remedy="Look at memory and at the limits of processes and open files on this machine.",
     )
+
+
+class NurseryEndedError(MachineError):
+    """There is no nursery any more, or it does not listen to us; only a process that is started anew has one again."""
 
 
 class Nursling:
@@ -80,7 +89,9 @@ class Nursling:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Its exit code, negative for a signal; None if it has not ended in time. Once returned, it is forgotten."""
-        if not select.select([self], [], [], timeout_s)[0]:
+        poller = select.poll()  # `select` knows no descriptors above 1023
+        poller.register(self, select.POLLIN)
+        if not poller.poll(None if timeout_s is None else 1000 * timeout_s):
             return None
         code = os.read(self._end, 16)
         os.close(self._end)
@@ -93,8 +104,11 @@ class Asker:
 
     def __init__(self, opened: socket.socket, pid: int) -> None:
         self._socket = opened
+        opened.settimeout(_PATIENCE_S)
         #: The nursery's process id.
         self.pid = pid
+        #: Whether an answer has not come in time: it is about a child that nobody wants any more.
+        self._is_late = False
 
     def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
         """Fork a child, which keeps this descriptor of ours."""
@@ -104,16 +118,39 @@ class Asker:
             raise no_room(error) from error
         try:
             try:
+                self._forget_late()
                 socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [keep, writing])
             finally:
                 os.close(writing)  # which leaves room for the descriptor that comes
-            told, fds, _flags, _sender = socket.recv_fds(self._socket, _MOST_BYTES, 1)
+            told, fds = self._hear()
         except OSError as error:
-            told, fds = b"" if isinstance(error, ConnectionError) else str(error).encode(), []
+            os.close(reading)
+            raise self._failed(error) from error
         if fds:
             return Nursling(int(told), fds[0], reading)
         os.close(reading)
-        raise no_room(told.decode() or "the end of the one that forks", f"process {self.pid}")
+        raise no_room(told.decode(), f"process {self.pid}")
+
+    def _hear(self) -> tuple[bytes, list[int]]:
+        self._is_late = True
+        told, fds, _flags, _sender = socket.recv_fds(self._socket, _MOST_BYTES, 1)
+        self._is_late = False
+        if not told:
+            raise ConnectionResetError
+        return told, fds
+
+    def _forget_late(self) -> None:
+        if self._is_late:
+            for fd in self._hear()[1]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                os.close(fd)
+
+    def _failed(self, error: OSError) -> MachineError:
+        where = f"process {self.pid}"
+        if isinstance(error, ConnectionError):
+            return NurseryEndedError(**no_room("the end of the one that forks", where).words())
+        return no_room(f"no answer in {_PATIENCE_S:g} s" if isinstance(error, TimeoutError) else str(error), where)
 
 
 class Nursery(Asker):
@@ -173,21 +210,25 @@ class _Forker:
         #: By descriptor: those who may ask, and the children by pidfd.
         self._askers = {owner.fileno(): owner}
         self._children: dict[int, _Forked] = {}
+        # Which has no limit of descriptors: `select` knows none above 1023, `poll` no more than we may have open.
+        self._epoll = select.epoll()
+        self._epoll.register(owner, select.EPOLLIN)
 
     def serve(self) -> None:
         """Until the owner hangs up."""
         while self._owner.fileno() in self._askers:
             # One at a time, because doing it may close others; ends first, because who floods us must not live on.
-            fd = select.select([*self._children, *self._askers], [], [])[0][0]
+            ready = [fd for fd, _ in self._epoll.poll()]
+            fd = next((fd for fd in ready if fd in self._children), ready[0])
             if fd in self._children:
                 self._tell_end(fd, self._children.pop(fd))
             else:
                 self._hear(self._askers[fd])
 
     def _hear(self, asker: socket.socket) -> None:
-        asked, fds = _read(asker)
+        asked, fds, lost = _read(asker)
         if not asked:
-            del self._askers[asker.fileno()]
+            self._forget(asker)
             return
         words = _words(asked)
         if words is not None and len(fds) == 2:
@@ -195,7 +236,22 @@ class _Forker:
             return
         for fd in fds:
             os.close(fd)
-        _answer(asker, b"no request: words, and two descriptors")
+        self._answer(asker, os.strerror(errno.EMFILE).encode() if lost else b"no request: words, and two descriptors")
+
+    def _forget(self, asker: socket.socket) -> None:
+        """Hear no more of one that has hung up, or does not listen."""
+        if self._askers.pop(asker.fileno(), None) is not None:
+            self._epoll.unregister(asker)
+
+    def _answer(self, asker: socket.socket, said: bytes, *fds: int) -> None:
+        try:
+            # `send_fds` passes no flags on.
+            asker.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
+        except ConnectionError:  # it has ended
+            pass
+        except BlockingIOError:  # it asks without end, and reads no answers
+            self._forget(asker)
+            asker.shutdown(socket.SHUT_RDWR)
 
     def _fork(self, asker: socket.socket, arguments: Sequence[str], keep: int, end: int) -> None:
         try:
@@ -207,47 +263,53 @@ class _Forker:
         except OSError as error:
             os.close(end)
             os.close(keep)
-            _answer(asker, str(error).encode())
+            self._answer(asker, str(error).encode())
             return
         os.close(keep)  # which leaves room for the next one
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = _Forked(pid, end, asks, asker)
         self._askers[asks.fileno()] = asks
-        _answer(asker, str(pid).encode(), pidfd)
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._epoll.register(asks, select.EPOLLIN)
+        self._answer(asker, str(pid).encode(), pidfd)
 
     def _tell_end(self, pidfd: int, child: _Forked) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         for other, one in self._children.items():
             if one.asker is child.asks:
                 signal.pidfd_send_signal(other, signal.SIGKILL)
-        self._askers.pop(child.asks.fileno(), None)
+        self._forget(child.asks)
         child.asks.close()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(child.end, str(code).encode())
+        _write_if_possible(child.end, str(code).encode())
         os.close(child.end)
+        self._epoll.unregister(pidfd)
         os.close(pidfd)
 
 
-def _read(asker: socket.socket) -> tuple[bytes, list[int]]:
-    """What somebody sends; nothing once it has hung up."""
+def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
+    """What somebody sends, and whether we had no room for its descriptors; nothing once it has hung up."""
     with contextlib.suppress(ConnectionError):
-        asked, fds, _flags, _sender = socket.recv_fds(asker, _MOST_BYTES, 2)
-        return asked, fds
-    return b"", []
+        asked, fds, flags, _sender = socket.recv_fds(asker, _MOST_BYTES, 2)
+        return asked, fds, len(fds) < 2 and bool(flags & socket.MSG_CTRUNC)
+    return b"", [], False
 
 
 def _words(asked: bytes) -> list[str] | None:
     """The arguments for a child; None if these are none."""
     try:
         words = json.loads(asked)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return words if isinstance(words, list) else None
 
 
-def _answer(asker: socket.socket, said: bytes, *fds: int) -> None:
-    with contextlib.suppress(ConnectionError):  # it has ended
-        socket.send_fds(asker, [said], fds)
+def _write_if_possible(fd: int, said: bytes) -> None:
+    """It should be a pipe that somebody reads, but may be anything."""
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if poller.poll(0):
+            os.write(fd, said)
 
 
 # --- a child's side ---

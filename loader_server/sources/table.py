@@ -110,7 +110,7 @@ def source_class(name: str, where: str) -> type[Source]:
             where=f'{where}, source = "{name}"',
             remedy="Write what is missing: docs/sources.md shows a whole source.",
         )
-    if found.gathers is not Source.gathers and found.gather is Source.gather:
+    if found.gathers not in (Source.gathers, False) and found.gather is Source.gather:
         raise SettingsError(
             expected="a source that writes whole batches where it says so (gathers)",
             got=f"{found.__name__} without gather",

@@ -29,14 +29,17 @@ def read(loaders: Loaders, job: str) -> list[tuple[int, int]]:
         return [(batch.number, batch.digest) for batch in feed]
 
 
+def is_nursery(process: psutil.Process) -> bool:
+    return " ".join(process.cmdline()).split() == ["loader-server", "nursery"]
+
+
 @contextmanager
 def without_descriptors(process: psutil.Process) -> Iterator[None]:
     """It can open nothing more, but in the place of what it closes; the nursery not even that, for it needs no more."""
     soft, hard = process.rlimit(resource.RLIMIT_NOFILE)
     used = {int(entry.name) for entry in Path(f"/proc/{process.pid}/fd").iterdir()}
     first_free = next(number for number in range(len(used) + 1) if number not in used)
-    is_nursery = "nursery" in " ".join(process.cmdline())
-    process.rlimit(resource.RLIMIT_NOFILE, (3 if is_nursery else first_free, hard))
+    process.rlimit(resource.RLIMIT_NOFILE, (3 if is_nursery(process) else first_free, hard))
     try:
         yield
     finally:
@@ -57,7 +60,7 @@ def test_one_that_cannot_be_started_again_waits_and_the_other_job_notices_nothin
         expected = {job: read(loaders, job) for job in "ab"}
         machine = psutil.Process(loaders.process.pid)
         if who == "nursery":
-            (machine,) = [one for one in machine.children() if "nursery" in " ".join(one.cmdline())]
+            (machine,) = [one for one in machine.children() if is_nursery(one)]
         with without_descriptors(machine):
             child_of(loaders, role, a).kill()
             wait_until(lambda: "cannot be started, and is tried again" in loaders.text(), "it is noticed")

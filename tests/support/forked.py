@@ -81,6 +81,7 @@ class _Nursery(nursery.Asker):
 
     def __init__(self, opened: socket.socket) -> None:
         super().__init__(opened, 0)
+        opened.settimeout(None)  # importing TensorFlow, which the first request waits for, takes its time
         self._lock = threading.Lock()
         atexit.register(opened.close)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -204,13 +206,46 @@ def test_a_child_that_does_not_start_is_the_machines_failure(trial: CrashTrial, 
     assert not open_descriptors() - descriptors
 
 
+def test_so_is_one_whose_end_nobody_hears_of(
+    trial: CrashTrial, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loader_server.building.crash_trial._KILLED_S", 0.1)
+    assert convicted(trial, stream, 0) == {}
+    (child,) = children(stream)
+    nursery = child.parent()
+    assert nursery is not None
+    nursery.suspend()
+    try:
+        with pytest.raises(MachineError, match=r"expected a killed process to end, got none that has in 0\.1 s"):
+            trial.close()
+    finally:
+        nursery.resume()
+
+
+def test_without_room_for_its_descriptors_no_child_starts_and_nothing_stays_open(stream: Stream) -> None:
+    """There is room for a pair of sockets, and for nothing after it."""
+    two = [os.dup(0) for _ in range(2)]
+    for fd in two:
+        os.close(fd)
+    descriptors = open_descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(two) + 1, hard))
+    try:
+        with pytest.raises(MachineError, match=r"no child that starts: OSError: .*Too many open files") as failed:
+            convicted(CrashTrial(TrialNursery(), stream.path, 1.0), stream, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not open_descriptors() - descriptors
+    assert failed.value.__cause__ is not None  # whose frames hold on to what would be closed with them
+
+
 def test_so_is_a_nursery_that_has_ended(stream: Stream) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     descriptors = open_descriptors()
     with (
         ours,
-        pytest.raises(MachineError, match=r"no child that starts: MachineError: .*the end of the one that forks"),
+        pytest.raises(MachineError, match=r"no child that starts: NurseryEndedError: .*the end of the one that forks"),
     ):
         convicted(CrashTrial(Asker(ours, 0), stream.path, 1.0), stream, 0)
     assert not open_descriptors() - descriptors

@@ -60,9 +60,9 @@ nursery.close()
 class Owner:
     """A process with a nursery; it has to be one without threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: str = "") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+            [sys.executable, "-c", before + OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
         )
         self.nursery = psutil.Process(self._read()["nursery"])
 
@@ -80,9 +80,9 @@ class Owner:
 
 
 @contextmanager
-def owner() -> Iterator[Owner]:
-    """An owner for the length of a block."""
-    made = Owner()
+def owner(before: str = "") -> Iterator[Owner]:
+    """An owner for the length of a block, which does something else before."""
+    made = Owner(before)
     try:
         yield made
     finally:
@@ -143,7 +143,7 @@ def test_what_threads_of_a_child_have_begun_is_finished(owned: Owner) -> None:
 
 #: What a child does to have a child of its own: `asker` and `ask`, which has it do something and returns it.
 _ASKS = """
-import socket
+import fcntl, socket
 from loader_server.machine.nursery import ASKING_FD, Asker
 asker = Asker(socket.socket(fileno=ASKING_FD), os.getppid())
 def ask(how, asker=asker):
@@ -152,6 +152,16 @@ def ask(how, asker=asker):
     os.close(writing)
     os.read(reading, 65536)
     return one
+def full_pipe(fcntl=fcntl):
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+    return writing
+def ask_without_end(asker=asker):
+    try:
+        while True:
+            asker._socket.send(b"nonsense")
+    except ConnectionError:
+        pass
 """
 
 
@@ -180,6 +190,11 @@ def test_they_end_with_it(owned: Owner, end: str, hides: str) -> None:
         "socket.send_fds(asker._socket, [b'{}'], [0, 1])",
         "socket.send_fds(asker._socket, [b'[]'], [0])",
         "asker._socket.send(b'')",
+        "asker._socket.send(b'[' * 60_000)",
+        "socket.send_fds(asker._socket, [b'[\"pass\"]'], [0, 0])",
+        "socket.send_fds(asker._socket, [b'[\"pass\"]'], [0, full_pipe()])\nasker._socket.recv(9)\n"
+        "for _ in range(3): ask('pass').wait()",
+        "ask_without_end()",
         "os.close(ASKING_FD)",
     ],
 )
@@ -188,7 +203,37 @@ def test_what_a_child_sends_instead_of_a_request_harms_nobody(owned: Owner, garb
     before = owned.nursery.num_fds()
     assert owned.ask(f"{_ASKS}\n{garbage}\nsys.exit(5)")["ended"] == 5
     assert owned.ask("pass")["ended"] == 0
-    wait_until(lambda: owned.nursery.num_fds() == before, "all of it is closed")
+    wait_until(lambda: owned.nursery.num_fds() <= before, "all of it is closed")
+
+
+def test_descriptors_above_1023_are_like_others() -> None:
+    """Workers raise their limit."""
+    many = "import os, shared.command\nshared.command.allow_many_files()\nmany = [os.dup(0) for _ in range(1100)]\n"
+    with owner(many) as made:
+        assert made.ask("sys.exit(3)")["ended"] == 3
+        assert made.ask(f"{_ASKS}\n{many}\nsys.exit(10 + ask('sys.exit(3)').wait())")["ended"] == 13
+
+
+def test_a_nursery_without_room_for_descriptors_says_so() -> None:
+    """And goes on once it has some."""
+    with owner() as made:
+        made.ask("pass")
+        soft, hard = made.nursery.rlimit(psutil.RLIMIT_NOFILE)
+        made.nursery.rlimit(psutil.RLIMIT_NOFILE, (3, hard))
+        assert "got Too many open files" in made.ask("pass")["error"]
+        made.nursery.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        assert made.ask("sys.exit(3)")["ended"] == 3
+
+
+def test_an_answer_that_comes_too_late_is_about_nobody() -> None:
+    """The child is ended, and the next one is not mistaken for it."""
+    with owner("from loader_server.machine import nursery\nnursery._PATIENCE_S = 0.2\n") as made:
+        made.nursery.suspend()
+        assert "got no answer in 0.2 s" in made.ask("signal.pause()")["error"]
+        assert "got no answer in 0.2 s" in made.ask("signal.pause()")["error"]
+        made.nursery.resume()
+        wait_until(lambda: made.ask("sys.exit(3)").get("ended") == 3, "it answers again")
+        wait_until(lambda: not made.nursery.children(), "nobody lives on")
 
 
 def test_one_that_hangs_up_and_lives_on_keeps_the_nursery_not_busy() -> None:

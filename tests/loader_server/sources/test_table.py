@@ -41,6 +41,11 @@ class HalfGatheringSource(FewSource):
     gather = Source.gather
 
 
+class NeverGatheringSource(FewSource):
+    gathers = False
+    gather = Source.gather
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package brings two, one of them under a name that is taken."""
@@ -97,3 +102,4 @@ def test_a_class_that_says_that_it_gathers_and_does_not_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"got HalfGatheringSource without gather\. Write gather\(samples, out\)"):
         source_class(where, "[streams.train]")
     assert source_class(f"{__name__}:FewSource", "[streams.train]") is FewSource
+    assert source_class(f"{__name__}:NeverGatheringSource", "[streams.train]") is NeverGatheringSource
