@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Build
+from loader_server.machine.nursery import NurseryEndedError
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
@@ -82,7 +83,7 @@ class Reception:
         self._sender = parts.sender
         self._thread = parts.thread
         self.counts = WorkerCounts()
-        #: Whether this process has run out of descriptors or memory.
+        #: Whether this process has run out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
         self._sessions: Sessions[Session] = Sessions(lambda address, hello: Session(address, hello, parts.buffers.take))
         #: The most bytes that a batch of each stream can have.
@@ -342,9 +343,11 @@ class Reception:
 
     def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
         self.counts.refused += 1
-        if is_exhaustion(error):
+        if is_exhaustion(error) or isinstance(error.__cause__, NurseryEndedError):
             self.exhausted = True
-            self._parts.log.error("out of descriptors or memory: this worker drains and ends", error=repr(error))
+            self._parts.log.error(
+                "out of descriptors or memory, or without nursery: this worker drains and ends", error=repr(error)
+            )
             return refusals.draining(build.want.ticket)
         if isinstance(error, MachineError):
             self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))

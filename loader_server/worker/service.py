@@ -171,7 +171,7 @@ class Worker:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is ending because it has run out of descriptors or memory."""
+        """Whether it is ending because it has run out of descriptors or memory, or has lost its nursery."""
         return self._reception.exhausted
 
     def run(self) -> None:

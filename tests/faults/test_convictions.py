@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 import soundfile
 
 import trainer_client
 from loader_server.commands.status import ask
 from tests.support.bad_samples import culprits_of, index, quarantined, rows_in, rows_of
+from tests.support.fleet import fleet
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -104,3 +107,22 @@ def test_a_convicted_file_is_masked_under_any_number_and_used_again_once_it_is_m
         (23, "clips/00023.wav"),
         (36, "clips/00023.wav"),
     }
+
+
+def test_a_worker_started_alone_whose_nursery_was_killed_ends_when_it_has_samples_to_try(tmp_path: Path) -> None:
+    """It would fail all such batches for ever; its successor tries them, and convicts nobody."""
+    with fleet(write_job(tmp_path, samples=300, transforms=_SLOW), "victim", "alone") as one:
+        alone = one.processes["alone"]
+        (nursery,) = psutil.Process(alone.pid).children()
+        nursery.kill()
+        with trainer_client.connect(one.endpoint, prefetch=5) as feed, feed.open() as reading:
+            got = [next(reading) for _ in range(4)]  # so that wants are open
+            one.processes["victim"].kill()
+            wanted = threading.Thread(target=lambda: got.extend(reading))
+            wanted.start()
+            assert alone.wait(60) == 0
+            one.join("successor")
+            wanted.join(60)
+        assert rows_in(got) == dict.fromkeys(range(300), 1.0)
+        assert "without nursery: this worker drains and ends" in one.text()
+        assert one.status()["culprits"] == []

@@ -226,7 +226,7 @@ def test_a_worker_that_runs_out_of_something_drains_and_says_why(job, caplog, cl
         assert one.hear(m.Unbuilt).code == "draining"
         wait_until(lambda: worker.exhausted and worker._context.closed, "it has ended by itself")
         one.close()
-    assert "out of descriptors or memory: this worker drains and ends" in caplog.text
+    assert "out of descriptors or memory, or without nursery: this worker drains and ends" in caplog.text
     assert (str(error) or "MemoryError") in caplog.text
 
 
