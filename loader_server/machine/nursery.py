@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.machine.processes import end_with_parent
+from loader_server.machine.processes import NurseryEndedError, end_with_parent
 from shared.errors import MachineError
 from shared.extras import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ASKING_FD", "Asker", "Nursery", "NurseryEndedError", "Nursling", "no_room"]
+__all__ = ["ASKING_FD", "Asker", "Nursery", "Nursling", "no_room"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
@@ -59,10 +59,6 @@ def no_room(got: OSError | str, where: str = "this machine") -> MachineError:
         where=where,
         remedy="Look at memory and at the limits of processes and open files on this machine.",
     )
-
-
-class NurseryEndedError(MachineError):
-    """There is no nursery any more, or it does not listen to us; only a process that is started anew has one again."""
 
 
 class Nursling:

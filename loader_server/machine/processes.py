@@ -13,12 +13,15 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import MachineError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.errors import StokerError
 
 __all__ = [
+    "NurseryEndedError",
     "descriptors_by_port",
     "end_with_parent",
     "how_it_ended",
@@ -29,6 +32,10 @@ __all__ = [
 ]
 
 _PR_SET_PDEATHSIG = 1
+
+
+class NurseryEndedError(MachineError):
+    """There is no nursery any more, or it does not listen to us; only a process that is started anew has one again."""
 
 
 def end_with_parent(parent: int, end_signal: int = signal.SIGTERM) -> None:

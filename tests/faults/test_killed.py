@@ -118,4 +118,4 @@ def test_a_worker_that_is_told_to_end_drains(tmp_path: Path, read) -> None:
                     victim.send_signal(signal.SIGTERM)
         assert got == calm
         wait_until(lambda: not victim.is_running(), "it has ended")
-        assert '"cause": "exit 0"' in loaders.text()
+        wait_until(lambda: '"cause": "exit 0"' in loaders.text(), "its parent has told so")
