@@ -23,7 +23,7 @@ from trainer_client.session.epoch_account import Accounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-__all__ = ["BATCH_FIELDS", "SHAPES", "FakeFeed", "FakeSession", "tag_of"]
+__all__ = ["BATCH_FIELDS", "SHAPES", "FakeCursor", "FakeFeed", "FakeSession", "LeasedCursor", "tag_of"]
 
 BATCH_FIELDS = fields_of_batch(
     (Field(key="audio", dtype="float32", shape=(None, 3)), Field(key="text", dtype="int32", shape=(None,)))
@@ -125,6 +125,23 @@ class FakeCursor:
 
     def rewind(self) -> None:
         self._go_to(0, 0)
+
+
+class LeasedCursor(FakeCursor):
+    """Of a trainer that is leased batches: the epoch moves only once a reader has come to its end."""
+
+    done = 0
+
+    def begin_reading(self) -> Position:
+        return Position(self.at.epoch, self.done, 1)
+
+    def count(self, rounds: int) -> None:
+        self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
+        self.done += rounds
+
+    def count_to_end(self, start: Position) -> None:
+        self._go_to(self.at.epoch + 1, 0)
+        self.done = 0
 
 
 @dataclass(eq=False)

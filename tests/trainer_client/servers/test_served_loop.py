@@ -8,8 +8,7 @@ import pytest
 
 from shared.quick_import import quick_import
 from shared.wire.parts import Lease
-from tests.support.fake_feed import FakeCursor, FakeFeed
-from trainer_client.core.upcoming import Position
+from tests.support.fake_feed import FakeFeed, LeasedCursor
 
 with quick_import():
     import keras
@@ -26,21 +25,10 @@ with quick_import():
 FORM = {"inputs": "audio_length", "targets": "weight", "weights": "weight"}
 
 
-class QueueCursor(FakeCursor):
+class QueueCursor(LeasedCursor):
     """Of a trainer that is leased its batches in order; an epoch of no batches is one that others have taken."""
 
-    done = reading = 0
-
-    def begin_reading(self):
-        return Position(self.at.epoch, self.done, 1)
-
-    def count(self, rounds):
-        self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
-        self.done += rounds
-
-    def count_to_end(self, start):
-        self._go_to(self.at.epoch + 1, 0)
-        self.done = 0
+    reading = 0
 
     def state(self):
         return {"epochs": [[self.at.epoch, self.done, []]]}

@@ -9,8 +9,7 @@ import pytest
 
 from shared.errors import DataError
 from shared.wire.parts import Lease
-from tests.support.fake_feed import FakeCursor, FakeFeed
-from trainer_client.core.upcoming import Position
+from tests.support.fake_feed import FakeFeed, LeasedCursor
 
 import keras  # isort: skip
 
@@ -23,21 +22,8 @@ FORM = {"inputs": "audio_length", "targets": "weight", "weights": "weight"}
 STEPS = (4, 3)
 
 
-class LeasedCursor(FakeCursor):
+class DoneCursor(LeasedCursor):
     """Says which batches are done, as a lease account does: the epoch moves only once a reader has come to its end."""
-
-    done = 0
-
-    def begin_reading(self):
-        return Position(self.at.epoch, self.done, 1)
-
-    def count(self, rounds):
-        self.session.trained_rows += self.session.rows(self.at.epoch, self.done)
-        self.done += rounds
-
-    def count_to_end(self, start):
-        self._go_to(self.at.epoch + 1, 0)
-        self.done = 0
 
     def state(self):
         is_over = self.done == self.session.batches(self.at.epoch)
@@ -67,7 +53,7 @@ def run(folder, until, *, in_queue=True, callbacks=(), leases=None, begin="ones"
     """Train from the folder's checkpoint on; what early stopping has seen."""
     feed = FakeFeed(epochs=STEPS)
     if in_queue:
-        feed.session.in_queue, feed.session.cursor = True, LeasedCursor(feed.session)
+        feed.session.in_queue, feed.session.cursor = True, DoneCursor(feed.session)
         feed.session.epoch_rounds = lambda: None
         feed.session.leases = leases
     model = keras.Sequential(
