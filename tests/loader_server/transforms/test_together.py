@@ -27,6 +27,7 @@ CHAINS: dict[str, dict[str, dict[str, Any]]] = {
     "log-mel of long windows": {"logmel": LOGMEL | {"window": "200 ms", "hop": "50 ms"}},
     "mfcc": {"mfcc": {"rate": 8000}},
     "waveform": {"waveform": {"rate": 8000, "dtype": "int16"}},
+    "log-mel of a waveform at another rate": {"waveform": {"rate": 16_000}, "logmel": LOGMEL},
     "normalised log-mel": {"logmel": LOGMEL, "normalise": {}},
     "characters": {"characters": {}},
     "all for training": {"logmel": LOGMEL, "normalise": {}, "characters": {}},

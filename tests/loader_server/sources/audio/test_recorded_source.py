@@ -12,6 +12,7 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.sources.audio import recordings
+from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.stream import Stream
 from tests.support.corpora import make_corpus
 from tests.support.in_memory import Steps, memory_want
@@ -142,3 +143,24 @@ def test_stretches_that_have_to_be_sought_are_decoded_one_by_one(
     noted = watched(stream)
     built(stream, tmp_path)
     assert set(noted) == {False}
+
+
+class OfSomeSpeakers(RecordedSource):
+    """Says of some samples only who speaks."""
+
+    class _recordings:
+        decode_all = staticmethod(
+            lambda samples, raw: ([np.zeros(1, np.float32)] * len(samples), [8000] * len(samples))
+        )
+
+    def said_of(self, sample: int) -> dict[str, Any]:
+        return {"text": "a"} | ({"speaker": "b"} if sample % 2 else {})
+
+
+@pytest.mark.parametrize("samples", [[0, 1], [1, 0]])
+def test_what_only_some_samples_have_is_not_lost(samples: list[int]) -> None:
+    source = object.__new__(OfSomeSpeakers)
+    assert source.decode_all(samples, [b"", b""]) is None
+    together = source.decode_all([1, 3], [b"", b""])
+    assert together is not None
+    assert (together["speaker"], together["audio_rate"]) == (["b", "b"], [8000, 8000])
