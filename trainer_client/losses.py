@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from trainer_client.tf.replica_means import several_replicas
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,8 +33,8 @@ def masked_mean(per_row: Any, weight: Any) -> Any:  # noqa: ANN401 - tensors
     """The mean of a value per row, by weight; 0 where no row is valid anywhere."""
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
-    replica = tf.distribute.get_replica_context()
-    if replica is not None and replica.num_replicas_in_sync > 1:
+    replica = several_replicas()
+    if replica is not None:
         total = replica.all_reduce(tf.distribute.ReduceOp.SUM, total)
     return tf.math.divide_no_nan(tf.reduce_sum(weight * valid_rows(per_row, weight)), total)
 

@@ -89,6 +89,7 @@ def _run(folder: Path) -> None:
         losses, loop = trained(Path(own), placement, feed())
         variables = [*loop._model.variables, *loop._model.optimizer.variables]
         came |= {"losses": losses, "variables": [each.numpy().tolist() for each in variables]}
+        came["losses by xla"], _ = trained(Path(own) / "xla", placement, feed(), xla=True)
         came["written"] = len(list(Path(own).glob("*.npz")))
         if rank:
             loop._model.variables[0].assign(loop._model.variables[0] + 1)

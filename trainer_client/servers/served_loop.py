@@ -61,13 +61,8 @@ class ServedLoop(BaseLoop):
         settings: LoopSettings,
         callbacks: Sequence[Any] = (),
     ) -> None:
-        if settings.xla:
-            raise SettingsError(
-                expected="a step without XLA", got="--xla", where="--strategy parameter-server",
-                remedy="Leave it out: rows of tables have no fixed number.",
-            )  # fmt: skip
         _refuse_lockstep(data.feed._session)  # noqa: SLF001 - both are halves of one face
-        super().__init__(model, data, Single(), settings, callbacks, writes=worker.is_chief)
+        super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
         self._is_joined = False
         #: Steps since the last pull; None: pull before the next.

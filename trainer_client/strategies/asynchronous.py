@@ -22,7 +22,8 @@ import tensorflow as tf
 from shared.errors import SettingsError
 from trainer_client.strategies.choosing.variable_devices import VariablesOn, places_of_variables
 from trainer_client.strategies.one_copy import OneCopy
-from trainer_client.strategies.towers.gradients import refuse_xla
+from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.gradients import times
 from trainer_client.training.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
 
 if TYPE_CHECKING:
@@ -50,17 +51,21 @@ class Asynchronous(OneCopy):
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        refuse_xla(xla=xla)
         _refuse_scaled_loss(step.optimizer)
         tracing = threading.Lock()
-        return _AllTowers([_Tower(step, on, self._times, tracing, any_shape=any_shape) for on in self._devices])
+        return _AllTowers(
+            [_Tower(step, on, self._times, tracing, xla=xla, any_shape=any_shape) for on in self._devices]
+        )
 
 
 class _Tower:
     """One tower's step, in two graphs: what it computes while others do so too, and what changes the variables."""
 
-    def __init__(self, step: TrainStep, device: str, times: float, tracing: threading.Lock, *, any_shape: bool) -> None:
+    def __init__(  # noqa: PLR0913 - each is a part of its own
+        self, step: TrainStep, device: str, times: float, tracing: threading.Lock, *, xla: bool, any_shape: bool
+    ) -> None:
         self._step, self._device, self._times, self._tracing = step, device, times, tracing
+        self._compute = contributing(step, xla=xla)
         function = partial(tf.function, autograph=False)
         self._contribute = function(self._computed, reduce_retracing=any_shape)
         self._settle = function(self._settled, reduce_retracing=True)
@@ -78,8 +83,8 @@ class _Tower:
 
     def _computed(self, element: Any) -> Contribution:  # noqa: ANN401 - tensors
         with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
-            part = self._step.contribute(element)
-            return part._replace(gradients=[_times(one, self._times) for one in part.gradients])
+            part = self._compute(element)
+            return part._replace(gradients=[times(one, self._times) for one in part.gradients])
 
     def _settled(self, part: Contribution) -> Any:  # noqa: ANN401 - a tensor
         with self._tracing:
@@ -130,14 +135,6 @@ def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
         if worst in became:
             return [loss, float(rows.sum()), worst]
     return [loss, 0.0, NOTHING_TO_APPLY]
-
-
-def _times(gradient: Any, times: float) -> Any:  # noqa: ANN401 - a tensor, slices or None
-    if gradient is None or times == 1:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, times), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(times, gradient.dtype)
 
 
 def _refuse_statistics(model: Any) -> None:  # noqa: ANN401 - Keras has no types

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from trainer_client.strategies.choosing.variable_devices import VariablesOn, places_of_variables
 from trainer_client.strategies.one_copy import OneCopy
-from trainer_client.strategies.towers.gradients import Towers, refuse_xla, times_said
+from trainer_client.strategies.towers.compiled import contributing
+from trainer_client.strategies.towers.gradients import Towers, times_said
 from trainer_client.training.step import Contribution
 
 if TYPE_CHECKING:
@@ -33,17 +34,20 @@ class Central(OneCopy):
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        refuse_xla(xla=xla)
-        function: Callable[[Any], Any] = tf.function(
-            partial(self._train, step), reduce_retracing=any_shape, autograph=False
-        )
+        train = partial(self._train, step, contributing(step, xla=xla))
+        function: Callable[[Any], Any] = tf.function(train, reduce_retracing=any_shape, autograph=False)
         return function
 
-    def _train(self, step: TrainStep, elements: Sequence[Any]) -> Any:  # noqa: ANN401 - tensors
+    def _train(
+        self,
+        step: TrainStep,
+        contribute: Callable[[Any], Contribution],
+        elements: Sequence[Any],
+    ) -> Any:  # noqa: ANN401 - tensors
         made, towers = [], Towers(step.model)
         for device, element in zip(self._devices, elements, strict=True):
             with tf.device(device):
-                made.append(step.contribute(element))
+                made.append(contribute(element))
                 towers.note(made[-1].gradients)
         towers.refuse_different_here()
         return step.settle(self._together(made))

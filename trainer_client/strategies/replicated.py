@@ -21,9 +21,10 @@ import tensorflow as tf
 # Not public, but nothing public makes the spec of an element whose sizes are open.
 from tensorflow.python.distribute.values import PerReplicaSpec
 
+from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
 from trainer_client.strategies.towers.feeding import Rounds
-from trainer_client.strategies.towers.gradients import Towers, refuse_xla
+from trainer_client.strategies.towers.gradients import Towers, of_values, times
 from trainer_client.training.step import Contribution
 
 if TYPE_CHECKING:
@@ -98,10 +99,10 @@ class Replicated:
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        refuse_xla(xla=xla)
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
-        function = tf.function(partial(self._train, step, towers), reduce_retracing=any_shape, autograph=False)
+        train = partial(self._train, step, contributing(step, xla=xla), towers)
+        function = tf.function(train, reduce_retracing=any_shape, autograph=False)
         return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
 
     def exchanging(self) -> AbstractContextManager[Any]:
@@ -112,13 +113,20 @@ class Replicated:
         """As `Placement` has it."""
         return asked
 
-    def _train(self, step: TrainStep, towers: Towers, element: Any, asked: Any) -> Any:  # noqa: ANN401 - tensors
+    def _train(
+        self,
+        step: TrainStep,
+        contribute: Callable[[Any], Contribution],
+        towers: Towers,
+        element: Any,  # noqa: ANN401 - tensors
+        asked: Any,  # noqa: ANN401 - as above
+    ) -> Any:  # noqa: ANN401 - as above
         """One step of all replicas: what came of it, how many of them have each gradient and are asked to stop."""
         strategy = self._strategy
         towers.begin()
 
         def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:  # noqa: ANN401 - tensors
-            part, counts = self._summed(step.contribute(element), towers, asked)
+            part, counts = self._summed(contribute(element), towers, asked)
             having = counts[:-1]
             became = step.became(part)
             alike = tf.reduce_all((having == 0) | (having == self._world()))
@@ -150,8 +158,7 @@ class Replicated:
             for total, one in zip(of_rows, part.statistics, strict=True)
         ]
         own = [
-            None if was is None else _times(one, self._times)
-            for one, was in zip(gradients, part.gradients, strict=True)
+            None if was is None else times(one, self._times) for one, was in zip(gradients, part.gradients, strict=True)
         ]
         return Contribution(loss, rows, weight, own, statistics), counts
 
@@ -205,17 +212,7 @@ def _widened(value: Any) -> Any:  # noqa: ANN401 - a tensor or slices of one
 def _cast(value: Any, dtype: Any) -> Any:  # noqa: ANN401 - as above
     if value.dtype == dtype:
         return value
-    return _of_values(value, lambda one: tf.cast(one, dtype))
-
-
-def _times(value: Any, times: float) -> Any:  # noqa: ANN401 - as above
-    return value if times == 1 else _of_values(value, lambda one: one * tf.cast(times, one.dtype))
-
-
-def _of_values(value: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - as above
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(change(value.values), value.indices, value.dense_shape)
-    return change(value)
+    return of_values(value, lambda one: tf.cast(one, dtype))
 
 
 def _sum_nothing(optimizer: Any) -> None:  # noqa: ANN401 - Keras has no types

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 
@@ -22,12 +23,13 @@ __all__ = ["Single"]
 
 
 class Single:
-    """One process, one device."""
+    """One process, one device. Unless it `compiles_updates`, XLA leaves alone what is done with gradients."""
 
     writes = True
     agrees_to_stop = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiles_updates: bool = True) -> None:
+        self._compiles_updates = compiles_updates
         self.said, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -68,7 +70,11 @@ class Single:
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
-        return _TracedStep(tf.function(step, jit_compile=xla, reduce_retracing=any_shape, autograph=False))
+        how = {"reduce_retracing": any_shape, "autograph": False}
+        if self._compiles_updates:
+            return _TracedStep(tf.function(step, jit_compile=xla, **how))
+        contribute = contributing(step, xla=xla)
+        return _TracedStep(tf.function(lambda element: step.settle(contribute(element)), **how))
 
 
 class _TracedStep:

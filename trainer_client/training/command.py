@@ -42,7 +42,7 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     group.add_argument(
         "--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32", help="of layers"
     )
-    group.add_argument("--xla", action="store_true", help="compile the step with XLA, once for each shape")
+    group.add_argument("--xla", action="store_true", help="compile what replicas compute with XLA, once for each shape")
     group.add_argument(
         "--seed", type=at_least(0), metavar="N", help="the same weights again on a CPU, from the same data"
     )

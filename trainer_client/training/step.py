@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from trainer_client.losses import RowLoss, masked_mean, valid_rows
+from trainer_client.tf.replica_means import several_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,10 @@ class TrainStep:
         """The model's inputs in an element."""
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
+    def variables_read(self) -> list[Any]:
+        """Those that `contribute` reads."""
+        return [*self.model.variables, *([self.optimizer.dynamic_scale] if self._scales else [])]
+
     def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
         """Train on it, where there is no other replica."""
         return self.settle(self.contribute(element))
@@ -68,13 +73,16 @@ class TrainStep:
         """What one replica computes of a step. It changes no variable, but for seeds."""
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
-        variables, statistics = self.model.trainable_variables, statistics_of(self.model)
+        statistics = statistics_of(self.model)
         before = [tf.identity(one.value) for one in statistics]
         with tf.GradientTape() as tape:
+            variables = [one.value for one in self.model.trainable_variables]
+            tape.watch(variables)  # in a scope of Keras' their values are tensors
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
             weight = tf.ones(tf.shape(tf.nest.flatten(outputs)[0])[:1]) if weight is None else weight
             loss = self._loss_of(targets, outputs, weight)
-            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+            others = several_replicas()
+            replicas = 1 if others is None else others.num_replicas_in_sync
             scaled = self.optimizer.scale_loss(tf.add_n([loss, *(one / replicas for one in self.model.losses)]))
         gradients = tape.gradient(scaled, variables)
         after = [tf.identity(one.value) for one in statistics]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
+import numpy as np
 import pytest
 
 from shared.quick_import import quick_import
@@ -81,18 +83,22 @@ def served():
     served.close()
 
 
-def train(served, folder, epochs, *callbacks):
+def dense():
+    return [keras.layers.Reshape((1,)), keras.layers.Dense(1)]
+
+
+def train(served, folder, epochs, *callbacks, layers=dense, **more):
     """Train for as many epochs as there are, of so many steps each; why it ended, and the last record."""
     feed = FakeFeed(epochs=epochs)
     session = feed.session
     session.in_queue, session.epoch_rounds = True, lambda: None
     session.cursor = session.leases = QueueCursor(session)
-    model = keras.Sequential([keras.layers.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.layers.Input(()), *layers()])
     model.compile(served.make(), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     shares = SharesSettings(staleness=4, most=0, memory=None)
     worker = ServedSettings(is_chief=True, pull_every=1, shares=shares)
-    settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder)
+    settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder, **more)
     connections = ServerConnections(served.endpoints, None, 60.0)
     try:
         reason = ServedLoop(model, data, connections, worker, settings, callbacks).run()
@@ -116,3 +122,22 @@ def test_an_epoch_at_whose_end_servers_have_moved_is_judged_once_it_is_trained_a
     assert reason == "2 epochs are reached"
     assert judged.epochs == [0, 1]
     assert record["step"] == 5
+
+
+def table():
+    return [
+        keras.layers.Embedding(99, 4, embeddings_initializer="ones"),
+        keras.layers.Dense(1, kernel_initializer="ones"),
+    ]
+
+
+def test_xla_compiles_what_a_worker_computes_and_not_the_rows_that_it_pushes(tmp_path):
+    values = []
+    for xla in (False, True):
+        with closing(Served(2)) as servers:
+            train(servers, tmp_path / str(xla), (3, 2), layers=table, xla=xla)
+        arrays, _ = CheckpointFolder(tmp_path / str(xla), 3).read_last()
+        values.append([arrays[str(at)] for at in range(len(arrays))])
+    for one, other in zip(*values, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert np.unique(values[0][0]).size > 1

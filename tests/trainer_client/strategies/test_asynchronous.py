@@ -156,6 +156,16 @@ def test_gradients_that_stay_infinite_end_training_and_what_is_saved_knows_nothi
     assert slope_of(tmp_path, feed_of(((1, 2), (4, 8))), sums=True, steps=2)[0] == -15
 
 
+def test_towers_that_xla_compiles_do_the_same(tmp_path):
+    assert slope_of(tmp_path / "line", feed_of(), sums=True, xla=True)[0] == -sum(map(sum, LEVELS))
+    losses, loop = trained(
+        tmp_path / "words", Asynchronous(TOWERS), spread_feed(2, epochs=STEPS), loss=to_three, until=Until(steps=20),
+        xla=True,
+    )  # fmt: skip
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert loop._step.traces == 2, "once for all shapes, on each device"
+
+
 def test_losses_of_a_model_with_sparse_gradients_fall_and_nothing_is_traced_in_training(tmp_path):
     losses, loop = trained(
         tmp_path, Asynchronous(TOWERS), spread_feed(2, epochs=STEPS), loss=to_three, until=Until(steps=40)
@@ -178,8 +188,6 @@ class Averaging(Line):
 def test_what_other_towers_would_spoil_is_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"only gradients change variables, got .*normal.*/moving_mean"):
         slope_of(tmp_path, feed_of(), model=Averaging)
-    with pytest.raises(SettingsError, match="expected no --xla with several towers"):
-        slope_of(tmp_path, feed_of(), xla=True)
     scales = partial(keras.optimizers.LossScaleOptimizer, keras.optimizers.SGD())
     with pytest.raises(SettingsError, match="does not scale the loss, got LossScaleOptimizer"):
         trained(tmp_path, Asynchronous(TOWERS), feed_of(), optimizer=scales)

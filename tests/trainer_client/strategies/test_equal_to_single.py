@@ -36,18 +36,22 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "placement",
+    ("placement", "xla"),
     [
-        lambda: Mirrored(TOWERS),
-        lambda: Mirrored(TOWERS, "cpu"),
-        lambda: Central(TOWERS),
-        lambda: Central(TOWERS, "balanced"),
+        (lambda: Mirrored(TOWERS), False),
+        (lambda: Mirrored(TOWERS, "cpu"), False),
+        (lambda: Central(TOWERS), False),
+        (lambda: Central(TOWERS, "balanced"), False),
+        (lambda: Mirrored(TOWERS), True),
+        (lambda: Central(TOWERS, "balanced"), True),
     ],
-    ids=["mirrored", "mirrored by cpu", "central", "central, balanced"],
+    ids=["mirrored", "mirrored by cpu", "central", "central, balanced", "mirrored, XLA", "central, balanced, XLA"],
 )
-def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_batches(tmp_path, plain, placement):
+def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_batches(
+    tmp_path, plain, placement, xla
+):
     losses, arrays, record = plain
-    found, loop = trained(tmp_path, placement(), spread_feed(2, epochs=STEPS))
+    found, loop = trained(tmp_path, placement(), spread_feed(2, epochs=STEPS), xla=xla)
     np.testing.assert_allclose(found, losses, rtol=1e-5, atol=1e-7)
     others, told = saved(tmp_path)
     for one, other in zip(arrays, others, strict=True):
@@ -65,7 +69,8 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
             code, _, complained = one.ended(180)
             assert code == 0, complained
     first, second = (json.loads((tmp_path / f"came-{at}.json").read_text()) for at in range(2))
-    np.testing.assert_allclose(first["losses"], losses, rtol=1e-5, atol=1e-7)
+    for found in (first["losses"], first["losses by xla"]):
+        np.testing.assert_allclose(found, losses, rtol=1e-5, atol=1e-7)
     assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
     for one, other in zip(arrays, first["variables"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -155,6 +160,65 @@ def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
     second.assign(first + 1)
     with pytest.raises(DataError, match=r"others in the replicas of this process: normal/.*moving_mean"):
         loop.check_replicas()
+
+
+class Seeded(Normal):
+    """Draws numbers, of which XLA has others, and goes by none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = keras.layers.Dropout(0.0)
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, inputs, training=False):
+        return super().call(inputs, training) + 0 * keras.random.uniform((), seed=self.seeds)
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_xla_compiles_what_a_tower_computes_and_leaves_seeds_statistics_and_the_loss_scale_as_without_it(
+    tmp_path, placement
+):
+    def scaling():
+        return keras.optimizers.LossScaleOptimizer(adam(), initial_scale=8.0, dynamic_growth_steps=2)
+
+    for name, xla in (("plain", False), ("xla", True)):
+        feed, until = spread_feed(2, epochs=STEPS), Until(steps=4)
+        made = {"model": Seeded, "optimizer": scaling}
+        trained(tmp_path / name, placement(TOWERS), feed, until=until, xla=xla, **made)
+    for one, other in zip(saved(tmp_path / "plain")[0], saved(tmp_path / "xla")[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+class Unknown(keras.Model):
+    """Computes what XLA has no code for."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        level = tf.py_function(lambda value: value, [tf.reduce_mean(inputs["audio"], 1)], tf.float32)
+        return self.dense(tf.reshape(level, (-1, 3)))
+
+
+class Synchronized(keras.Model):
+    """Replicas exchange what they normalize by."""
+
+    def __init__(self):
+        super().__init__()
+        self.normal = keras.layers.BatchNormalization(synchronized=True)
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs, training=False):
+        return self.dense(self.normal(tf.reduce_mean(inputs["audio"], 1), training=training))
+
+
+def test_what_xla_cannot_compile_ends_training(tmp_path):
+    for placement in (Mirrored, Central):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"unsupported operations(.|\n)*EagerPyFunc"):
+            trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), model=Unknown, xla=True)
+    with pytest.raises(SettingsError, match="replicas that exchange nothing while they compute, under --xla"):
+        trained(tmp_path, Mirrored(TOWERS), spread_feed(2, epochs=STEPS), model=Synchronized, xla=True)
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])
@@ -258,11 +322,9 @@ def test_a_checkpoint_of_a_world_of_another_size_is_taken_within_an_epoch(tmp_pa
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])
-def test_a_feed_of_other_ranks_is_refused_and_so_is_xla(tmp_path, placement):
+def test_a_feed_of_other_ranks_is_refused(tmp_path, placement):
     with pytest.raises(SettingsError, match="expected a feed of 2 of 2 ranks, one for each replica, got one of 1 of 1"):
         trained(tmp_path, placement(TOWERS), joined_feed(2, epochs=STEPS))
-    with pytest.raises(SettingsError, match="expected no --xla with several towers"):
-        trained(tmp_path, placement(TOWERS), spread_feed(2, epochs=STEPS), xla=True)
 
 
 @pytest.mark.parametrize("placement", [Mirrored, Central])

@@ -12,9 +12,9 @@ import tensorflow as tf
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Towers", "refuse_xla", "times_said"]
+__all__ = ["Towers", "of_values", "times", "times_said"]
 
 
 class Towers:
@@ -64,15 +64,20 @@ class Towers:
         )  # fmt: skip
 
 
-def times_said(times: float) -> str:
+def times(gradient: Any, factor: Any) -> Any:  # noqa: ANN401 - a tensor, slices of one, or None; a number or a tensor
+    """It, multiplied; what is None stays so."""
+    if gradient is None or (isinstance(factor, int | float) and factor == 1):
+        return gradient
+    return of_values(gradient, lambda one: one * tf.cast(factor, one.dtype))
+
+
+def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a tensor or slices of one
+    """It with other values."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def times_said(factor: float) -> str:
     """What is told of gradients that are multiplied by this."""
-    return "" if times == 1 else f"; gradients times {times:.0f}"
-
-
-def refuse_xla(*, xla: bool) -> None:
-    """Refuse to compile towers with XLA, which would have to hold all devices and what they exchange."""
-    if xla:
-        raise SettingsError(
-            expected="no --xla with several towers", got="--xla", where="--xla",
-            remedy="Leave it out, or compile parts of the model: keras layers and tf.function(jit_compile=True).",
-        )  # fmt: skip
+    return "" if factor == 1 else f"; gradients times {factor:.0f}"
