@@ -1,39 +1,63 @@
-"""A file that is cut short under a running job: trainers and `status` hear which, and once it is back all goes on."""
+"""A file that is cut short under a running job: who reads it is told which, all else is served, and once the file is
+back all goes on; also if workers died meanwhile, so that others have to open it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from shared.errors import DataError, StokerError
+from shared.errors import DataError
 from tests.end_to_end.test_formats import JOB, STREAM
 from tests.end_to_end.test_several_jobs import command
+from tests.support.example_protos import example
 from tests.support.loaders import running, wait_until
+from tests.support.records import write_records
+from tests.support.shards import npy, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.loaders import Loaders
+
 _SAMPLES, _STEPS = 300, 50
 _AHEAD = 2
+#: Files that are read in different ways, and what the lengths of their samples are called.
+_FILES = {
+    "jsonl": ("a.jsonl", "audio"),
+    "numpy": ("arrays.npz", "audio"),
+    "tfrecord": ("a.tfrecord", "audio"),
+    "webdataset": ("a.tar", "npy"),
+}
 
 
-def write_job_of_arrays(folder: Path) -> Path:
-    """Arrays, which workers map into memory: what is not there any more ends the process that looks at it."""
-    np.savez(
-        folder / "arrays.npz",
-        audio_values=np.arange(_SAMPLES * _STEPS, dtype=np.float32),
-        audio_offsets=np.arange(_SAMPLES + 1) * _STEPS,
-        label=np.arange(_SAMPLES),
-    )
-    said = STREAM.format("numpy", 'paths = ["arrays.npz"]', "audio").replace("30 steps", "400 steps")
-    (folder / "job.toml").write_text(f"{JOB}{said}evaluation = true\n")
+def write_files(folder: Path) -> None:
+    values = np.arange(_SAMPLES * _STEPS, dtype=np.float32)
+    samples = values.reshape(_SAMPLES, _STEPS)
+    np.savez(folder / "arrays.npz", audio_values=values, audio_offsets=np.arange(_SAMPLES + 1) * _STEPS)
+    (folder / "a.jsonl").write_text("\n".join(json.dumps({"audio": one.tolist()}) for one in samples))
+    write_records(folder / "a.tfrecord", [example(audio=one.tolist()) for one in samples])
+    write_shard(folder / "a.tar", [(f"{n:03}.npy", npy(one)) for n, one in enumerate(samples)])
+
+
+def write_streams(folder: Path, *kinds: str) -> Path:
+    """A job of these streams; its file."""
+    write_files(folder)
+    text = JOB
+    for kind in kinds:
+        file, length = _FILES[kind]
+        said = STREAM.format(kind, f'paths = ["{file}"]', length).replace("30 steps", "400 steps")
+        text += f"{said}evaluation = true\n"
+    (folder / "job.toml").write_text(text)
     return folder / "job.toml"
 
 
@@ -48,21 +72,62 @@ def read(
     return got
 
 
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 8)
+
+
+def put_back(file: Path, content: bytes, times: os.stat_result) -> None:
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.fault(29)
+def test_a_worker_refuses_what_was_cut_short_however_it_is_read_and_serves_all_else(tmp_path: Path) -> None:
+    def cut_between_batches(read: int) -> None:
+        """While nothing is built: whoever reads a mapped file at that very moment dies."""
+        if read == 3:
+            wait_until(lambda: is_idle_after(loaders, built + read + _AHEAD), "what is read ahead is built")
+            cut(file)
+
+    with running(write_streams(tmp_path, *_FILES), workers=1) as loaders:
+        before = {kind: read(loaders.endpoint, kind) for kind in _FILES}
+        built = sum(map(len, before.values()))
+        [worker] = loaders.workers()
+        for kind, (name, _) in _FILES.items():
+            file = tmp_path / name
+            content, times = file.read_bytes(), file.stat()
+            with pytest.raises(DataError, match="the file has changed since") as caught:
+                read(loaders.endpoint, kind, then=cut_between_batches)
+            assert str(file) in caught.value.where
+            assert caught.value.remedy.startswith("Put the file back")
+            others = {other: read(loaders.endpoint, other) for other in _FILES if other != kind}
+            assert others == {other: numbers for other, numbers in before.items() if other != kind}
+            put_back(file, content, times)
+            assert read(loaders.endpoint, kind) == before[kind]
+            built += 3 + _AHEAD + sum(map(len, before.values()))
+        assert [one.pid for one in loaders.workers()] == [worker.pid]
+
+
+def is_idle_after(loaders: Loaders, built: int) -> bool:
+    [worker] = ask(loaders.endpoint)["workers"]
+    return bool(worker["built"] >= built and not worker["waiting"] + worker["building"])
+
+
 @pytest.mark.timeout(300)
-def test_trainers_and_status_hear_which_file_was_cut_short_and_go_on_once_it_is_back(tmp_path: Path) -> None:
-    job, file = write_job_of_arrays(tmp_path), tmp_path / "arrays.npz"
+def test_workers_that_died_while_a_file_was_cut_short_say_which_and_go_on_once_it_is_back(tmp_path: Path) -> None:
+    job, file = write_streams(tmp_path, "numpy"), tmp_path / "arrays.npz"
     content, times = file.read_bytes(), file.stat()
 
-    def cut(read: int) -> None:
-        """While nothing is built: a batch that was read just before is refused by a check of the file after it."""
+    def cut_and_kill(read: int) -> None:
         if read == 3:
-            built = len(expected) + read + _AHEAD
-            wait_until(lambda: sum(one["built"] for one in ask(loaders.endpoint)["workers"]) >= built, "all is built")
-            os.truncate(file, len(content) // 8)
+            stop_all(workers := loaders.workers())  # while they live, they refuse the file
+            cut(file)
+            for worker in workers:
+                worker.kill()
 
     with running(job, workers=2) as loaders, ThreadPoolExecutor() as pool:
         expected = read(loaders.endpoint)
-        reading = pool.submit(read, loaders.endpoint, then=cut)
+        reading = pool.submit(read, loaders.endpoint, then=cut_and_kill)
         wait_until(lambda: len(ask(loaders.endpoint)["failing"]) == 2, "both workers say why they do not come back")
         said = f"{file}, index {tmp_path}/.stoker/formats/index-numpy"
         needed = f"expected the file that the index was made from ({len(content)} bytes)"
@@ -79,23 +144,13 @@ def test_trainers_and_status_hear_which_file_was_cut_short_and_go_on_once_it_is_
             read(loaders.endpoint, lost_timeout_s=1.0)
         assert (caught.value.where.startswith(said), caught.value.exit_code) == (True, 1)
 
-        file.write_bytes(content)
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        put_back(file, content, times)
         assert reading.result() == expected
         wait_until(lambda: not ask(loaders.endpoint)["failing"], "status tells of none any more")
         assert loaders.text().count(needed) <= 2 * 2, "each place says it once, and the coordinator"
-        assert loaders.text().count("signal SIGBUS") == 2
 
 
-def test_without_a_map_it_is_the_sentence_of_who_read_it(tmp_path: Path) -> None:
-    rows = "\n".join(f'{{"audio": {[float(n)] * _STEPS}, "label": {n}}}' for n in range(_SAMPLES))
-    file = tmp_path / "a.jsonl"
-    file.write_text(rows)
-    said = STREAM.format("jsonl", 'paths = ["a.jsonl"]', "audio").replace("30 steps", "400 steps")
-    (tmp_path / "job.toml").write_text(JOB + said)
-    with running(tmp_path / "job.toml", workers=2) as loaders:
-        os.truncate(file, len(rows) // 8)
-        with pytest.raises(StokerError, match="the file has changed since") as caught:
-            read(loaders.endpoint, "jsonl")
-        assert str(file) in caught.value.where
-        assert "Put the file back" in caught.value.remedy
+def stop_all(workers: list[psutil.Process]) -> None:
+    for worker in workers:
+        worker.suspend()
+    wait_until(lambda: {worker.status() for worker in workers} == {psutil.STATUS_STOPPED}, "workers are stopped")

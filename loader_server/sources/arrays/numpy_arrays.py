@@ -153,6 +153,7 @@ class NumpySource(Source):
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Take all rows of a batch at once."""
+        self._in_use.refuse_changed()
         rows = self._rows[samples]
         for column in self._columns:
             key, values = column.key, column.values

@@ -1,9 +1,9 @@
 """Files of a source, mapped into memory: reading any place of them costs no system call.
 
-Rules: nothing is read before it is used; a mapped file needs no descriptor, so thousands may be mapped at a time; any
-thread may ask. Remote files are brought to this machine's disk whole, and those that are mapped fill half of the cache
-at most. If a mapped local file is truncated, the process that reads it dies, and the next one refuses the file by its
-size.
+Rules: nothing is read before it is used; thousands of files may be mapped at a time; any thread may ask. Remote files
+are brought to this machine's disk whole, and those that are mapped fill half of the cache at most. A file that was cut
+short is refused each time it is asked for, because the process that reads a map beyond the file's end dies. Only who
+was reading at the very moment dies so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from loader_server.sources.files.opening import changed
 from loader_server.sources.remote.urls import is_url
 
 if TYPE_CHECKING:
@@ -46,20 +47,36 @@ class MappedFiles:
 
     def __getitem__(self, path: str) -> mmap.mmap | bytes:
         known = self._known.get(path)
-        return known if known is not None else self._map(path)
+        if known is None:
+            return self._keep(path, self._map(path))
+        if isinstance(known, bytes) or known.size() >= len(known):
+            return known
+        return self._keep(path, self._map_again(path, len(known)))
 
-    def _map(self, path: str) -> mmap.mmap | bytes:
-        if len(self._known) >= _MOST_MAPPED:
-            self.close()
+    def _map(self, path: str) -> _FileMap | bytes:
         local = self._files.local(path)
         with local.path.open("rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
             data = _FileMap(file.fileno(), nbytes, prot=mmap.PROT_READ) if nbytes else b""
         if isinstance(data, _FileMap):
             data.local = local
+        return data
+
+    def _map_again(self, path: str, nbytes: int) -> _FileMap | bytes:
+        """Map what is there now in the place of a file that was cut short; refuse it if it is shorter, too."""
+        data = self._map(path)
+        if len(data) < nbytes:
+            expected = f"the file that was indexed ({nbytes} bytes)"
+            raise changed(expected, f"one of {len(data)} bytes", self._files.where(path))
+        return data
+
+    def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
+        if len(self._known) >= _MOST_MAPPED:
+            self.close()
         if is_url(path):
-            self._make_room(nbytes)
-            self._remote[path] = nbytes
+            self._remote.pop(path, None)
+            self._make_room(len(data))
+            self._remote[path] = len(data)
         self._known[path] = data
         return data
 

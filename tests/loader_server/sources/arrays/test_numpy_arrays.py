@@ -20,6 +20,7 @@ from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from loader_server.sources.arrays.numpy_files import ArrayColumn
@@ -238,12 +239,18 @@ def test_arrays_that_are_written_over_while_a_batch_is_read_are_refused(
         next(reads)
 
 
-@pytest.mark.parametrize("by", ["samples", "chunks"])
-def test_arrays_that_were_cut_are_refused_before_they_are_read(tmp_path: Path, by: str) -> None:
+def test_arrays_that_were_cut_are_refused_before_they_are_read(tmp_path: Path) -> None:
     """A process that reads a mapped file beyond its end dies."""
     source = indexed(saved(tmp_path, **RAGGED))
     assert decoded(source, 2)
     os.truncate(tmp_path / "data/values.npy", 0)
     chunk = Chunk(sample=2, start=0, stop=1, keys=("values",))
-    with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one of 0"):
-        next(source.read([2]) if by == "samples" else source.read_chunks([chunk]))
+    out = {"values": np.empty((1, 3), np.int32), "values_length": np.empty(1, np.int32)}
+    reads: list[Callable[[], object]] = [
+        lambda: next(source.read([2])),
+        lambda: next(source.read_chunks([chunk])),
+        lambda: source.gather(np.array([2]), out),
+    ]
+    for read in reads:
+        with pytest.raises(ReadError, match=r"values\.npy: expected the file that was indexed, got another one of 0"):
+            read()
