@@ -55,6 +55,7 @@ def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:  # noqa: ANN4
     values = values_of_element(session.fields)
     fit = _as_here if session.producers == 1 else _as_it_came
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
     def whole(batch: Mapping[str, tf.Tensor]) -> Any:  # noqa: ANN401 - any structure
         return tf.nest.map_structure(fit, spec, packed_element(spec, element_tensors(values, batch)))
 

@@ -56,6 +56,7 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
     return found
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def _leaves(*element: Any) -> dict[str, Any]:  # noqa: ANN401 - any structure
     whole = element if len(element) != 1 else element[0]
     return {str(place): leaf for place, leaf in enumerate(tf.nest.flatten(whole))}

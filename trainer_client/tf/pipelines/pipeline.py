@@ -92,6 +92,7 @@ def first_device() -> str:
     return "/gpu:0" if "GPU" in kinds else "/cpu:0"
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The element in a batch, each value in its own shape; a batch that its shard did not fill has no steps."""
     return joined_values({value.key: _shaped(value, batch) for value in values})
