@@ -32,8 +32,8 @@ __all__ = ["MelBands", "Recording", "logarithms", "recordings_of"]
 #: 0.32 ms with 32 frames at once, 0.23 with 120, 0.21 with 240); with many more, they do not fit into the cache. A
 #: remainder of up to half as many joins the last block, which saves 0.02 ms.
 _BLOCK_BYTES = 240 * 2**10
-#: Rows that are transformed at once are a multiple of this: numpy takes four rows in one go, and a remainder one by one,
-#: which costs more than zeros do (64 µs for 358 rows of 256, 56 for 360).
+#: Rows that are transformed at once are a multiple of this: numpy takes four in one go, and a remainder one by one,
+#: which costs more than rows of zeros do (64 µs for 358 rows of 256, 56 for 360).
 _ROWS_IN_ONE_GO = 4
 #: Bands that are multiplied at once: a band uses only a few bins, so a product of all bins and bands is mostly zeros.
 _BANDS_AT_ONCE = 32
