@@ -17,14 +17,16 @@ import pytest
 
 from shared.command import run_command
 from tests.support.fake_feed import FakeFeed
+from tests.support.loaders import wait_until
 from tests.support.two_devices import mirrored
 
 from tests.support.tiny_models import FORM, tiny_model  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
-from trainer_client.tf import ctrl_c
+from trainer_client.tf import ctrl_c, exit_guard
 
 from trainer_client.tf import dataset  # isort: skip
 from trainer_client.callbacks import FeedCheckpoint  # isort: skip
+from trainer_client.strategies.towers.feeding import Rounds  # isort: skip
 
 #: What waits inside TensorFlow runs no handler of an alarm, so a thread has to end it; sooner than who runs this file.
 pytestmark = pytest.mark.timeout(60, method="thread")
@@ -56,6 +58,17 @@ def press_when_starving(feed, what=signal.SIGINT):
 def loop(feed, _folder):
     for _ in feed.dataset(**FORM):
         pass
+
+
+def rounds(feed, _folder):
+    for _ in Rounds(feed, FORM, ("CPU:0", "CPU:1"), tuple):
+        pass
+
+
+def rounds_in_a_loop_that_is_not_interrupted(feed, _folder):
+    with ctrl_c.deferred() as interruption:
+        rounds(feed, _folder)
+    raise AssertionError(interruption)
 
 
 def fit(feed, _folder):
@@ -107,6 +120,15 @@ def test_what_a_handler_of_the_users_raises_comes_out_as_it_is(times, starved, t
             loop(feed, tmp_path)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.parametrize("train", [rounds, rounds_in_a_loop_that_is_not_interrupted])
+def test_it_ends_training_that_waits_for_a_round(train, starved, tmp_path):
+    feed = starved(replicas=2)
+    press_when_starving(feed)
+    with pytest.raises(KeyboardInterrupt):
+        train(feed, tmp_path)
+    wait_until(lambda: not exit_guard._inside, "no thread is left inside")
 
 
 def test_nothing_is_raised_a_second_time(starved, tmp_path):

@@ -181,6 +181,17 @@ for _ in range(3):
 sys.exit(len(kept))
 """
 
+STAGED = """
+from trainer_client.strategies.towers.feeding import Rounds
+
+kept = []
+for starve_at in (None, (0, 2)):
+    feed = FakeFeed(epochs=(1000,), replicas=2, starve_at=starve_at)
+    kept.append(iter(Rounds(feed, FORM, ("CPU:0", "CPU:1"), tuple)))
+    next(kept[-1])
+feed.session.starving.wait()
+"""
+
 #: How a program leaves, and the exit code of that.
 WAYS = {
     "with an error": (FEED + "def leave(): raise ZeroDivisionError\nfit()", 1),
@@ -200,6 +211,7 @@ kept = next(iterator)
         0,
     ),
     "after passes that were stopped": (STOPPED, 3),
+    "while its replicas' next rounds are staged, or nothing comes": (STAGED, 0),
 }
 
 

@@ -1,7 +1,7 @@
 """A feed's batches in rounds: one batch for each replica of this process, on the replica's device.
 
-Rules: the batches of a round are consecutive ones of the plan, so they have one shape. It must not know what is done
-with them.
+Rules: the batches of a round are consecutive ones of the plan, so they have one shape. The next rounds are put on their
+devices while a step computes. It must not know what is done with them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ class Rounds:
         self, feed: Feed, keys: dict[str, Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
         session = feed._session  # noqa: SLF001 - both are halves of one face
-        self._data = make(session, ElementStructure(**keys), in_rounds=True, ahead=True)
+        self._data = make(session, ElementStructure(**keys), in_rounds=True)
         self._devices, self._together = devices, together
         self.element_spec = self._data.element_spec
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._data)
-        while (first := next(batches, None)) is not None:
-            others = (next(batches) for _ in self._devices[1:])
-            yield self._together([_put(one, on) for one, on in zip((first, *others), self._devices, strict=True)])
+        return self._data.staged(self._make)
+
+    def _make(self, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - as `together` has it
+        """The next round, of batches that `take` gives."""
+        batches = (take(), *(take() for _ in self._devices[1:]))
+        return self._together([_put(one, on) for one, on in zip(batches, self._devices, strict=True)])
 
 
 def _put(element: Any, device: str) -> Any:  # noqa: ANN401 - tensors
