@@ -200,6 +200,11 @@ class Source:
         """
         self.indexed = indexed
 
+    def refuse_changed(self, time_s: float) -> None:
+        """Refuse files that have changed since, as many as can be looked at in this time: before a job is served, for
+        sources of so many files that `open` looks at none of them.
+        """
+
     @property
     def samples(self) -> int:
         """How many there are."""

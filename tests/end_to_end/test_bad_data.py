@@ -4,6 +4,7 @@ cannot use before anything is served, and tells trainers of data that change und
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -216,11 +217,16 @@ def test_data_that_changed_before_a_start_are_refused_and_their_index_stays(tmp_
         (folder / "a.txt").write_text(data.TEXT)
         jobs[name] = data.job_of(folder, said)
         index_streams(JobFile(folder / "job.toml"), ["train"], processes=1)
+    make_corpus(tmp_path / "recording", samples=4).rename(tmp_path / "recording/a.csv")
+    jobs["recording"] = data.job_of(tmp_path / "recording", data.MANIFEST)
+    index_streams(JobFile(jobs["recording"]), ["train"], processes=1)
+    os.utime(tmp_path / "recording/clips/00002.wav", ns=(1, 1))
     (tmp_path / "changed/a.txt").write_text(data.TEXT * 2)
     (tmp_path / "gone/a.txt").unlink()
     store.fault = lambda *_: 404
-    before = {name: data.left_below(tmp_path / name) for name in streams}
+    before = {name: data.left_below(tmp_path / name) for name in jobs}
     expected = {
+        "recording": r"00002\.wav \(.*a\.csv, line 4\): expected the file that was .* changed since\. Put .* run",
         "changed": r"a\.txt, index .*index-train: expected the file .* got another one \(.* run loader-server index",
         "gone": rf"a\.txt: {data.NO_FILE}",
         "far": r"a\.txt: expected a file that can be read, got none of this name",

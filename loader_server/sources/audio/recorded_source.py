@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loader_server.sources.files.looking import look_at_some
 from loader_server.sources.source import Source
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ class RecordedSource(Source):
     """A source whose samples are recordings, and what is said in them."""
 
     _recordings: Recordings
+
+    def refuse_changed(self, time_s: float) -> None:
+        """Look at local recordings: remote ones are asked for by their version when they are read."""
+        look_at_some(self.samples, self._recordings.refuse_changed, time_s)
 
     def said_of(self, sample: int) -> dict[str, Any]:
         """What a sample holds besides audio."""

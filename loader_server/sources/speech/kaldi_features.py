@@ -120,6 +120,11 @@ class ArchivedFeatures:
         """Begin to fetch those of these that are remote."""
         self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
 
+    def refuse_changed(self, sample: int) -> None:
+        """Refuse a local archive that is not the one that was indexed."""
+        if not is_url(path := self._path_of(sample)):
+            self._refuse_other(path, self._facts(sample))
+
     def _place(self, sample: int) -> tuple[int, int]:
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
 
