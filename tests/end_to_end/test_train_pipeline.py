@@ -1,14 +1,16 @@
 """`trainer-client train` on a stream that is a pipeline of the user's: one module for workers and trainer; stopped in
-an epoch, resumed, and exported.
+an epoch, resumed, exported, and trained on by several replicas.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.counting_model import start_workers
 from tests.support.loaders import running
 from tests.support.programs import Program
 from trainer_client.checkpoint_folder import CheckpointFolder
@@ -24,6 +26,7 @@ _JOB = f"""
 [job]
 name = "sentences"
 seed = 5
+group = 2
 listen = "tcp://127.0.0.1:*"
 
 [streams.sentences]
@@ -67,14 +70,19 @@ def optimizer():
 """
 
 
-def _train(folder: Path, endpoint: str, *arguments: str) -> list[str]:
+def _train(folder: Path, endpoint: str, *arguments: str, processes: int = 1) -> list[str]:
     checkpoints = str(folder / "checkpoints")
     given = ("--feed", endpoint, "--model", "lengths", "--checkpoint", checkpoints, "--log-every", "1", *arguments)
-    with Program(folder, "train", *given) as program:
-        code, said, complained = program.ended(180)
-    assert code == 0, (said, complained)
-    assert "a step was traced again" not in complained
-    return said.splitlines()
+    with ExitStack() as stack:
+        if processes == 1:
+            programs = [stack.enter_context(Program(folder, "train", *given))]
+        else:
+            programs = start_workers(stack, folder, processes, "train", *given)
+        for program in programs:
+            code, said, complained = program.ended(180)
+            assert code == 0, (said, complained)
+            assert "a step was traced again" not in complained
+    return programs[0].said().splitlines()
 
 
 @pytest.mark.timeout(300)
@@ -90,6 +98,13 @@ def test_a_pipeline_is_trained_on_from_either_side_of_one_module(
     with running(tmp_path / "job.toml", tensorflow=True) as loaders:
         first = _train(tmp_path, loaders.endpoint, "--steps", "3")
         lines = _train(tmp_path, loaders.endpoint, "--epochs", str(EPOCHS), "--export", str(exported))
+        alone = CheckpointFolder(tmp_path / "checkpoints", 3).read_last()
+        mirrored = ("--strategy", "mirrored", "--replicas", "2")
+        spread = _train(tmp_path, loaders.endpoint, *mirrored, "--epochs", "+1")
+        together = _train(tmp_path, loaders.endpoint, "--strategy", "multi-worker", "--epochs", "+1", processes=2)
+    for at, said in enumerate((spread, together), EPOCHS):
+        assert said[1] == f"STARTING: training train from epoch {at}, step {_after(at)}, until {at + 1} epochs"
+        assert said[-1].startswith(f"FINISHED: {at + 1} epochs, {_after(at + 1)} steps, ")
     assert first[-1].startswith("FINISHED: 0 epochs, 3 steps, ")
     assert lines[0] == f"STARTING: training train from epoch 0, step 3, until {EPOCHS} epochs"
     assert lines[-2].startswith(f"FINISHED: {EPOCHS} epochs, {EPOCHS * STEPS} steps, ")
@@ -98,10 +113,14 @@ def test_a_pipeline_is_trained_on_from_either_side_of_one_module(
     losses = {int(one[1]): float(one[2]) for one in told if one}
     assert list(losses) == list(range(1, EPOCHS * STEPS + 1))
     assert sum(list(losses.values())[-STEPS:]) < sum(list(losses.values())[:STEPS])
-    found = CheckpointFolder(tmp_path / "checkpoints", 3).read_last()
-    assert found is not None
-    assert (found[1]["epoch"], found[1]["feed"]["number"]) == (EPOCHS, 0)
+    assert alone is not None
+    assert (alone[1]["epoch"], alone[1]["feed"]["number"]) == (EPOCHS, 0)
     _serve(exported)
+
+
+def _after(epochs: int) -> int:
+    """How many steps so many epochs have, of which the first ones were taken by one replica and others by two."""
+    return EPOCHS * STEPS + (epochs - EPOCHS) * STEPS // 2
 
 
 def _serve(exported: Path) -> None:

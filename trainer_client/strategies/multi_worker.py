@@ -27,7 +27,7 @@ from trainer_client.tf.cluster import cluster_resolver
 from trainer_client.tf.dataset import ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from shared.roles import Role
@@ -81,6 +81,11 @@ class MultiWorker(Replicated):
         """As `Placement` has it; where the feed waits for the others, one that is gone is noticed."""
         feed._session.watch_others(self.refuse_lost)  # noqa: SLF001 - both are halves of one face
         return super().data(feed, keys)
+
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it, and as above."""
+        feed._session.watch_others(self.refuse_lost)  # noqa: SLF001 - as above
+        return super().pipeline(feed, function)
 
     def refuse_lost(self) -> None:
         """Raise an error if a process is gone, or another has taken its place. Call it as often as you like: it looks

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainer_client.strategies.choosing.variable_devices import LeastLoaded
 from trainer_client.strategies.towers.feeding import Rounds
+from trainer_client.strategies.towers.pipeline_rounds import PipelineRounds
 from trainer_client.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ class OneCopy:
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """As `Placement` has it."""
         return Rounds(feed, keys, self._devices, tuple)
+
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return PipelineRounds(feed, function, self._devices, tuple)
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return element[0]
 
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
         """As `Placement` has it."""

@@ -38,6 +38,12 @@ class Placement(Protocol):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """A pass from the cursor to the end of its epoch, each time that it is iterated; an element is one step's."""
 
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """The same of a feed whose batches a user's function makes, which have any shapes."""
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """What one replica has of a step's element."""
+
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
         """What all elements have in common, for one graph for all shapes; None: each shape has a graph of its own."""
 

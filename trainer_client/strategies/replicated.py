@@ -25,6 +25,7 @@ from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
 from trainer_client.strategies.towers.feeding import Rounds
 from trainer_client.strategies.towers.gradients import Towers, of_values, times
+from trainer_client.strategies.towers.pipeline_rounds import PipelineRounds
 from trainer_client.training.step import Contribution
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ class Replicated:
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """As `Placement` has it."""
         return Rounds(feed, keys, self._devices(), self._of_replicas)
+
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        return PipelineRounds(feed, function, self._devices(), self._of_replicas)
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return self._first(element)
 
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - a structure of specs
         """As `Placement` has it."""

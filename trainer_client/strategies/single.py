@@ -50,6 +50,15 @@ class Single:
         """As `Placement` has it."""
         return make(feed._session, ElementStructure(**keys), ahead=True)  # noqa: SLF001 - both are halves of one face
 
+    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
+        """As `Placement` has it."""
+        elements: Iterable[Any] = feed.pipeline(function)
+        return elements
+
+    def one_of(self, element: Any) -> Any:  # noqa: ANN401 - tensors
+        """As `Placement` has it."""
+        return element
+
     def any_element(self, elements: Iterable[Any]) -> Any:  # noqa: ANN401 - as above
         """As `Placement` has it."""
         return elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset

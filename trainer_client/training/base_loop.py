@@ -109,7 +109,7 @@ class BaseLoop:
         """Build the model, trace its step and try each shape; nothing of it changes what the model was before."""
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
-            self._build(next(iter(self._data.elements)))  # reading moves nothing
+            self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading moves nothing
             self._when_built()
             self._trace_for_any_shape()
             return

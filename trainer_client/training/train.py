@@ -147,8 +147,7 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
     from trainer_client.training.loop import TrainingData  # noqa: PLC0415 - as above
 
     if feed._session.producers:  # noqa: SLF001 - as above
-        _refuse_pipeline_of_several(order)
-        elements = feed.pipeline(order.module.require("dataset_pipeline"))
+        elements = placement.pipeline(feed, order.module.require("dataset_pipeline"))
         return TrainingData(feed=feed, elements=elements, for_each_shape=None)
     keys = order.module.feed_keys()
     return TrainingData(
@@ -156,14 +155,6 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
         elements=placement.data(feed, keys),
         for_each_shape=partial(feed.warm_up, **keys),
     )
-
-
-def _refuse_pipeline_of_several(order: TrainOrder) -> None:
-    if order.strategy.name != "single":
-        raise SettingsError(
-            expected="a stream whose batches have planned shapes", got=f"{order.stream}, which is a pipeline",
-            where=f"--strategy {order.strategy.name}", remedy="Train on another stream, or with --strategy single.",
-        )  # fmt: skip
 
 
 def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:

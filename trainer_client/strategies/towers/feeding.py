@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
 
-__all__ = ["Rounds"]
+__all__ = ["Rounds", "put"]
 
 
 class Rounds:
@@ -40,9 +40,10 @@ class Rounds:
     def _make(self, take: Callable[[], Any]) -> Any:  # noqa: ANN401 - as `together` has it
         """The next round, of batches that `take` gives."""
         batches = (take(), *(take() for _ in self._devices[1:]))
-        return self._together([_put(one, on) for one, on in zip(batches, self._devices, strict=True)])
+        return self._together([put(one, on) for one, on in zip(batches, self._devices, strict=True)])
 
 
-def _put(element: Any, device: str) -> Any:  # noqa: ANN401 - tensors
+def put(element: Any, device: str) -> Any:  # noqa: ANN401 - tensors
+    """It on this device."""
     with tf.device(device):
         return tf.nest.map_structure(tf.identity, element)

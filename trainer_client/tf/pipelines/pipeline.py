@@ -40,14 +40,14 @@ class TrainersContext(PipelineContext):
 class _ConsumerContext(TrainersContext):
     """The context of a trainer: returns the feed at the marker."""
 
-    def __init__(self, session: FeedSession, device: str) -> None:
+    def __init__(self, session: FeedSession, device: str, *, in_rounds: bool) -> None:
         spec = session.receiver.spec
         super().__init__(
             dataset_name=spec.stream,
             base_dataset=samples_dataset(spec.base_fields),
             consumer_device=device,
         )
-        self._session = session
+        self._session, self._in_rounds = session, in_rounds
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # noqa: ARG002 - workers run it
         """The feed's elements."""
@@ -56,11 +56,15 @@ class _ConsumerContext(TrainersContext):
         structure = ElementStructure(
             inputs=None, targets=None, weights=None, map=lambda batch: element_tensors(values, batch)
         )
-        return feed_dataset.make(self._session, structure)
+        return feed_dataset.make(self._session, structure, in_rounds=self._in_rounds)
 
 
-def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str) -> tf.data.Dataset:
-    """The data set that the function makes from the feed; the default one if the function is True."""
+def make(
+    session: FeedSession, function: Callable[[Any], Any] | Literal[True], device: str, *, in_rounds: bool = False
+) -> tf.data.Dataset:
+    """The data set that the function makes from the feed, for a consumer that takes whole rounds perhaps; the default
+    one if the function is True.
+    """
     where = "feed.pipeline"
     chosen = pipeline_function(function, where)
     if not session.producers:
@@ -70,7 +74,7 @@ def make(session: FeedSession, function: Callable[[Any], Any] | Literal[True], d
             where=where,
             remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
         )
-    return build_pipeline(chosen, _ConsumerContext(session, device or first_device()), where)
+    return build_pipeline(chosen, _ConsumerContext(session, device or first_device(), in_rounds=in_rounds), where)
 
 
 def pipeline_function(function: Callable[[Any], Any] | Literal[True], where: str) -> Callable[[Any], Any]:
