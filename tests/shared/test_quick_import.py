@@ -31,11 +31,28 @@ def test_an_import_that_fails_leaves_nothing_changed():
     assert gc.isenabled()
 
 
-def test_who_looks_for_no_garbage_goes_on_so():
+def test_what_is_there_after_an_import_is_not_looked_through_again(monkeypatch):
+    before = gc.get_freeze_count()
+    with quick_import():
+        monkeypatch.setitem(sys.modules, "new", sys)
+    assert gc.get_freeze_count() > before
+    assert not any(one is monkeypatch for one in gc.get_objects())
+
+
+def test_where_nothing_is_imported_garbage_stays_garbage():
+    before = gc.get_freeze_count()
+    with quick_import():
+        pass
+    assert gc.get_freeze_count() == before
+
+
+def test_who_looks_for_no_garbage_goes_on_so(monkeypatch):
+    before = gc.get_freeze_count()
     gc.disable()
     with quick_import(), quick_import():
-        pass
+        monkeypatch.setitem(sys.modules, "new", sys)
     assert not gc.isenabled()
+    assert gc.get_freeze_count() == before
 
 
 #: Stands in for what is large: says how it is imported, and that it is not there.
