@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -25,6 +24,7 @@ from trainer_client.strategies.one_copy import OneCopy
 from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.strategies.towers.gradients import times
 from trainer_client.training.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
+from trainer_client.training.traced_step import TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,13 +66,13 @@ class _Tower:
     ) -> None:
         self._step, self._device, self._times, self._tracing = step, device, times, tracing
         self._compute = contributing(step, xla=xla)
-        function = partial(tf.function, autograph=False)
-        self._contribute = function(self._computed, reduce_retracing=any_shape)
-        self._settle = function(self._settled, reduce_retracing=True)
+        self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
+        self._settle = TracedStep(tf.function(self._settled, reduce_retracing=True, autograph=False))
 
     def trace(self, spec: Any) -> None:  # noqa: ANN401 - specs
         """Trace it for elements like this."""
-        self._contribute.get_concrete_function(spec)
+        part = self._contribute.get_concrete_function(spec).structured_outputs
+        self._settle.get_concrete_function(tf.nest.map_structure(_spec_of, part))
 
     def train(self, element: Any, applying: threading.Lock) -> list[float]:  # noqa: ANN401 - tensors
         """Loss, valid rows, what became of the step, and the rows' weight."""
@@ -124,6 +124,10 @@ class _AllTowers:
         wait(running.values())
         for at, future in running.items():
             self._outcomes[at] = future.result()
+
+
+def _spec_of(value: Any) -> Any:  # noqa: ANN401 - a tensor, slices or None
+    return None if value is None else tf.type_spec_from_value(value)
 
 
 def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:

@@ -12,6 +12,7 @@ from trainer_client.strategies.one_copy import OneCopy
 from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.strategies.towers.gradients import Towers, times_said
 from trainer_client.training.step import Contribution
+from trainer_client.training.traced_step import TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +36,7 @@ class Central(OneCopy):
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """As `Placement` has it."""
         train = partial(self._train, step, contributing(step, xla=xla))
-        function: Callable[[Any], Any] = tf.function(train, reduce_retracing=any_shape, autograph=False)
-        return function
+        return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
 
     def _train(
         self,

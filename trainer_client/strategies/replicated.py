@@ -27,6 +27,7 @@ from trainer_client.strategies.towers.feeding import Rounds
 from trainer_client.strategies.towers.gradients import Towers, of_values, times
 from trainer_client.strategies.towers.pipeline_rounds import PipelineRounds
 from trainer_client.training.step import Contribution
+from trainer_client.training.traced_step import TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +112,7 @@ class Replicated:
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
         train = partial(self._train, step, contributing(step, xla=xla), towers)
-        function = tf.function(train, reduce_retracing=any_shape, autograph=False)
+        function = TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
         return _WatchedStep(function, step, partial(towers.refuse_different, self._world()), self)
 
     def exchanging(self) -> AbstractContextManager[Any]:
@@ -177,7 +178,9 @@ class _WatchedStep:
     looked at whenever it was traced.
     """
 
-    def __init__(self, function: Any, step: TrainStep, look: Callable[[Any], None], placement: Replicated) -> None:  # noqa: ANN401
+    def __init__(
+        self, function: TracedStep, step: TrainStep, look: Callable[[Any], None], placement: Replicated
+    ) -> None:
         self._function, self._step, self._look, self._placement = function, step, look, placement
         self._looked_at = 0
 

@@ -11,6 +11,7 @@ from shared.errors import SettingsError
 from trainer_client.strategies.towers.compiled import contributing
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
+from trainer_client.training.traced_step import TracedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,30 +82,6 @@ class Single:
         """As `Placement` has it."""
         how = {"reduce_retracing": any_shape, "autograph": False}
         if self._compiles_updates:
-            return _TracedStep(tf.function(step, jit_compile=xla, **how))
+            return TracedStep(tf.function(step, jit_compile=xla, **how))
         contribute = contributing(step, xla=xla)
-        return _TracedStep(tf.function(lambda element: step.settle(contribute(element)), **how))
-
-
-class _TracedStep:
-    """A step as a graph. Once it is traced for all shapes, that graph is called without looking for one that fits,
-    which takes TensorFlow 0.1 ms of each call.
-    """
-
-    def __init__(self, function: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
-        self._function = function
-        self._graph: Any = None
-
-    def get_concrete_function(self, element: Any) -> None:  # noqa: ANN401 - specs
-        """Trace it, as a `tf.function` would."""
-        graph = self._function.get_concrete_function(element)
-        if not tf.config.functions_run_eagerly():
-            self._graph = graph
-
-    def __call__(self, element: Any) -> Any:  # noqa: ANN401 - tensors
-        if self._graph is not None:
-            try:
-                return self._graph(element)
-            except TypeError:  # what was asked for does not fit the specs, so nothing has run
-                pass
-        return self._function(element)
+        return TracedStep(tf.function(lambda element: step.settle(contribute(element)), **how))
