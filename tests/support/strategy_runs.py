@@ -5,6 +5,7 @@ cluster: `python -m tests.support.strategy_runs` writes what came of them into t
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ import tensorflow as tf  # isort: skip
 from trainer_client import Until  # isort: skip
 from trainer_client.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.strategies.multi_worker import MultiWorker  # isort: skip
+from trainer_client.strategies.towers.cluster_strategy import refuse_uneven  # isort: skip
 from trainer_client.training.loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 
 __all__ = ["FORM", "STEPS", "Spoken", "adam", "saved", "trained"]
@@ -149,5 +151,22 @@ def _poison(feed):
     feed.session.fill = poisoned
 
 
+def _run_several(folder: Path, replicas: int) -> None:
+    """The same for so many replicas in this process: what they train, and that they are equal."""
+    placement = MultiWorker(replicas)
+    came: dict[str, object] = {"said": placement.said}
+    with TemporaryDirectory() as own:
+        losses, loop = trained(Path(own), placement, spread_feed(epochs=STEPS, **placement.ranks))
+        variables = [*loop._model.variables, *loop._model.optimizer.variables]
+        came |= {"losses": losses, "variables": [each.numpy().tolist() for each in variables]}
+        loop.check_replicas()
+    rank = placement.judging["rank"]
+    came["uneven"] = _refusal(partial(refuse_uneven, replicas + rank, placement.judging["world"]))
+    (folder / f"came-{rank}.json").write_text(json.dumps(came))
+
+
 if __name__ == "__main__":
-    _run(Path.cwd())
+    if sys.argv[1:]:
+        _run_several(Path.cwd(), int(sys.argv[1]))
+    else:
+        _run(Path.cwd())

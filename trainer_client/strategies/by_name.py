@@ -28,5 +28,5 @@ def placement_of(options: StrategyOptions) -> Placement:
     if options.name == "async":
         return Asynchronous(tower_devices(options.replicas), options.variables or "auto", sums=sums)
     if options.name == "multi-worker":
-        return MultiWorker(options.all_reduce or "auto", sums=sums)
+        return MultiWorker(options.replicas, options.all_reduce or "auto", sums=sums)
     return Single()

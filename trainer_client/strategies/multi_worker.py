@@ -21,6 +21,8 @@ from shared.errors import LostError, SettingsError
 from trainer_client.roles import role
 from trainer_client.strategies.choosing.all_reduce import between_processes
 from trainer_client.strategies.replicated import Replicated
+from trainer_client.strategies.towers.cluster_strategy import ClusterStrategy, refuse_uneven
+from trainer_client.strategies.towers.devices import devices_of_process, kinds_of
 from trainer_client.strategies.towers.gradients import times_said
 from trainer_client.strategies.worlds import refuse_other_world, refuse_queue
 from trainer_client.tf.cluster import cluster_resolver
@@ -38,21 +40,23 @@ __all__ = ["MultiWorker"]
 
 
 class MultiWorker(Replicated):
-    """One process of a cluster, with a replica for each GPU here, or one; with `sums`, gradients are the mean's over
-    all rows, times the replicas.
+    """One process of a cluster, with so many replicas here, by default one for each GPU, or one; with `sums`, gradients
+    are the mean's over all rows, times the replicas. All processes have equally many.
     """
 
     agrees_to_stop = True
 
-    def __init__(self, all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:
+    def __init__(self, replicas: int | None = None, all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:
         place = role()
         _refuse_alone(place)
-        kinds = ["GPU"] * len(tf.config.list_physical_devices("GPU")) or ["CPU"]
-        taken = between_processes(all_reduce, kinds)
+        devices = devices_of_process(replicas)
+        taken = between_processes(all_reduce, kinds_of(devices))
         how = tf.distribute.experimental.CommunicationImplementation(taken.name.upper())
         super().__init__(
-            tf.distribute.MultiWorkerMirroredStrategy(
-                cluster_resolver(place), tf.distribute.experimental.CommunicationOptions(implementation=how)
+            ClusterStrategy(
+                devices,
+                cluster_resolver=cluster_resolver(place),
+                communication_options=tf.distribute.experimental.CommunicationOptions(implementation=how),
             ),
             sums=sums,
         )
@@ -63,6 +67,8 @@ class MultiWorker(Replicated):
             for job, hosts in place.cluster.items() if job in {"chief", "worker"}
             for at in range(len(hosts))
         ]  # fmt: skip
+        with self.exchanging():
+            refuse_uneven(len(devices), place.world)
         ranks = ranks_of(self._strategy)
         self.writes = place.is_master
         self.ranks = {"rank": ranks.rank, "replicas": ranks.replicas, "world": ranks.world}

@@ -20,7 +20,7 @@ __all__ = ["HEEDED", "StrategyOptions"]
 HEEDED: dict[str, frozenset[str]] = {
     "single": frozenset(),
     "mirrored": frozenset({"replicas", "all_reduce", "combine"}),
-    "multi-worker": frozenset({"all_reduce", "combine"}),
+    "multi-worker": frozenset({"replicas", "all_reduce", "combine"}),
     "central": frozenset({"replicas", "variables", "combine"}),
     "async": frozenset({"replicas", "variables", "combine"}),
     "parameter-server": frozenset({"staleness", "pull_every", "server_memory"}),

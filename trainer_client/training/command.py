@@ -66,7 +66,7 @@ hold the variables, and workers share a stream in queue mode"""
 def _add_strategy(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("where")
     group.add_argument("--strategy", choices=tuple(HEEDED), default="single", help=_STRATEGIES)
-    group.add_argument("--replicas", type=whole, metavar="N", help="so many in this process (one for each GPU)")
+    group.add_argument("--replicas", type=whole, metavar="N", help="so many in each process (one for each GPU)")
     group.add_argument(
         "--all-reduce", choices=ALL_REDUCES, help="how gradients are summed; the one used is printed (auto)"
     )

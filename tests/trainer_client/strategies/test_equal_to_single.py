@@ -85,6 +85,25 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
     assert re.search(r"got tower 0 has one for \S*second\.", second["different"])
 
 
+@pytest.mark.timeout(300)
+def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
+    losses, _ = trained(tmp_path / "plain", Single(), joined_feed(4, epochs=STEPS))
+    with ExitStack() as stack:
+        for one in start_workers(stack, tmp_path, 2, "2", module="tests.support.strategy_runs"):
+            code, _, complained = one.ended(180)
+            assert code == 0, complained
+    first, second = (json.loads((tmp_path / f"came-{at}.json").read_text()) for at in range(2))
+    np.testing.assert_allclose(first["losses"], losses, rtol=1e-5, atol=1e-7)
+    assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
+    for one, other in zip(saved(tmp_path / "plain")[0], first["variables"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    for came in (first, second):
+        assert (
+            "expected equally many replicas in each process of the run, got 2 in process 0, 3 in pr" in came["uneven"]
+        )
+    assert second["said"] == "multi-worker: process 1 of 2, 2 of 4 replicas; gradients by ring"
+
+
 @pytest.mark.heritage("T2")
 @pytest.mark.heritage("T13")
 def test_variables_lie_on_the_least_loaded_tower_or_on_the_cpu_and_an_optimizers_beside_them(tmp_path):

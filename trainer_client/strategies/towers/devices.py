@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 
-__all__ = ["kinds_of", "tower_devices"]
+__all__ = ["devices_of_process", "kinds_of", "tower_devices"]
 
 
 def tower_devices(replicas: int | None) -> tuple[str, ...]:
@@ -23,6 +23,12 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
         raise _refused("--replicas, because there is no GPU to count", "none")
     _divide_cpu(replicas)
     return tuple(f"CPU:{number}" for number in range(replicas))
+
+
+def devices_of_process(replicas: int | None) -> tuple[str, ...]:
+    """The same for one process of several: by default the CPU where there is no GPU."""
+    no_gpu = not tf.config.list_physical_devices("GPU")
+    return tower_devices(1 if replicas is None and no_gpu else replicas)
 
 
 def kinds_of(devices: tuple[str, ...]) -> list[str]:
