@@ -15,6 +15,7 @@ from loader_server.machine.processor import processor_features
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, OrdinalPlan, Plan
 from loader_server.sources.chunks.source import ChunkedSource
+from loader_server.sources.decoding import decoded
 from loader_server.sources.index.folder import open_index
 from loader_server.sources.joined import OpenedSource, SourceSet
 from loader_server.sources.whole_source import WholeSource
@@ -151,6 +152,10 @@ class Stream:
     def opened(self) -> str:
         """The fingerprint of what is open here, this very index included: an index made anew has another."""
         return fingerprint(self._joined.made, self.builder)
+
+    def values(self, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
+        """Decode and transform a sample whose bytes are complete; raises SampleError if it cannot be used."""
+        return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """What the index says of a sample before the transforms."""

@@ -136,6 +136,20 @@ def test_packages_keep_apart(name):
     assert not roots(imports(name, at_run_time=False)) & forbidden[package]
 
 
+#: Rooms that say what samples are, and those that serve them.
+DATA_ROOMS = tuple(f"loader_server/{room}/" for room in ("planning", "sources", "transforms"))
+SERVING_ROOMS = tuple(
+    f"loader_server.{room}"
+    for room in ("building", "commands", "coordinator", "feature_cache", "leases", "sharing", "wants", "worker")
+)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(DATA_ROOMS)])
+def test_what_samples_are_does_not_depend_on_who_serves_them(name):
+    serving = [one for one in imports(name, at_run_time=False) if one.startswith(SERVING_ROOMS)]
+    assert not serving
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_in_the_code_runs_what_it_reads(name):
     assert not roots(imports(name, at_run_time=False)) & RUNS_CODE

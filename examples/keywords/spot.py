@@ -7,7 +7,6 @@ from trainer_client.losses import RowLoss
 keras.utils.set_random_seed(7)
 train = trainer_client.connect("tcp://127.0.0.1:7400", stream="train")
 dev = trainer_client.connect("tcp://127.0.0.1:7400", stream="dev")
-form = {"inputs": "audio", "targets": "label", "weights": "weight"}
 
 model = keras.Sequential(
     [
@@ -27,8 +26,8 @@ model.compile(
 )
 stop = trainer_client.EarlyStop(trainer_client.NoProgress(3))  # of val_loss
 model.fit(
-    train.dataset(**form),
-    validation_data=dev.dataset(**form),
+    train.dataset(inputs="audio", targets="label", weights="weight"),
+    validation_data=dev.dataset(inputs="audio", targets="label", weights="weight"),
     epochs=60,
     callbacks=[trainer_client.FeedCheckpoint(train, "checkpoints", early_stop=stop)],
     verbose=2,

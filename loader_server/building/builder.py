@@ -20,12 +20,12 @@ from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.look_ahead import LookAhead
 from loader_server.building.packed_rows import PackedPlaces, places_in_rows, write_marks
+from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.source import gather_rows
-from loader_server.transforms.blame import undecoded
 from loader_server.transforms.columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
-from shared.errors import DataError, SampleError, StokerError
+from shared.errors import DataError, SampleError
 from shared.hashing import digest64
 from shared.wire.layout import RESET, Layout, layout_of
 from shared.wire.payload import round_in_place
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want
 
-__all__ = ["Builder", "Prepared", "UnreadError", "decoded", "unwatched", "values_of"]
+__all__ = ["Builder", "Prepared", "UnreadError", "unwatched"]
 
 #: Epochs whose plans are kept open; training and evaluation of a few trainers alternate.
 _EPOCHS_KEPT = 8
@@ -425,7 +425,7 @@ class Builder:
         blob = batch.kept.get(sample)
         batch.decoded += blob is None
         if features is None:
-            return values_of(stream, batch.epoch, sample, raw)
+            return stream.values(batch.epoch, sample, raw)
         if blob is None:
             made = stream.chain.begin(decoded(stream.source, sample, raw))
             features.keep(sample, made)
@@ -470,18 +470,3 @@ class Builder:
         for array in arrays.values():
             array[row] = 0
         arrays["tag"][row] = sample
-
-
-def values_of(stream: Stream, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
-    """Decode and transform a sample whose bytes are complete; raises SampleError if it cannot be used."""
-    return stream.chain.apply(decoded(stream.source, sample, raw), seed=stream.seed, epoch=epoch, number=sample)
-
-
-def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
-    """A raw sample whose bytes are complete; raises SampleError if it cannot be used."""
-    try:
-        return source.decode(sample, raw)
-    except (StokerError, MemoryError):
-        raise
-    except BaseException as error:
-        raise undecoded(error, source.name(sample)) from error

@@ -21,7 +21,6 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.building.builder import values_of
 from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.stream import Stream
@@ -227,7 +226,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
         epoch, sample = map(int, asked.split())
         # An exception is no reason to die: the worker will meet it again, and mask or report the sample.
         with contextlib.suppress(BaseException):
-            values_of(stream, epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
+            stream.values(epoch, sample, os.pread(handed, os.fstat(handed).st_size, 0))
         worker.send(_PASSED)
 
 

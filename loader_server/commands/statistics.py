@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.building.builder import decoded
 from loader_server.commands.progress import progress_bar
 from loader_server.job_file import JobFile
 from loader_server.machine.processes import end_with_parent
+from loader_server.sources.decoding import decoded
 from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.sources.index.pool import run_in_order

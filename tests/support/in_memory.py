@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.planning import PlannedBatch
+from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.columns import ragged
 from shared.wire import messages as m
@@ -127,6 +128,7 @@ class MemoryStream:
     name = "train"
     seed = 7
     float32 = "float32"
+    values = Stream.values
 
     def __init__(
         self, source: MemorySource | None = None, transforms: tuple[str, ...] = (), *, packed: bool = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from loader_server.building.builder import values_of
 from loader_server.job_file import JobFile
 from loader_server.sources.files.patience import read_patiently
 from loader_server.stream import Stream
@@ -66,7 +65,7 @@ class BaseSamples:
         (raw,) = read_patiently(self._stream.source.read, [sample], bool)
         try:
             with self._decoding:
-                return values_of(self._stream, epoch, sample, raw)
+                return self._stream.values(epoch, sample, raw)
         except SampleError as error:
             Log("worker").warning("sample left out", stream=self._stream.name, error=str(error))
             return None

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from loader_server import cli
-from loader_server.building.builder import values_of
 from loader_server.commands import statistics
 from loader_server.commands.index import index_streams
 from loader_server.commands.statistics import make_statistics
@@ -37,8 +36,7 @@ def values(path: Path, name: str = "train") -> list[np.ndarray]:
     """All samples of a stream, transformed."""
     stream = Stream(JobFile(path), name)
     found = [
-        values_of(stream, 0, sample, raw)["audio"]
-        for sample, raw in enumerate(stream.source.read(range(stream.samples)))
+        stream.values(0, sample, raw)["audio"] for sample, raw in enumerate(stream.source.read(range(stream.samples)))
     ]
     stream.close()
     return found

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from loader_server import transforms
-from loader_server.building.builder import values_of
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
@@ -78,7 +77,7 @@ def test_built_in_transforms_of_texts(toml, tmp_path):
     index_streams(job, ["train"], processes=1)
     stream = Stream(job, "train")
     assert stream.samples == 2
-    made = values_of(stream, 0, 0, next(iter(stream.source.read([0]))))
+    made = stream.values(0, 0, next(iter(stream.source.read([0]))))
     keys = [field.key for field in stream.chain.fields]
     assert {key: len(value) for key, value in made.items()} == {key: stream.table.lengths(key, 0, 1)[0] for key in keys}
 

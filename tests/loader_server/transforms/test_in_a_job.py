@@ -8,7 +8,6 @@ import textwrap
 import numpy as np
 import pytest
 
-from loader_server.building.builder import values_of
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
@@ -82,7 +81,7 @@ def opened(job, name="train"):
 
 
 def values(stream, epoch=0, sample=0):
-    return values_of(stream, epoch, sample, next(iter(stream.source.read([sample]))))
+    return stream.values(epoch, sample, next(iter(stream.source.read([sample]))))
 
 
 def test_own_and_built_in_transforms_get_their_tables(job):
