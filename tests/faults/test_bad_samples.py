@@ -92,14 +92,12 @@ def test_bytes_that_are_no_audio_mask_their_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(29)
-def test_a_file_that_changed_since_indexing_stops_the_job_and_is_named(tmp_path: Path) -> None:
-    job = write_job(tmp_path)
-    with running(job):
-        pass
+def test_a_file_that_changed_under_a_running_job_stops_it_and_is_named(tmp_path: Path) -> None:
     victim = tmp_path / "clips/00007.wav"
-    victim.write_bytes(victim.read_bytes() + b"more")
-    with running(job) as loaders, pytest.raises(trainer_client.DataError, match=r"clips/00007\.wav"):
-        rows_of(loaders)
+    with running(write_job(tmp_path)) as loaders:
+        victim.write_bytes(victim.read_bytes() + b"more")
+        with pytest.raises(trainer_client.DataError, match=r"clips/00007\.wav"):
+            rows_of(loaders)
 
 
 @pytest.mark.fault(31)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from tests.support.bad_samples import culprits_of, index, job_with_texts, quarantined, rows_of
+from tests.support.bad_samples import culprits_of, job_with_texts, quarantined, rows_of
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
@@ -39,12 +39,11 @@ def test_a_sample_that_never_ends_is_masked_and_named(tmp_path: Path, text: str)
 @pytest.mark.fault(34)
 def test_a_read_that_never_ends_is_an_error_that_names_the_file_and_masks_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path, samples=60, job='build_timeout = "1 s"')
-    index(job)
     victim, aside = tmp_path / "clips/00007.wav", tmp_path / "aside.wav"
-    victim.rename(aside)
-    os.mkfifo(victim)  # nobody writes: opening it waits for ever
     said = r"00007\.wav.*: expected to read the sample within 1 s .build_timeout., got a read that was still going on"
     with running(job) as loaders:
+        victim.rename(aside)
+        os.mkfifo(victim)  # nobody writes: opening it waits for ever
         with pytest.raises(trainer_client.StokerError, match=said):
             rows_of(loaders)
         aside.rename(victim)
